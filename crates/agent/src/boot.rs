@@ -1,0 +1,165 @@
+//! From a bare initramfs to the sandbox's root.
+//!
+//! The first disk is the read-only image, the second the sandbox's own writable layer. The host enforces both: the
+//! image's device refuses writes, the layer's device has a fixed size.
+
+use std::ffi::CStr;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
+use thiserror::Error;
+
+use crate::sys;
+
+const IMAGE_DISK: &str = "/dev/vda";
+const LAYER_DISK: &str = "/dev/vdb";
+/// The control port's name begins so; the number that follows depends on the engine's order of devices.
+const CONTROL_PORT: &str = "vport";
+const DEVICE_DEADLINE: Duration = Duration::from_secs(10);
+const DEVICE_PAUSE: Duration = Duration::from_micros(500);
+
+/// What kept the root from being mounted.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// A file system could not be mounted.
+    #[error("Cannot mount {what} at {target}: {source}")]
+    Mount {
+        what: &'static str,
+        target: &'static str,
+        source: rustix::io::Errno,
+    },
+    /// A folder, link or root change failed.
+    #[error("Cannot prepare {0}: {1}")]
+    Prepare(&'static str, io::Error),
+    /// A device did not appear.
+    #[error("The device {0} did not appear")]
+    NoDevice(&'static str),
+    /// The control port is there and cannot be opened.
+    #[error("Cannot open the control port: {0}")]
+    Port(io::Error),
+}
+
+/// Mounts everything, enters the new root and returns the open control port.
+pub fn prepare_root() -> Result<OwnedFd, BootError> {
+    let plain = MountFlags::NOSUID | MountFlags::NODEV;
+    for folder in ["/dev", "/image", "/layer", "/root"] {
+        make_folder(folder, 0o755)?;
+    }
+    attach("devtmpfs", "devtmpfs", "/dev", MountFlags::NOSUID | MountFlags::NOEXEC, None)?;
+    wait_for(IMAGE_DISK)?;
+    attach(IMAGE_DISK, "erofs", "/image", plain | MountFlags::RDONLY, None)?;
+    wait_for(LAYER_DISK)?;
+    attach(LAYER_DISK, "ext4", "/layer", MountFlags::NOATIME, Some(c"discard"))?;
+    for (folder, mode) in [("/layer/upper", 0o755), ("/layer/work", 0o755), ("/layer/tmp", 0o1777)] {
+        make_folder(folder, mode)?;
+    }
+    attach(
+        "overlay",
+        "overlay",
+        "/root",
+        MountFlags::empty(),
+        Some(c"lowerdir=/image,upperdir=/layer/upper,workdir=/layer/work"),
+    )?;
+    attach("proc", "proc", "/root/proc", plain | MountFlags::NOEXEC, None)?;
+    attach("sysfs", "sysfs", "/root/sys", plain | MountFlags::NOEXEC, None)?;
+    attach("tmpfs", "tmpfs", "/root/run", plain, Some(c"mode=755"))?;
+    // On the layer and not in memory: a build's temporary files should count against the disk.
+    mount_bind("/layer/tmp", "/root/tmp").map_err(mount_error("/layer/tmp", "/root/tmp"))?;
+    mount_move("/dev", "/root/dev").map_err(mount_error("/dev", "/root/dev"))?;
+    make_folder("/root/dev/pts", 0o755)?;
+    attach("devpts", "devpts", "/root/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=620,ptmxmode=666"))?;
+    make_folder("/root/dev/shm", 0o1777)?;
+    attach("tmpfs", "tmpfs", "/root/dev/shm", plain, Some(c"mode=1777"))?;
+    enter_root()?;
+    link_standard_devices()?;
+    sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
+    rustix::system::sethostname(b"sandbox").map_err(|error| BootError::Prepare("the host name", error.into()))?;
+    open_port()
+}
+
+fn enter_root() -> Result<(), BootError> {
+    let prepare = |what| move |error: rustix::io::Errno| BootError::Prepare(what, error.into());
+    rustix::process::chdir("/root").map_err(prepare("the new root"))?;
+    mount_move(".", "/").map_err(mount_error("/root", "/"))?;
+    rustix::process::chroot(".").map_err(prepare("the new root"))?;
+    rustix::process::chdir("/").map_err(prepare("the new root"))
+}
+
+fn link_standard_devices() -> Result<(), BootError> {
+    let links = [
+        ("/proc/self/fd", "/dev/fd"),
+        ("/proc/self/fd/0", "/dev/stdin"),
+        ("/proc/self/fd/1", "/dev/stdout"),
+        ("/proc/self/fd/2", "/dev/stderr"),
+    ];
+    for (target, link) in links {
+        match symlink(target, link) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(BootError::Prepare("the standard device links", error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Opens the control port. Also used when the host has hung up: only a fresh open begins a new conversation.
+pub fn open_port() -> Result<OwnedFd, BootError> {
+    let deadline = Instant::now() + DEVICE_DEADLINE;
+    loop {
+        let ports = fs::read_dir("/dev").map_err(BootError::Port)?.flatten();
+        let port = ports.map(|entry| entry.file_name()).find(|name| name.as_encoded_bytes().starts_with(CONTROL_PORT.as_bytes()));
+        if let Some(name) = port {
+            return OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+                .open(Path::new("/dev").join(name))
+                .map(OwnedFd::from)
+                .map_err(BootError::Port);
+        }
+        if Instant::now() > deadline {
+            return Err(BootError::NoDevice("the control port"));
+        }
+        sleep(DEVICE_PAUSE);
+    }
+}
+
+/// Devices appear asynchronously; usually they are there before PID 1 is.
+fn wait_for(path: &'static str) -> Result<(), BootError> {
+    let deadline = Instant::now() + DEVICE_DEADLINE;
+    while !Path::new(path).exists() {
+        if Instant::now() > deadline {
+            return Err(BootError::NoDevice(path));
+        }
+        sleep(DEVICE_PAUSE);
+    }
+    Ok(())
+}
+
+fn make_folder(path: &'static str, mode: u32) -> Result<(), BootError> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(BootError::Prepare(path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn attach(
+    what: &'static str,
+    kind: &'static str,
+    target: &'static str,
+    flags: MountFlags,
+    data: Option<&CStr>,
+) -> Result<(), BootError> {
+    mount(what, target, kind, flags, data).map_err(mount_error(what, target))
+}
+
+fn mount_error(what: &'static str, target: &'static str) -> impl FnOnce(rustix::io::Errno) -> BootError {
+    move |source| BootError::Mount { what, target, source }
+}

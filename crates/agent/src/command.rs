@@ -1,0 +1,187 @@
+//! One running command: its pipes, its windows, its end.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use bathy_protocol::frame;
+use bathy_protocol::message::encode;
+use bathy_protocol::{Channel, Exit, ReceiveWindow, SendWindow, StdChannel, ToGuest, ToHost, WindowError};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::spawn::Started;
+
+/// One output of a command.
+pub struct Output {
+    /// Which one.
+    pub which: StdChannel,
+    /// The read end of its pipe, until end-of-file.
+    pub pipe: Option<OwnedFd>,
+    /// How much the host still takes.
+    pub window: SendWindow,
+}
+
+/// A command and what is in flight for it.
+pub struct Command {
+    /// The stream it belongs to.
+    pub stream: u32,
+    /// Its process number.
+    pub pid: u32,
+    /// The write end of its standard input, until it is closed.
+    pub stdin: Option<OwnedFd>,
+    /// Standard output and error.
+    pub outputs: [Output; 2],
+    /// How it ended; reported once its output is sent.
+    pub exit: Option<Exit>,
+    /// Whether the present conversation knows it.
+    pub attached: bool,
+    input: VecDeque<u8>,
+    input_window: ReceiveWindow,
+    input_ended: bool,
+}
+
+impl Command {
+    /// Takes over a process that was just started for `stream`.
+    pub fn new(stream: u32, started: Started) -> Self {
+        let output = |which, pipe| Output { which, pipe: Some(pipe), window: SendWindow::default() };
+        Self {
+            stream,
+            pid: started.pid,
+            stdin: started.stdin,
+            outputs: [output(StdChannel::Stdout, started.stdout), output(StdChannel::Stderr, started.stderr)],
+            exit: None,
+            attached: true,
+            input: VecDeque::new(),
+            input_window: ReceiveWindow::default(),
+            input_ended: false,
+        }
+    }
+
+    /// Whether standard input is waiting for the command to read.
+    pub fn wants_to_write(&self) -> bool {
+        self.stdin.is_some() && !self.input.is_empty()
+    }
+
+    /// Takes bytes for standard input.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), WindowError> {
+        self.input_window.received(bytes.len())?;
+        if self.stdin.is_some() {
+            self.input.extend(bytes);
+        }
+        Ok(())
+    }
+
+    /// Passes waiting input on, as far as the command reads, and tells the host about the room that made.
+    pub fn write_input(&mut self, outbox: &mut Vec<u8>) {
+        while let (Some(stdin), (chunk, _)) = (&self.stdin, self.input.as_slices()) {
+            if chunk.is_empty() {
+                break;
+            }
+            match rustix::io::write(stdin, chunk) {
+                Ok(written) => {
+                    self.input.drain(..written);
+                    if let Some(bytes) = self.input_window.consumed(written) {
+                        say(self.stream, &ToHost::Grant { bytes }, outbox);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                // Nobody reads any more.
+                Err(_) => {
+                    self.stdin = None;
+                    self.input.clear();
+                }
+            }
+        }
+        if self.input_ended && self.input.is_empty() {
+            self.stdin = None;
+        }
+    }
+
+    /// Reads one output once and frames what came. `buffer` bounds the read, together with the window.
+    pub fn read_output(&mut self, index: usize, buffer: &mut [u8], outbox: &mut Vec<u8>) {
+        let Some(output) = self.outputs.get_mut(index) else { return };
+        let Some(pipe) = &output.pipe else { return };
+        let room = output.window.open().min(buffer.len());
+        let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
+        match rustix::io::read(pipe, &mut *buffer) {
+            Ok(0) => {
+                output.pipe = None;
+                say(self.stream, &ToHost::Eof(output.which), outbox);
+            }
+            Ok(count) => {
+                output.window.sent(count);
+                frame::encode(
+                    self.stream,
+                    output.which.channel(),
+                    buffer.get(..count).unwrap_or_default(),
+                    outbox,
+                );
+            }
+            Err(Errno::AGAIN) if self.exit.is_some() => {
+                // The command is gone and its pipe is empty: what its own children still write is not waited for.
+                output.pipe = None;
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => output.pipe = None,
+        }
+    }
+
+    /// The exit to report, once everything before it was sent.
+    pub fn finished(&self) -> Option<Exit> {
+        let drained = self.outputs.iter().all(|output| output.pipe.is_none());
+        self.exit.filter(|_| drained && self.attached)
+    }
+
+    /// The host asks something of this command.
+    pub fn request(&mut self, message: &ToGuest) -> Result<(), WindowError> {
+        match message {
+            ToGuest::Signal(number) => {
+                let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+                if let (Some(pid), Some(signal), None) = (pid, Signal::from_named_raw(*number), self.exit) {
+                    // Fails only if the group is gone already.
+                    let _ = kill_process_group(pid, signal);
+                }
+                Ok(())
+            }
+            ToGuest::CloseStdin => {
+                self.input_ended = true;
+                if self.input.is_empty() {
+                    self.stdin = None;
+                }
+                Ok(())
+            }
+            ToGuest::Grant { channel, bytes } => match self.outputs.iter_mut().find(|output| output.which == *channel) {
+                Some(output) => output.window.grant(*bytes),
+                None => Ok(()),
+            },
+            ToGuest::Attach => {
+                self.attached = true;
+                for output in &mut self.outputs {
+                    output.window = SendWindow::default();
+                }
+                self.input_window = ReceiveWindow::default();
+                self.input.clear();
+                Ok(())
+            }
+            ToGuest::Hello(_) | ToGuest::PowerOff | ToGuest::Exec(_) => Ok(()),
+        }
+    }
+
+    /// The conversation that started it is over: it goes on, and waits for somebody to attach.
+    pub fn detach(&mut self) {
+        self.attached = false;
+    }
+}
+
+/// Queues one message for the host.
+pub fn say(stream: u32, message: &ToHost, outbox: &mut Vec<u8>) {
+    if encode(stream, message, outbox).is_err() {
+        eprintln!("bathysphere agent: a message for stream {stream} could not be encoded");
+    }
+}
+
+/// The channel check for bytes that come from the host.
+pub fn is_input(channel: Channel) -> bool {
+    channel == Channel::Stdin
+}

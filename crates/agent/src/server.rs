@@ -1,0 +1,300 @@
+//! The agent's one loop: the control port, the commands' pipes, the ends of children.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::sleep;
+use std::time::Duration;
+
+use bathy_protocol::message::decode;
+use bathy_protocol::{
+    CONNECTION, Decoder, Exec, Exit, FrameError, Hello, MAX_REQUEST, MAX_STREAMS, MessageError, Ready, RefusalKind,
+    Refused, ToGuest, ToHost, VERSION, WindowError,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, WaitStatus, wait};
+use thiserror::Error;
+
+use crate::command::{Command, is_input, say};
+use crate::boot::{self, BootError};
+use crate::{spawn, sys};
+
+/// Output is not read from the commands while this much waits for the host.
+const OUTBOX_LIMIT: usize = 256 * 1024;
+const BUFFER: usize = 32 * 1024;
+/// How long to wait between looks for a host that has hung up.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(1);
+
+/// What ended the agent.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    #[error("The control port failed: {0}")]
+    Port(#[from] io::Error),
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("{0}")]
+    Message(#[from] MessageError),
+    #[error("{0}")]
+    Window(#[from] WindowError),
+    #[error("{0}")]
+    Reopen(#[from] BootError),
+    #[error("The host speaks version {0} of the protocol, this agent {VERSION}")]
+    Version(u16),
+}
+
+/// When the boot reached its steps.
+pub struct BootTimes {
+    pub pid1_unix_ns: u64,
+    pub mounted_unix_ns: u64,
+}
+
+/// Everything the agent knows.
+pub struct Server {
+    port: OwnedFd,
+    children: OwnedFd,
+    boot: BootTimes,
+    decoder: Decoder,
+    outbox: Vec<u8>,
+    commands: Vec<Command>,
+    powering_off: bool,
+}
+
+/// What a descriptor of the poll set belongs to.
+#[derive(Clone, Copy)]
+enum Source {
+    Port,
+    Children,
+    Input(usize),
+    Output(usize, usize),
+}
+
+impl Server {
+    /// A server on the open control port.
+    pub fn new(port: OwnedFd, boot: BootTimes) -> Result<Self, ServerError> {
+        Ok(Self {
+            port,
+            children: sys::child_signals()?,
+            boot,
+            decoder: Decoder::new(MAX_REQUEST),
+            outbox: Vec::new(),
+            commands: Vec::new(),
+            powering_off: false,
+        })
+    }
+
+    /// Serves until the host asks for the power to be turned off.
+    pub fn run(&mut self) -> Result<(), ServerError> {
+        let mut buffer = vec![0u8; BUFFER];
+        while !self.powering_off {
+            for (source, events) in self.wait()? {
+                match source {
+                    Source::Port => self.serve_port(events, &mut buffer)?,
+                    Source::Children => self.reap(),
+                    Source::Input(index) => {
+                        if let Some(command) = self.commands.get_mut(index) {
+                            command.write_input(&mut self.outbox);
+                        }
+                    }
+                    Source::Output(index, output) => {
+                        if let Some(command) = self.commands.get_mut(index) {
+                            command.read_output(output, &mut buffer, &mut self.outbox);
+                        }
+                    }
+                }
+            }
+            self.drain_finished(&mut buffer);
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<Vec<(Source, PollFlags)>, ServerError> {
+        let mut sources = vec![Source::Port, Source::Children];
+        let port = if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.port.as_fd(), port),
+            PollFd::from_borrowed_fd(self.children.as_fd(), PollFlags::IN),
+        ];
+        let mut watch = |source, fd, flags| {
+            sources.push(source);
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        };
+        for (index, command) in self.commands.iter().enumerate() {
+            if let Some(stdin) = command.stdin.as_ref().filter(|_| command.wants_to_write()) {
+                watch(Source::Input(index), stdin.as_fd(), PollFlags::OUT);
+            }
+            for (number, output) in command.outputs.iter().enumerate() {
+                let wanted = command.attached && output.window.open() > 0 && self.outbox.len() < OUTBOX_LIMIT;
+                if let Some(pipe) = output.pipe.as_ref().filter(|_| wanted) {
+                    watch(Source::Output(index, number), pipe.as_fd(), PollFlags::IN);
+                }
+            }
+        }
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        let events = sources.into_iter().zip(fds.iter().map(PollFd::revents));
+        Ok(events.filter(|(_, events)| !events.is_empty()).collect())
+    }
+
+    fn serve_port(&mut self, events: PollFlags, buffer: &mut [u8]) -> Result<(), ServerError> {
+        if !events.intersects(PollFlags::IN | PollFlags::HUP) {
+            return Ok(());
+        }
+        let count = match rustix::io::read(&self.port, &mut *buffer) {
+            // The host's side is closed. It may come back, with a greeting, in another process.
+            Ok(0) => return self.reopen_port(),
+            Ok(count) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        self.decoder.push(buffer.get(..count).unwrap_or_default());
+        // Taken out so that a frame may borrow it while the server changes.
+        let mut decoder = std::mem::replace(&mut self.decoder, Decoder::new(MAX_REQUEST));
+        while let Some(frame) = decoder.next_frame()? {
+            if is_input(frame.channel) {
+                // Input for a command that ended meanwhile is dropped.
+                if let Some(command) = self.commands.iter_mut().find(|command| command.stream == frame.stream) {
+                    command.feed(frame.payload)?;
+                    command.write_input(&mut self.outbox);
+                }
+            } else {
+                self.obey(frame.stream, &decode(frame.payload)?)?;
+            }
+        }
+        self.decoder = decoder;
+        Ok(())
+    }
+
+    fn obey(&mut self, stream: u32, message: &ToGuest) -> Result<(), ServerError> {
+        match message {
+            ToGuest::Hello(hello) => self.greet(hello),
+            ToGuest::PowerOff => {
+                self.powering_off = true;
+                sys::end_everybody();
+                Ok(())
+            }
+            ToGuest::Exec(request) => {
+                self.exec(stream, request);
+                Ok(())
+            }
+            other => match self.find(stream) {
+                Some(command) => Ok(command.request(other)?),
+                // It ended while the request was on its way.
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn greet(&mut self, hello: &Hello) -> Result<(), ServerError> {
+        if hello.version != VERSION {
+            return Err(ServerError::Version(hello.version));
+        }
+        self.end_conversation();
+        let ready = Ready {
+            version: VERSION,
+            epoch: hello.epoch,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            pid1_unix_ns: self.boot.pid1_unix_ns,
+            mounted_unix_ns: self.boot.mounted_unix_ns,
+            running: self.commands.iter().map(|command| command.stream).collect(),
+        };
+        say(CONNECTION, &ToHost::Ready(ready), &mut self.outbox);
+        Ok(())
+    }
+
+    fn exec(&mut self, stream: u32, request: &Exec) {
+        let refuse = |message: &str| Refused { kind: RefusalKind::BadRequest, message: message.to_owned() };
+        let started = if stream == CONNECTION || self.find(stream).is_some() {
+            Err(refuse("the stream is in use"))
+        } else if self.commands.len() >= MAX_STREAMS {
+            Err(refuse("too many commands run at once in this sandbox"))
+        } else {
+            spawn::start(request)
+        };
+        match started {
+            Ok(started) => {
+                say(stream, &ToHost::Started { pid: started.pid }, &mut self.outbox);
+                self.commands.push(Command::new(stream, started));
+            }
+            Err(refused) => say(stream, &ToHost::Refused(refused), &mut self.outbox),
+        }
+    }
+
+    /// Collects every child that ended: our commands, and orphans that were handed to PID 1.
+    fn reap(&mut self) {
+        // Only empties the descriptor; which children ended is asked below, because signals merge.
+        let mut drain = [0u8; 1024];
+        while rustix::io::read(&self.children, &mut drain).is_ok_and(|count| count > 0) {}
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0);
+            if let Some(command) = self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none()) {
+                command.exit = Some(exit_of(status));
+            }
+        }
+    }
+
+    /// Reads what ended commands left in their pipes, and reports those that are done.
+    fn drain_finished(&mut self, buffer: &mut [u8]) {
+        let outbox = &mut self.outbox;
+        for command in self.commands.iter_mut().filter(|command| command.exit.is_some() && command.attached) {
+            for index in 0..command.outputs.len() {
+                while outbox.len() < OUTBOX_LIMIT
+                    && command.outputs.get(index).is_some_and(|o| o.pipe.is_some() && o.window.open() > 0)
+                {
+                    command.read_output(index, buffer, outbox);
+                }
+            }
+        }
+        self.commands.retain(|command| match command.finished() {
+            Some(exit) => {
+                say(command.stream, &ToHost::Exited(exit), outbox);
+                false
+            }
+            None => true,
+        });
+    }
+
+    fn flush(&mut self) -> Result<(), ServerError> {
+        let mut sent = 0;
+        while let Some(rest) = self.outbox.get(sent..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::write(&self.port, rest) {
+                Ok(0) | Err(Errno::AGAIN) => break,
+                Ok(count) => sent += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+        self.outbox.drain(..sent);
+        Ok(())
+    }
+
+    fn reopen_port(&mut self) -> Result<(), ServerError> {
+        self.end_conversation();
+        // The old descriptor has to be closed first: the port can be open only once.
+        self.port = sys::child_signals()?;
+        self.port = boot::open_port()?;
+        sleep(RECONNECT_PAUSE);
+        Ok(())
+    }
+
+    fn end_conversation(&mut self) {
+        self.decoder.reset();
+        self.outbox.clear();
+        self.commands.iter_mut().for_each(Command::detach);
+    }
+
+    fn find(&mut self, stream: u32) -> Option<&mut Command> {
+        self.commands.iter_mut().find(|command| command.stream == stream)
+    }
+}
+
+fn exit_of(status: WaitStatus) -> Exit {
+    let byte = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(byte(code)),
+        (None, Some(signal)) => Exit::Signal(byte(signal)),
+        (None, None) => Exit::Code(u8::MAX),
+    }
+}

@@ -1,0 +1,77 @@
+//! The `bathy` command: thin. It turns words into a [`bathy_sandbox::SandboxSpec`], and results into output and exit codes.
+
+mod doctor;
+mod escape;
+mod progress;
+mod run;
+mod setup;
+mod sys;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Exit code for failures of ours, as opposed to those of the command in the sandbox.
+const OUR_FAILURE: u8 = 125;
+
+/// Runs code that nobody should trust, each in a sandbox with its own Linux kernel.
+#[derive(Parser)]
+#[command(name = "bathy", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a command in a new sandbox that is gone afterwards.
+    ///
+    /// Input, output and the exit code pass through. 125 is a failure of bathy itself, 126 a command that cannot be
+    /// executed, 127 one that does not exist, 128+n one that was ended by signal n, 124 one that took too long.
+    Run(run::Args),
+    /// Build what is missing: the guest kernel and the default image.
+    Setup(setup::Args),
+    /// Check what this machine offers, and tell how to mend what is missing.
+    Doctor(doctor::Args),
+    /// Print a completion script for a shell.
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Run the KVM probe guest in this process.
+    #[command(hide = true)]
+    ProbeKvm,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().verb {
+        Verb::Run(args) => run::run(args),
+        Verb::Setup(args) => setup::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut std::io::stdout());
+            Ok(0)
+        }
+        Verb::ProbeKvm => doctor::probe_kvm(),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("bathy: {}", chain(error.as_ref()));
+            ExitCode::from(OUR_FAILURE)
+        }
+    }
+}
+
+/// An error with its sources: printed once, here.
+fn chain(error: &dyn Error) -> String {
+    let mut text = escape::text(&error.to_string());
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&escape::text(&cause.to_string()));
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,34 @@
+//! The command line's unsafe code: catching the signals that mean "stop".
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr;
+
+/// A descriptor that becomes readable when somebody asks us to stop (Ctrl-C, termination, hang-up). The signals no
+/// longer end us by themselves, so that the sandbox can be ended first.
+pub fn stop_signals() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialized by sigemptyset before use; the descriptor returned is ours alone.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) {
+            fd if fd < 0 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+/// Which signal a descriptor of [`stop_signals`] holds.
+pub fn read_signal(fd: &OwnedFd) -> io::Result<u8> {
+    let mut record = [0u8; size_of::<libc::signalfd_siginfo>()];
+    rustix::io::read(fd, &mut record)?;
+    // The record begins with the signal's number.
+    let [number, ..] = record;
+    Ok(number)
+}

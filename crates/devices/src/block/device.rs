@@ -1,0 +1,314 @@
+//! The disk itself: executing requests on the file.
+
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fdatasync};
+use rustix::io::Errno;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use virtio_queue::Queue;
+use vm_memory::GuestMemoryBackend;
+
+use super::request::{Clears, Extent, HEADER_BYTES, Limits, ParseError, Request, Status, parse};
+use super::{
+    BlockConfig, BlockError, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES,
+    MAX_SEGMENTS, SECTOR,
+};
+use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
+use crate::memory::GuestMemory;
+use crate::ring::{Buffer, Chain, Ring, RingError, pieces, run_round};
+use crate::sys::Pieces;
+
+/// After this much data the device lets others work before it goes on.
+const ROUND_BYTES: u64 = 16 << 20;
+
+/// How the driver is told to align discards: to the pages that the host's file systems give back.
+const DISCARD_ALIGNMENT: u32 = 8;
+
+/// A file as a disk.
+#[derive(Debug)]
+pub struct Block {
+    file: File,
+    config: BlockConfig,
+    sectors: u64,
+    acked_features: u64,
+    host_error: Option<io::ErrorKind>,
+    host_errors: u64,
+    chain: Chain,
+}
+
+impl Block {
+    /// Makes a disk of a file. The disk has the size that the file has now.
+    ///
+    /// # Errors
+    /// When the file does not fit what the configuration asks for.
+    pub fn new(file: File, config: BlockConfig) -> Result<Self, BlockError> {
+        if config.id.len() > ID_BYTES {
+            return Err(BlockError::LongId(config.id));
+        }
+        let bytes = file.metadata().map_err(BlockError::File)?.len();
+        if !bytes.is_multiple_of(SECTOR) {
+            return Err(BlockError::Size(bytes));
+        }
+        let flags = fcntl_getfl(&file).map_err(|e| BlockError::File(e.into()))?;
+        if !config.read_only && flags & OFlags::RWMODE != OFlags::RDWR {
+            return Err(BlockError::NotWritable);
+        }
+        Ok(Self {
+            file,
+            config,
+            sectors: bytes / SECTOR,
+            acked_features: 0,
+            host_error: None,
+            host_errors: 0,
+            chain: Chain::new(),
+        })
+    }
+
+    /// Makes the disk that `state` describes again, on the same file or a copy of it.
+    ///
+    /// # Errors
+    /// When the file has another size, or does not fit otherwise.
+    pub fn restore(file: File, state: BlockState) -> Result<Self, BlockError> {
+        let BlockState { sectors, read_only, volatile, id, acked_features } = state;
+        let mut block = Self::new(file, BlockConfig { read_only, volatile, id })?;
+        if block.sectors != sectors {
+            return Err(BlockError::OtherDisk { saved: sectors, actual: block.sectors });
+        }
+        block.acked_features = acked_features & block.features();
+        Ok(block)
+    }
+
+    /// The state between requests.
+    pub fn save(&self) -> BlockState {
+        BlockState {
+            sectors: self.sectors,
+            read_only: self.config.read_only,
+            volatile: self.config.volatile,
+            id: self.config.id.clone(),
+            acked_features: self.acked_features,
+        }
+    }
+
+    /// The latest error of the host's that made a request fail, if there was one since the last call. The guest saw
+    /// an I/O error; the host may want to say that its disk is full.
+    pub fn take_host_error(&mut self) -> Option<io::ErrorKind> {
+        self.host_error.take()
+    }
+
+    /// How many requests failed because of the host.
+    pub fn host_errors(&self) -> u64 {
+        self.host_errors
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { sectors: self.sectors, read_only: self.config.read_only }
+    }
+
+    fn work(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
+        let mut left = ROUND_BYTES;
+        while ring.pop(chain)? {
+            let request = match parse(chain, ring.mem(), self.limits()) {
+                Ok(request) => request,
+                Err(ParseError::Ring(error)) => return Err(error.into()),
+                Err(ParseError::Block(error)) => return Err(error.into()),
+            };
+            let (status, written) = self.execute(request, chain, ring.mem())?;
+            // The status is the last byte of the last writable buffer, wherever the data ended.
+            let status_at = chain.writable_bytes() - 1;
+            chain.write(ring.mem(), status_at, &[status.to_byte()])?;
+            ring.complete(chain, written + 1)?;
+
+            left = left.saturating_sub(u64::from(chain.readable_bytes()) + u64::from(chain.writable_bytes()));
+            if left == 0 {
+                ring.cut_short();
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries a request out; returns its status and how many bytes of data were put into guest memory.
+    fn execute(
+        &mut self,
+        request: Request,
+        chain: &Chain,
+        mem: &GuestMemory,
+    ) -> Result<(Status, u32), RingError> {
+        let result = match request {
+            Request::Refused(status) => return Ok((status, 0)),
+            Request::Read(extent) => self.read(extent, chain, mem)?,
+            Request::Write(extent) => self.write(extent, chain, mem)?,
+            Request::Flush => self.flush().map(|()| 0),
+            Request::GetId => {
+                let mut id = [0; ID_BYTES];
+                for (to, from) in id.iter_mut().zip(self.config.id.bytes()) {
+                    *to = from;
+                }
+                chain.write(mem, 0, &id)?;
+                Ok(u32::try_from(ID_BYTES).unwrap_or(0))
+            }
+            Request::Discard(list) => self.discard(&list).map(|()| 0),
+            Request::WriteZeroes(list) => self.write_zeroes(&list).map(|()| 0),
+        };
+        Ok(match result {
+            Ok(written) => (Status::Ok, written),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => (Status::Unsupported, 0),
+            Err(error) => {
+                self.host_error = Some(error.kind());
+                self.host_errors = self.host_errors.saturating_add(1);
+                (Status::Failed, 0)
+            }
+        })
+    }
+
+    fn read(&self, extent: Extent, chain: &Chain, mem: &GuestMemory) -> Result<io::Result<u32>, RingError> {
+        let Some((mut memory, length)) = collect(mem, chain.writable(), 0, extent.bytes)? else {
+            return Ok(Err(io::ErrorKind::InvalidInput.into()));
+        };
+        Ok(memory.read_from(&self.file, extent.offset).map(|()| length))
+    }
+
+    fn write(&self, extent: Extent, chain: &Chain, mem: &GuestMemory) -> Result<io::Result<u32>, RingError> {
+        let Some((mut memory, _)) = collect(mem, chain.readable(), HEADER_BYTES, extent.bytes)? else {
+            return Ok(Err(io::ErrorKind::InvalidInput.into()));
+        };
+        Ok(memory.write_to(&self.file, extent.offset).map(|()| 0))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if self.config.volatile || self.config.read_only {
+            return Ok(());
+        }
+        Ok(fdatasync(&self.file)?)
+    }
+
+    /// Gives space back. Discarding is a hint, so a host file system that cannot do it is no failure.
+    fn discard(&self, list: &Clears) -> io::Result<()> {
+        for clear in list.iter().filter(|clear| clear.bytes > 0) {
+            match self.fallocate(FallocateFlags::PUNCH_HOLE, clear.offset, clear.bytes) {
+                Ok(()) | Err(Errno::OPNOTSUPP) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_zeroes(&self, list: &Clears) -> io::Result<()> {
+        for clear in list.iter().filter(|clear| clear.bytes > 0) {
+            let first = if clear.unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+            match self.fallocate(first, clear.offset, clear.bytes) {
+                // A hole reads as zeros too; where neither works, the driver writes the zeros itself.
+                Err(Errno::OPNOTSUPP) => {
+                    self.fallocate(FallocateFlags::PUNCH_HOLE, clear.offset, clear.bytes)?
+                }
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, bytes: u64) -> rustix::io::Result<()> {
+        loop {
+            match fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, bytes) {
+                Err(Errno::INTR) => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+/// The pieces of guest memory for `bytes` bytes of data, or `None` when they are too many for one system call.
+fn collect<'mem>(
+    mem: &'mem GuestMemory,
+    buffers: &[Buffer],
+    offset: u32,
+    bytes: u64,
+) -> Result<Option<(Pieces<'mem>, u32)>, RingError> {
+    let Ok(length) = u32::try_from(bytes) else { return Ok(None) };
+    let mut found = Pieces::new();
+    for piece in pieces(buffers, offset, length) {
+        for slice in mem.get_slices(piece.address, piece.length as usize) {
+            if !found.push(&slice.map_err(RingError::Memory)?) {
+                return Ok(None);
+            }
+        }
+    }
+    Ok((found.remaining() as u64 == bytes).then_some((found, length)))
+}
+
+impl VirtioDevice for Block {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn features(&self) -> u64 {
+        let common = TRANSPORT_FEATURES
+            | 1 << VIRTIO_BLK_F_SIZE_MAX
+            | 1 << VIRTIO_BLK_F_SEG_MAX
+            | 1 << VIRTIO_BLK_F_BLK_SIZE
+            | 1 << VIRTIO_BLK_F_FLUSH;
+        if self.config.read_only {
+            common | 1 << VIRTIO_BLK_F_RO
+        } else {
+            common | 1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
+        }
+    }
+
+    fn set_features(&mut self, acked: u64) {
+        self.acked_features = acked;
+    }
+
+    fn queue_count(&self) -> usize {
+        1
+    }
+
+    fn read_config(&self, offset: u32, out: &mut [u8]) {
+        // struct virtio_blk_config; fields of features that are not offered stay zero.
+        let mut space = [0; 60];
+        let fields: [(usize, u32); 8] = [
+            (8, MAX_SEGMENT_BYTES),
+            (12, MAX_SEGMENTS),
+            (20, 512),
+            (36, MAX_RANGE_SECTORS),
+            (40, MAX_RANGES),
+            (44, DISCARD_ALIGNMENT),
+            (48, MAX_RANGE_SECTORS),
+            (52, MAX_RANGES),
+        ];
+        for (at, byte) in self.sectors.to_le_bytes().into_iter().enumerate() {
+            space[at] = byte;
+        }
+        for (start, value) in fields {
+            for (at, byte) in value.to_le_bytes().into_iter().enumerate() {
+                space[start + at] = byte;
+            }
+        }
+        const WRITE_ZEROES_MAY_UNMAP: usize = 56;
+        space[WRITE_ZEROES_MAY_UNMAP] = 1;
+        read_space(&space, offset, out);
+    }
+
+    fn process(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        mem: &GuestMemory,
+    ) -> Result<Outcome, DeviceError> {
+        if index != 0 {
+            return Err(DeviceError::NoSuchQueue(index));
+        }
+        let mut chain = std::mem::take(&mut self.chain);
+        let outcome = run_round(queue, mem, |ring| self.work(ring, &mut chain));
+        self.chain = chain;
+        outcome
+    }
+
+    fn reset(&mut self) {
+        self.acked_features = 0;
+    }
+}

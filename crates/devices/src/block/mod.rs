@@ -1,0 +1,96 @@
+//! The block device: a file of fixed size as a disk.
+//!
+//! Data moves between the file and guest memory by one vectored system call per request, without passing through a
+//! buffer of ours. The disk's size and whether it may be written are decided by the host when the device is made, and
+//! checked here for every request: what the guest believes about them does not matter.
+
+mod device;
+mod request;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use device::Block;
+
+/// Requests address the disk in units of this many bytes.
+pub const SECTOR: u64 = 512;
+
+/// The most buffers of data in one request.
+pub const MAX_SEGMENTS: u32 = 128;
+
+/// The longest buffer that the driver is asked to use. With [`MAX_SEGMENTS`] it bounds the time that one request can
+/// keep the device busy.
+pub const MAX_SEGMENT_BYTES: u32 = 128 << 10;
+
+/// The most data in one request.
+pub const MAX_REQUEST_BYTES: u32 = MAX_SEGMENTS * MAX_SEGMENT_BYTES;
+
+/// The most ranges in one discard or write-zeroes request.
+pub const MAX_RANGES: u32 = 16;
+
+/// The longest range to discard or zero: 2 GiB.
+pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
+
+/// The length of the disk's name, as GET_ID returns it.
+pub const ID_BYTES: usize = 20;
+
+/// What is wrong with a block device or with a request to it that cannot be answered.
+#[derive(Debug, Error)]
+pub enum BlockError {
+    /// The backing file cannot be examined.
+    #[error("Cannot examine the disk's file")]
+    File(#[source] io::Error),
+    /// The file's size is not a whole number of sectors.
+    #[error("The disk's file has {0} bytes, which is not a whole number of sectors")]
+    Size(u64),
+    /// A writable disk was asked for on a file that cannot be written.
+    #[error("The disk's file is not open for writing")]
+    NotWritable,
+    /// The name is longer than virtio allows.
+    #[error("The disk's name {0:?} is longer than {ID_BYTES} bytes")]
+    LongId(String),
+    /// The state does not describe this disk.
+    #[error("The saved state is of a disk of {saved} sectors, this one has {actual}")]
+    OtherDisk {
+        /// Sectors in the saved state.
+        saved: u64,
+        /// Sectors of the file.
+        actual: u64,
+    },
+    /// The chain has no room for a request's header.
+    #[error("The guest's request has {0} bytes, less than a header")]
+    NoHeader(u32),
+    /// The chain has no byte to write the status to.
+    #[error("The guest left no byte for the request's status")]
+    NoStatus,
+}
+
+/// What the host decides about a disk.
+#[derive(Clone, Debug, Default)]
+pub struct BlockConfig {
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The disk does not outlive the sandbox, so flushing it to stable storage would be wasted.
+    pub volatile: bool,
+    /// A name of at most [`ID_BYTES`] bytes, which the guest finds under `/sys/block/*/serial`.
+    pub id: String,
+}
+
+/// A block device's state between requests, apart from its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockState {
+    /// The disk's size.
+    pub sectors: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Flushing is a no-op.
+    pub volatile: bool,
+    /// The disk's name.
+    pub id: String,
+    /// What the driver accepted.
+    pub acked_features: u64,
+}

@@ -1,0 +1,118 @@
+//! Who is on the line: the port's two ends, and how the host hangs up so that nothing of one session reaches the next.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::request::{FromGuest, ToGuest};
+use super::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, PORT_NAME, RX_QUEUE, TX_QUEUE};
+
+/// The most control messages that wait for the guest; beyond that, its own messages wait.
+const MAX_WAITING: usize = 16;
+/// The most messages that one message of the guest's is answered with.
+const MAX_ANSWERS: usize = 2;
+
+/// How far a hang-up has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hangup {
+    /// None is under way.
+    #[default]
+    None,
+    /// The guest was told that the host is gone, and has to close its end.
+    AwaitClose,
+    /// The guest closed its end; what it sent before is thrown away, then the host is back.
+    Drain,
+}
+
+/// The control side of the console.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    pub(super) waiting: VecDeque<Vec<u8>>,
+    pub(super) port_ready: bool,
+    pub(super) guest_open: bool,
+    pub(super) hangup: Hangup,
+    pub(super) sessions: u64,
+    work: [bool; 4],
+}
+
+impl Session {
+    /// Whether data may flow.
+    pub(super) fn is_open(&self) -> bool {
+        self.guest_open && self.hangup == Hangup::None
+    }
+
+    /// Whether another control message of the guest's can be handled now.
+    pub(super) fn accepts_control(&self) -> bool {
+        // While old data is being thrown away, an opening by the guest must wait: what it writes next is new data.
+        self.hangup != Hangup::Drain && self.waiting.len() + MAX_ANSWERS <= MAX_WAITING
+    }
+
+    pub(super) fn handle(&mut self, message: FromGuest) {
+        match message {
+            FromGuest::DeviceReady(true) => self.say(ToGuest::AddPort),
+            FromGuest::PortReady(true) => {
+                self.port_ready = true;
+                self.say(ToGuest::NamePort(PORT_NAME));
+                self.say(ToGuest::SetOpen(true));
+            }
+            FromGuest::DeviceReady(false) | FromGuest::PortReady(false) => {
+                self.port_ready = false;
+                self.guest_open = false;
+            }
+            FromGuest::PortOpen(true) => {
+                self.guest_open = true;
+                self.sessions = self.sessions.wrapping_add(1);
+                self.mark(RX_QUEUE);
+            }
+            FromGuest::PortOpen(false) => {
+                self.guest_open = false;
+                if self.hangup == Hangup::AwaitClose {
+                    self.hangup = Hangup::Drain;
+                    self.mark(TX_QUEUE);
+                }
+            }
+        }
+    }
+
+    /// Starts a hang-up, unless one is under way or there is no port to hang up.
+    pub(super) fn hang_up(&mut self) {
+        if self.hangup != Hangup::None || !self.port_ready {
+            return;
+        }
+        if self.guest_open {
+            self.hangup = Hangup::AwaitClose;
+            self.say(ToGuest::SetOpen(false));
+        } else {
+            self.hangup = Hangup::Drain;
+        }
+        self.mark(TX_QUEUE);
+    }
+
+    /// All data of the old session is gone: the host is back on the line.
+    pub(super) fn drained(&mut self) {
+        self.hangup = Hangup::None;
+        if self.port_ready {
+            self.say(ToGuest::SetOpen(true));
+        }
+        self.mark(CONTROL_TX_QUEUE);
+    }
+
+    fn say(&mut self, message: ToGuest) {
+        self.waiting.push_back(message.encode());
+        self.mark(CONTROL_RX_QUEUE);
+    }
+
+    /// Notes that a queue has work to do.
+    pub(super) fn mark(&mut self, queue: usize) {
+        if let Some(flag) = self.work.get_mut(queue) {
+            *flag = true;
+        }
+    }
+
+    /// A queue that was marked, if any; old data goes before anything else.
+    pub(super) fn take_marked(&mut self) -> Option<usize> {
+        [TX_QUEUE, CONTROL_TX_QUEUE, CONTROL_RX_QUEUE, RX_QUEUE]
+            .into_iter()
+            .find(|queue| self.work.get_mut(*queue).is_some_and(std::mem::take))
+    }
+}

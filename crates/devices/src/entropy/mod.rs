@@ -1,0 +1,50 @@
+//! The entropy device: random bytes from the host's kernel, at a bounded rate.
+//!
+//! Random bytes cost the host time, so a guest that asks for gigabytes gets them no faster than the bucket refills.
+
+mod bucket;
+mod device;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use device::{Clock, Entropy};
+
+/// The most random bytes that a guest can take at once.
+pub const BURST_BYTES: u64 = 64 << 10;
+
+/// How many random bytes a guest can take per second in the long run.
+pub const BYTES_PER_SECOND: u64 = 1 << 20;
+
+/// What stops the entropy device.
+#[derive(Debug, Error)]
+pub enum EntropyError {
+    /// A request without room for a single byte.
+    #[error("The guest asked for random bytes and left no room for them")]
+    NoRoom,
+    /// The host's source failed.
+    #[error("The host has no random bytes")]
+    Source(#[source] io::Error),
+}
+
+/// An entropy device's state between requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntropyState {
+    /// Bytes that may be taken without waiting.
+    pub tokens: u64,
+    /// What the driver accepted.
+    pub acked_features: u64,
+}
+
+/// Time since some fixed moment, as the host's monotonic clock tells it.
+pub(crate) fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanoseconds = u32::try_from(now.tv_nsec).unwrap_or(0);
+    Duration::new(seconds, nanoseconds)
+}

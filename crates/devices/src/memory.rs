@@ -1,0 +1,181 @@
+//! The guest's memory: one sealed memory file, mapped once.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use thiserror::Error;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+use crate::sys;
+
+/// Guest-physical memory as devices see it.
+pub type GuestMemory = GuestMemoryMmap<()>;
+
+/// Guest memory could not be made or taken over.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// A size of zero, or one that is no multiple of a page.
+    #[error("Guest memory of {0} bytes is not a positive multiple of 4096")]
+    Size(u64),
+    /// The memory file could not be made.
+    #[error("Cannot make a memory file for the guest")]
+    Create(#[source] io::Error),
+    /// The memory file could be shrunk while it is mapped, which would kill this process.
+    #[error("The guest's memory file is not sealed against changes of its size")]
+    NotSealed,
+    /// The file could not be mapped.
+    #[error("Cannot map the guest's memory")]
+    Map(#[source] io::Error),
+}
+
+/// The guest's whole memory, starting at guest-physical address zero.
+///
+/// The guest holds the same file. Its size is sealed, so that a hostile guest cannot truncate it under our mapping
+/// and end this process with a bus error.
+#[derive(Debug)]
+pub struct GuestRam {
+    file: Arc<File>,
+    memory: GuestMemory,
+    size: u64,
+    identity: (u64, u64),
+}
+
+impl GuestRam {
+    const PAGE: u64 = 4096;
+    const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+    /// Makes memory of `size` bytes; nothing of it is occupied until it is touched.
+    ///
+    /// # Errors
+    /// When the size is not usable, or the host refuses.
+    pub fn create(size: u64) -> Result<Self, MemoryError> {
+        if size == 0 || !size.is_multiple_of(Self::PAGE) {
+            return Err(MemoryError::Size(size));
+        }
+        let fd = Self::create_file().map_err(|e| MemoryError::Create(e.into()))?;
+        ftruncate(&fd, size).map_err(|e| MemoryError::Create(e.into()))?;
+        fcntl_add_seals(&fd, Self::SEALS).map_err(|e| MemoryError::Create(e.into()))?;
+        Self::adopt(fd)
+    }
+
+    /// Maps a memory file that another process made and sealed.
+    ///
+    /// # Errors
+    /// When the file's size can still be changed, is not usable, or mapping fails.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, MemoryError> {
+        let seals = fcntl_get_seals(&fd).map_err(|_| MemoryError::NotSealed)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(MemoryError::NotSealed);
+        }
+        let stat = fstat(&fd).map_err(|e| MemoryError::Map(e.into()))?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if size == 0 || !size.is_multiple_of(Self::PAGE) {
+            return Err(MemoryError::Size(size));
+        }
+        let length = usize::try_from(size).map_err(|_| MemoryError::Size(size))?;
+        let file = Arc::new(File::from(fd));
+        let region = MmapRegion::<()>::from_file(FileOffset::from_arc(Arc::clone(&file), 0), length)
+            .map_err(|e| MemoryError::Map(io::Error::other(e)))?;
+        sys::exclude_from_dumps(&region).map_err(MemoryError::Map)?;
+        let region = GuestRegionMmap::new(region, GuestAddress(0)).ok_or(MemoryError::Size(size))?;
+        let memory =
+            GuestMemory::from_regions(vec![region]).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
+        Ok(Self { file, memory, size, identity: (stat.st_dev, stat.st_ino) })
+    }
+
+    fn create_file() -> rustix::io::Result<OwnedFd> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Sealed against execution where the host's kernel knows how (6.3): the guest's memory is no program.
+        match memfd_create("guest-ram", flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => memfd_create("guest-ram", flags),
+            result => result,
+        }
+    }
+
+    /// The memory as devices use it.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// The memory file, to be handed to the guest.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The memory's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether `fd` is this very memory file, however it reached us.
+    pub fn is_same_file(&self, fd: impl AsFd) -> bool {
+        fstat(fd).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    use vm_memory::Bytes;
+
+    #[test]
+    fn memory_is_shared_through_the_descriptor() {
+        let ram = GuestRam::create(1 << 20).unwrap();
+        rustix::io::pwrite(ram.fd(), b"hello", 4096).unwrap();
+
+        let mut seen = [0; 5];
+        ram.memory().read_slice(&mut seen, GuestAddress(4096)).unwrap();
+
+        assert_eq!(&seen, b"hello");
+        assert_eq!(ram.size(), 1 << 20);
+    }
+
+    #[test]
+    fn v3_guest_cannot_shrink_or_grow_its_memory_file() {
+        let ram = GuestRam::create(1 << 20).unwrap();
+        let guests = ram.fd().try_clone_to_owned().unwrap();
+
+        assert_eq!(ftruncate(&guests, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&guests, 1 << 21), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(&guests, SealFlags::WRITE), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn guest_code_can_be_mapped_for_execution() {
+        let ram = GuestRam::create(1 << 20).unwrap();
+        // SAFETY: a fresh mapping at an address of the kernel's choice, never dereferenced.
+        let address = unsafe {
+            mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::EXEC, MapFlags::SHARED, ram.fd(), 0)
+        };
+
+        let address = address.unwrap();
+        // SAFETY: unmaps exactly what was mapped above.
+        unsafe { munmap(address, 4096) }.unwrap();
+    }
+
+    #[test]
+    fn odd_sizes_are_refused() {
+        assert!(matches!(GuestRam::create(0), Err(MemoryError::Size(0))));
+        assert!(matches!(GuestRam::create(4097), Err(MemoryError::Size(4097))));
+    }
+
+    #[test]
+    fn adopting_an_unsealed_file_is_refused() {
+        let fd = memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        assert!(matches!(GuestRam::adopt(fd), Err(MemoryError::NotSealed)));
+    }
+
+    #[test]
+    fn only_the_same_file_counts_as_the_same() {
+        let ram = GuestRam::create(4096).unwrap();
+        let other = GuestRam::create(4096).unwrap();
+        assert!(ram.is_same_file(ram.fd().try_clone_to_owned().unwrap()));
+        assert!(!ram.is_same_file(other.fd()));
+    }
+}

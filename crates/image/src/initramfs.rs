@@ -1,0 +1,109 @@
+//! The guest's first root: a `newc` cpio archive that holds the agent as `/init`, and nothing else.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use thiserror::Error;
+
+/// The agent cannot be packed.
+#[derive(Debug, Error)]
+pub enum InitramfsError {
+    /// The agent's file is not readable.
+    #[error("Cannot read the guest agent {0}. It belongs beside the bathy program; build it with `cargo build --release`")]
+    Agent(PathBuf, #[source] io::Error),
+    /// The archive cannot be stored.
+    #[error("Cannot make the initramfs")]
+    Store(#[source] io::Error),
+}
+
+/// Packs `agent` into an archive in memory, sealed against any change.
+pub fn pack(agent: &Path) -> Result<File, InitramfsError> {
+    let mut program = Vec::new();
+    let read = File::open(agent).and_then(|mut file| file.read_to_end(&mut program));
+    read.map_err(|error| InitramfsError::Agent(agent.to_owned(), error))?;
+    let store = || -> io::Result<File> {
+        let fd = memfd_create("initramfs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let mut file = File::from(fd);
+        file.write_all(&archive(&program))?;
+        fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(file)
+    };
+    store().map_err(InitramfsError::Store)
+}
+
+fn archive(program: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(program.len() + 1024);
+    // The kernel opens /dev/console for PID 1 before PID 1 can mount anything.
+    entry(&mut out, "dev", 0o040_755, (0, 0), &[]);
+    entry(&mut out, "dev/console", 0o020_600, (5, 1), &[]);
+    entry(&mut out, "init", 0o100_755, (0, 0), program);
+    entry(&mut out, "TRAILER!!!", 0, (0, 0), &[]);
+    out
+}
+
+fn entry(out: &mut Vec<u8>, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
+    let inode = out.len();
+    let mut header = String::from("070701");
+    let fields = [
+        inode,
+        mode as usize,
+        0,
+        0,
+        1,
+        0,
+        content.len(),
+        0,
+        0,
+        major as usize,
+        minor as usize,
+        name.len() + 1,
+        0,
+    ];
+    for field in fields {
+        // Writing to a string cannot fail.
+        let _ = write!(header, "{field:08x}");
+    }
+    out.extend_from_slice(header.as_bytes());
+    out.extend_from_slice(name.as_bytes());
+    out.push(0);
+    pad(out);
+    out.extend_from_slice(content);
+    pad(out);
+}
+
+fn pad(out: &mut Vec<u8>) {
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_what_cpio_expects() {
+        let archive = archive(b"abc");
+        assert!(archive.starts_with(b"070701"));
+        assert_eq!(archive.len() % 4, 0);
+        let text = String::from_utf8_lossy(&archive);
+        assert!(text.contains("init\0") && text.contains("abc") && text.contains("TRAILER!!!"));
+    }
+
+    #[test]
+    fn a_missing_agent_is_named() {
+        let error = pack(Path::new("/nowhere/bathy-agent")).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/bathy-agent"), "{error}");
+    }
+
+    #[test]
+    fn the_archive_cannot_be_changed_afterwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = folder.path().join("agent");
+        std::fs::write(&agent, b"program").unwrap();
+        let mut file = pack(&agent).unwrap();
+        assert!(file.write_all(b"x").is_err());
+        assert!(file.set_len(0).is_err());
+    }
+}

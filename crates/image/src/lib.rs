@@ -1,0 +1,13 @@
+//! What a guest is made of besides its disk: the kernel and the root images, built once and kept in a cache.
+//!
+//! * [`recipe`]: what can be built, embedded in the binary.
+//! * [`store`]: the cache: keyed by the recipe's content, checked by digest, built by one process at a time.
+//! * [`initramfs`]: the agent, packed for the guest kernel.
+
+pub mod initramfs;
+pub mod recipe;
+pub mod store;
+
+pub use initramfs::InitramfsError;
+pub use recipe::{ImageConfig, Recipe, RecipeError};
+pub use store::{Artifact, Store, StoreError};

@@ -1,0 +1,138 @@
+//! What can be built: a folder of this repository with a `build.sh`, embedded in the binary.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Every file of every recipe, with its path in the repository.
+const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/recipes.rs"));
+
+/// Files outside the recipes' own folders that all of them use.
+const SHARED: &str = "guest/mirror.sh";
+
+/// A recipe cannot be used.
+#[derive(Debug, Error)]
+pub enum RecipeError {
+    /// There is no such image.
+    #[error("There is no image {wanted:?}. Known images: {known}")]
+    UnknownImage {
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        known: String,
+    },
+    /// It cannot be written where it is to be built.
+    #[error("Cannot write the recipe to {0}")]
+    Unpack(PathBuf, #[source] io::Error),
+}
+
+/// How a root image wants commands to be run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageConfig {
+    /// Who runs a command if nobody says.
+    pub user: String,
+    /// Where.
+    pub cwd: String,
+    /// With which environment.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Something that can be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// Its name in the cache.
+    pub name: String,
+    /// What to call it in messages.
+    pub title: String,
+    /// Its folder in the repository.
+    folder: String,
+}
+
+impl Recipe {
+    /// The guest kernel of the uml engine.
+    pub fn uml_kernel() -> Self {
+        Self { name: "kernel-uml".to_owned(), title: "guest kernel".to_owned(), folder: "guest/kernel".to_owned() }
+    }
+
+    /// A root image, by name.
+    pub fn image(wanted: &str) -> Result<Self, RecipeError> {
+        if !Self::images().any(|name| name == wanted) {
+            let known = Self::images().collect::<Vec<_>>().join(", ");
+            return Err(RecipeError::UnknownImage { wanted: wanted.to_owned(), known });
+        }
+        Ok(Self {
+            name: format!("image-{wanted}"),
+            title: format!("{wanted} image"),
+            folder: format!("images/{wanted}"),
+        })
+    }
+
+    /// The names of all images.
+    pub fn images() -> impl Iterator<Item = &'static str> {
+        FILES.iter().filter_map(|(path, _)| path.strip_prefix("images/")?.strip_suffix("/build.sh"))
+    }
+
+    fn files(&self) -> impl Iterator<Item = (&'static str, &'static [u8])> {
+        FILES.iter().copied().filter(|(path, _)| *path == SHARED || path.strip_prefix(&self.folder).is_some_and(|rest| rest.starts_with('/')))
+    }
+
+    /// A digest of everything the result depends on, but for the version of the sources, which the result names.
+    pub fn key(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for (path, content) in self.files() {
+            for part in [path.as_bytes(), content] {
+                hasher.update(&part.len().to_le_bytes());
+                hasher.update(part);
+            }
+        }
+        hasher.finalize().to_hex().chars().take(20).collect()
+    }
+
+    /// Writes the recipe below `target` and returns the path of its script.
+    pub fn unpack(&self, target: &Path) -> Result<PathBuf, RecipeError> {
+        for (path, content) in self.files() {
+            let file = target.join(path);
+            let failed = |error| RecipeError::Unpack(file.clone(), error);
+            fs::create_dir_all(file.parent().unwrap_or(target)).map_err(failed)?;
+            fs::write(&file, content).map_err(failed)?;
+            if path.ends_with(".sh") {
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+            }
+        }
+        Ok(target.join(&self.folder).join("build.sh"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_image_is_refused_with_the_known_ones() {
+        let error = Recipe::image("nope").unwrap_err().to_string();
+        assert!(error.contains("\"nope\"") && error.contains("default"), "{error}");
+        assert!(Recipe::image("../default").is_err());
+    }
+
+    #[test]
+    fn the_key_depends_on_the_recipe() {
+        let (kernel, image) = (Recipe::uml_kernel().key(), Recipe::image("default").unwrap().key());
+        assert_ne!(kernel, image);
+        assert_eq!(kernel, Recipe::uml_kernel().key());
+    }
+
+    #[test]
+    fn a_recipe_unpacks_with_its_script() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = Recipe::uml_kernel().unpack(folder.path()).unwrap();
+        assert_eq!(fs::metadata(script).unwrap().permissions().mode() & 0o111, 0o111);
+        assert!(folder.path().join(SHARED).exists());
+        assert!(!folder.path().join("images").exists());
+    }
+}

@@ -1,0 +1,343 @@
+//! The cache of built artifacts.
+//!
+//! An entry is a folder named after its recipe's content and the version of its sources. It is built beside its final place and renamed into it, so
+//! that it is either whole or absent. Its manifest holds a digest of every file. Hashing a whole image at every start
+//! would take longer than the start, so a stamp remembers what a file's inode looked like when its digest was right:
+//! whoever writes to the file changes its inode's change time, which no ordinary call can set back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::recipe::{Recipe, RecipeError};
+
+const MANIFEST: &str = "manifest.json";
+const STAMP: &str = "verified.json";
+/// How many of its last lines an error shows of a failed build.
+const SHOWN_LINES: usize = 15;
+
+/// An artifact cannot be had.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The recipe.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The cache folder.
+    #[error("Cannot use the cache folder {path}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The build failed.
+    #[error("The {title} could not be built. The whole log is in {log}; its last lines:\n{tail}")]
+    Build {
+        /// What was built.
+        title: String,
+        /// The log file.
+        log: PathBuf,
+        /// Its end.
+        tail: String,
+    },
+    /// The freshly built artifact is not what its recipe promises.
+    #[error("The {title} was built without its file {file}")]
+    Missing {
+        /// What was built.
+        title: String,
+        /// What is not there.
+        file: &'static str,
+    },
+}
+
+/// Everything known about a built entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the sources it was built from.
+    pub version: String,
+    /// How long the build took.
+    pub build_seconds: u64,
+    /// Digest of every file, by name.
+    pub files: BTreeMap<String, String>,
+}
+
+/// What a file's inode looked like when its digest was right.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    size: u64,
+    inode: u64,
+    changed: (i64, i64),
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> io::Result<Self> {
+        let data = fs::metadata(path)?;
+        Ok(Self {
+            size: data.size(),
+            inode: data.ino(),
+            changed: (data.ctime(), data.ctime_nsec()),
+            modified: (data.mtime(), data.mtime_nsec()),
+        })
+    }
+}
+
+/// A usable entry of the cache.
+#[derive(Clone, Debug)]
+pub struct Artifact {
+    folder: PathBuf,
+    /// What is known about it.
+    pub manifest: Manifest,
+}
+
+impl Artifact {
+    /// The path of one of its files.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The digest of one of its files.
+    pub fn digest(&self, name: &str) -> Option<&str> {
+        self.manifest.files.get(name).map(String::as_str)
+    }
+}
+
+/// What a look into the cache finds.
+#[derive(Debug)]
+pub enum State {
+    /// It is there and its digests were right when its inodes last changed.
+    Usable(Artifact),
+    /// It is there and has to be hashed first.
+    Unverified(Artifact),
+    /// It is not there.
+    Absent,
+}
+
+/// The cache.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// A cache in this folder, which need not exist yet.
+    pub fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// The cache's folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Looks without changing anything.
+    pub fn look(&self, recipe: &Recipe) -> State {
+        let Some(folder) = self.find(recipe) else { return State::Absent };
+        let Some(manifest) = read_json::<Manifest>(&folder.join(MANIFEST)) else { return State::Absent };
+        let stamps: BTreeMap<String, Stamp> = read_json(&folder.join(STAMP)).unwrap_or_default();
+        let untouched = |name: &String| Stamp::of(&folder.join(name)).ok().as_ref() == stamps.get(name);
+        let usable = manifest.files.keys().all(|name| stamps.contains_key(name) && untouched(name));
+        let artifact = Artifact { folder, manifest };
+        if usable { State::Usable(artifact) } else { State::Unverified(artifact) }
+    }
+
+    /// The artifact, built if it is absent or damaged. `progress` hears what takes long.
+    pub fn ensure(
+        &self,
+        recipe: &Recipe,
+        required: &[&'static str],
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Artifact, StoreError> {
+        if let State::Usable(artifact) = self.look(recipe) {
+            return Ok(artifact);
+        }
+        let _lock = self.lock(recipe, progress)?;
+        match self.look(recipe) {
+            State::Usable(artifact) => return Ok(artifact),
+            State::Unverified(artifact) => {
+                progress(&format!("checking the {}", recipe.title));
+                if self.verify(&artifact)? {
+                    return Ok(artifact);
+                }
+                progress(&format!("the {} is damaged: building it again", recipe.title));
+            }
+            State::Absent => {}
+        }
+        self.build(recipe, required, progress)
+    }
+
+    /// Hashes every file; stamps the entry if all digests are right.
+    pub fn verify(&self, artifact: &Artifact) -> Result<bool, StoreError> {
+        let mut stamps = BTreeMap::new();
+        for (name, digest) in &artifact.manifest.files {
+            let path = artifact.path(name);
+            // The stamp is taken first: a change while hashing then shows.
+            match Stamp::of(&path).and_then(|stamp| Ok((stamp, hash(&path)?))) {
+                Ok((stamp, found)) if found == *digest => stamps.insert(name, stamp),
+                Ok(_) => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                Err(source) => return Err(StoreError::Io { path, source }),
+            };
+        }
+        let path = artifact.path(STAMP);
+        write_json(&path, &stamps).map_err(|source| StoreError::Io { path, source })?;
+        Ok(true)
+    }
+
+    /// The entry's folder is named by the recipe's content and by the version of the sources that it found.
+    fn folder(&self, recipe: &Recipe, version: &str) -> PathBuf {
+        let safe = |c: char| if c.is_ascii_alphanumeric() || ".+-".contains(c) { c } else { '_' };
+        let version: String = version.chars().map(safe).collect();
+        self.root.join(&recipe.name).join(format!("{}-{version}", recipe.key()))
+    }
+
+    /// The newest entry of this recipe.
+    fn find(&self, recipe: &Recipe) -> Option<PathBuf> {
+        let prefix = format!("{}-", recipe.key());
+        let entries = fs::read_dir(self.root.join(&recipe.name)).ok()?.flatten();
+        let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        ours.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok()).map(|entry| entry.path())
+    }
+
+    /// Held while one process builds; another waits here. The kernel releases it with its holder's death.
+    fn lock(&self, recipe: &Recipe, progress: &mut dyn FnMut(&str)) -> Result<File, StoreError> {
+        let path = self.root.join(format!("{}.lock", recipe.name));
+        let mut take = || -> io::Result<File> {
+            fs::create_dir_all(&self.root)?;
+            let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                progress(&format!("waiting for another bathy that is setting up the {}", recipe.title));
+                flock(&file, FlockOperation::LockExclusive)?;
+            }
+            Ok(file)
+        };
+        take().map_err(|source| StoreError::Io { path: path.clone(), source })
+    }
+
+    fn build(
+        &self,
+        recipe: &Recipe,
+        required: &[&'static str],
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Artifact, StoreError> {
+        let started = Instant::now();
+        let kind = self.root.join(&recipe.name);
+        let scratch = kind.join("building");
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| StoreError::Io { path, source }
+        };
+        // Under the lock, whatever lies here is the rest of a build that was killed.
+        remove(&scratch).map_err(failed(&scratch))?;
+        let (out, work) = (scratch.join("out"), scratch.join("work"));
+        for folder in [&out, &work] {
+            fs::create_dir_all(folder).map_err(failed(folder))?;
+        }
+        let script = recipe.unpack(&scratch.join("recipe"))?;
+        progress(&format!("building the {} (once)", recipe.title));
+        let log = self.root.join(format!("{}.log", recipe.name));
+        let outcome = run_script(&script, &out, &work, &log, progress).map_err(failed(&log))?;
+        if let Err(tail) = outcome {
+            remove(&scratch).map_err(failed(&scratch))?;
+            return Err(StoreError::Build { title: recipe.title.clone(), log, tail });
+        }
+        let manifest = describe(&out, started).map_err(failed(&out))?;
+        if let Some(file) = required.iter().find(|file| !manifest.files.contains_key(**file)) {
+            return Err(StoreError::Missing { title: recipe.title.clone(), file });
+        }
+        write_json(&out.join(MANIFEST), &manifest).map_err(failed(&out))?;
+        let folder = self.folder(recipe, &manifest.version);
+        remove(&folder).map_err(failed(&folder))?;
+        fs::rename(&out, &folder).map_err(failed(&folder))?;
+        remove(&scratch).map_err(failed(&scratch))?;
+        let artifact = Artifact { folder, manifest };
+        self.verify(&artifact)?;
+        Ok(artifact)
+    }
+}
+
+/// Runs a recipe's script; the inner error is the end of its log.
+fn run_script(
+    script: &Path,
+    out: &Path,
+    work: &Path,
+    log: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> io::Result<Result<(), String>> {
+    let mut log = File::create(log)?;
+    let (reader, writer) = io::pipe()?;
+    let mut child = Command::new("bash")
+        .arg(script)
+        .arg(out)
+        .current_dir(work)
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
+        .spawn()?;
+    let mut tail = VecDeque::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        writeln!(log, "{line}")?;
+        if let Some(step) = line.strip_prefix("==> ") {
+            progress(step);
+        }
+        if tail.len() == SHOWN_LINES {
+            tail.pop_front();
+        }
+        tail.push_back(line);
+    }
+    let succeeded = child.wait()?.success();
+    Ok(if succeeded { Ok(()) } else { Err(tail.make_contiguous().join("\n")) })
+}
+
+fn describe(out: &Path, started: Instant) -> io::Result<Manifest> {
+    let version = fs::read_to_string(out.join("version"))?.trim().to_owned();
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(out)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name != "version" {
+            // Nobody writes to an artifact; the owner's own mistakes should need an effort.
+            let executable = fs::metadata(&path)?.permissions().mode() & 0o111 != 0;
+            fs::set_permissions(&path, fs::Permissions::from_mode(if executable { 0o555 } else { 0o444 }))?;
+            files.insert(name, hash(&path)?);
+        }
+    }
+    Ok(Manifest { version, build_seconds: started.elapsed().as_secs(), files })
+}
+
+fn hash(path: &Path) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(value)?;
+    let mut fresh = path.to_owned();
+    fresh.as_mut_os_string().push(".new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(fresh, path)
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,180 @@
+//! What the guest kernel's process, and the processes that run guest programs for it, may ask of the host's kernel.
+//!
+//! Our kernel patches make it live on inherited descriptors alone: there is no call here that names a path or reaches
+//! beyond what the keeper gave it. Guest programs' own system calls never get this far: the guest kernel's trap (or
+//! tracer) catches them first. The refusal must be an error and not death: filters stack, and a deadly outer verdict
+//! would win over the trap of the inner one.
+
+use libc::{
+    AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER,
+    CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, PR_SET_NAME, PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGSET, PTRACE_KILL, PTRACE_SETOPTIONS, PTRACE_SETREGSET,
+    PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk,
+    SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2, SYS_epoll_create,
+    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl,
+    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap,
+    SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64,
+    SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_setsid, SYS_sigaltstack,
+    SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime, SYS_wait4, SYS_write,
+};
+
+use super::{Filter, Group, Otherwise, Rule, any, is, only, without};
+
+const NEW_NAMESPACES: i32 = CLONE_NEWCGROUP
+    | CLONE_NEWIPC
+    | CLONE_NEWNET
+    | CLONE_NEWNS
+    | CLONE_NEWPID
+    | CLONE_NEWUSER
+    | CLONE_NEWUTS;
+
+/// `personality(0xffffffff)` only asks.
+const ASK: i32 = -1;
+
+/// `SECCOMP_SET_MODE_FILTER`: adding a filter can only take away.
+const SET_MODE_FILTER: i32 = 1;
+
+/// Which signal announces input.
+const F_SETSIG: i32 = 10;
+
+const MEMORY: Group = Group {
+    purpose: "arrange guest memory, which is the one file it was given",
+    rules: &[any(SYS_mmap), any(SYS_munmap), any(SYS_mprotect), any(SYS_madvise), any(SYS_brk)],
+};
+
+const EVENTS: Group = Group {
+    purpose: "wait, and keep time",
+    rules: &[
+        any(SYS_futex),
+        any(SYS_poll),
+        any(SYS_epoll_create),
+        any(SYS_epoll_create1),
+        any(SYS_epoll_ctl),
+        any(SYS_epoll_wait),
+        any(SYS_eventfd2),
+        any(SYS_signalfd4),
+        any(SYS_timer_create),
+        any(SYS_timer_settime),
+        any(SYS_clock_gettime),
+        any(SYS_clock_nanosleep),
+        any(SYS_sched_yield),
+    ],
+};
+
+const DESCRIPTORS: Group = Group {
+    purpose: "use inherited descriptors: console, initramfs, the keeper's devices",
+    rules: &[
+        any(SYS_read),
+        any(SYS_write),
+        any(SYS_pread64),
+        any(SYS_lseek),
+        any(SYS_close),
+        any(SYS_close_range),
+        any(SYS_dup2),
+        any(SYS_sendmsg),
+        any(SYS_recvmsg),
+        any(SYS_fstat),
+        only(SYS_newfstatat, &[&[is(3, AT_EMPTY_PATH)]]),
+        only(SYS_socketpair, &[&[is(0, AF_UNIX)]]),
+        only(
+            SYS_fcntl,
+            &[
+                &[is(1, F_SETFD)],
+                &[is(1, F_GETFL)],
+                &[is(1, F_SETFL)],
+                &[is(1, F_SETOWN)],
+                &[is(1, F_SETSIG)],
+                &[is(1, F_ADD_SEALS)],
+            ],
+        ),
+    ],
+};
+
+const SIGNALS: Group = Group {
+    purpose: "handle signals, which are the guest's interrupts and faults",
+    rules: &[
+        any(SYS_rt_sigaction),
+        any(SYS_rt_sigprocmask),
+        any(SYS_rt_sigreturn),
+        any(SYS_sigaltstack),
+        any(SYS_restart_syscall),
+        // Only processes of its own pid namespace can be named.
+        any(SYS_kill),
+        any(SYS_tgkill),
+    ],
+};
+
+const PROCESSES: Group = Group {
+    purpose: "run guest programs in host processes of its own",
+    rules: &[
+        only(SYS_clone, &[&[without(0, NEW_NAMESPACES)]]),
+        only(SYS_execveat, &[&[is(4, AT_EMPTY_PATH)]]),
+        any(SYS_wait4),
+        any(SYS_exit),
+        any(SYS_exit_group),
+        only(SYS_prctl, &[&[is(0, PR_SET_PDEATHSIG)], &[is(0, PR_SET_NAME)], &[is(0, PR_SET_NO_NEW_PRIVS)]]),
+        only(SYS_seccomp, &[&[is(0, SET_MODE_FILTER)]]),
+        any(SYS_arch_prctl),
+    ],
+};
+
+const START: Group = Group {
+    purpose: "start up",
+    rules: &[
+        any(SYS_set_tid_address),
+        any(SYS_set_robust_list),
+        any(SYS_getpid),
+        any(SYS_gettid),
+        any(SYS_setsid),
+        any(SYS_getrandom),
+        // Limits are already hard: they can be read, or lowered.
+        any(SYS_prlimit64),
+        only(SYS_personality, &[&[is(0, ASK)]]),
+    ],
+};
+
+const TRACING: Group = Group {
+    purpose: "stop guest programs by tracing them",
+    rules: &[Rule {
+        call: SYS_ptrace,
+        forms: &[
+            &[is(0, PTRACE_REQUESTS[0])],
+            &[is(0, PTRACE_REQUESTS[1])],
+            &[is(0, PTRACE_REQUESTS[2])],
+            &[is(0, PTRACE_REQUESTS[3])],
+            &[is(0, PTRACE_REQUESTS[4])],
+            &[is(0, PTRACE_REQUESTS[5])],
+            &[is(0, PTRACE_REQUESTS[6])],
+            &[is(0, PTRACE_REQUESTS[7])],
+            &[is(0, PTRACE_REQUESTS[8])],
+        ],
+    }],
+};
+
+/// What a tracer of its own children needs: neither attach nor seize.
+const PTRACE_REQUESTS: [i32; 9] = [
+    PTRACE_TRACEME.cast_signed(),
+    PTRACE_CONT.cast_signed(),
+    PTRACE_KILL.cast_signed(),
+    PTRACE_SYSCALL.cast_signed(),
+    PTRACE_SYSEMU.cast_signed(),
+    PTRACE_SYSEMU_SINGLESTEP.cast_signed(),
+    PTRACE_SETOPTIONS.cast_signed(),
+    PTRACE_GETREGSET.cast_signed(),
+    PTRACE_SETREGSET.cast_signed(),
+];
+
+/// The guest's filter in the default mode.
+pub const GUEST_SECCOMP: Filter = Filter {
+    name: "guest (seccomp mode)",
+    otherwise: Otherwise::Refuse,
+    groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, START],
+};
+
+/// The guest's filter in ptrace mode.
+pub const GUEST_PTRACE: Filter = Filter {
+    name: "guest (ptrace mode)",
+    otherwise: Otherwise::Refuse,
+    groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, START, TRACING],
+};

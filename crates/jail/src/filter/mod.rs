@@ -1,0 +1,170 @@
+//! System call filters: one table per process kind, everything that is not in it is refused.
+//!
+//! A table is data, so that tests can walk it rule by rule (attack J2) and a reader can see the whole of it.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
+use thiserror::Error;
+
+mod guest;
+mod keeper;
+
+pub use guest::{GUEST_PTRACE, GUEST_SECCOMP};
+pub use keeper::KEEPER;
+
+/// A filter could not be made or installed.
+#[derive(Debug, Error)]
+pub enum FilterError {
+    /// A table has a mistake.
+    #[error("The filter of the {0} does not compile: {1}")]
+    Compile(&'static str, BackendError),
+    /// The kernel refused it.
+    #[error("The kernel refused the system call filter: {0}")]
+    Install(seccompiler::Error),
+}
+
+/// What a condition demands of an argument. Arguments are compared in the width that the kernel reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// Exactly this 32-bit value.
+    Is(u32),
+    /// None of these bits.
+    Without(u32),
+    /// These bits, of those in the mask.
+    Masked {
+        /// Which bits are looked at.
+        mask: u32,
+        /// What they have to be.
+        value: u32,
+    },
+}
+
+/// A demand on one argument of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Which argument, from 0.
+    pub argument: u8,
+    /// What it has to be.
+    pub test: Test,
+}
+
+/// One allowed system call.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Its number.
+    pub call: i64,
+    /// Allowed if all conditions of any of these sets hold; allowed in any form if there is no set.
+    pub forms: &'static [&'static [Condition]],
+}
+
+/// Calls that belong together, with the reason why they are needed.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    /// What the process needs them for.
+    pub purpose: &'static str,
+    /// The calls.
+    pub rules: &'static [Rule],
+}
+
+/// What happens to a call that is not in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Otherwise {
+    /// It fails with EPERM.
+    Refuse,
+    /// The process dies: it would only make such a call if it were no longer ours.
+    Kill,
+}
+
+/// A filter.
+#[derive(Clone, Copy, Debug)]
+pub struct Filter {
+    /// Which process kind it is for.
+    pub name: &'static str,
+    /// What is allowed.
+    pub groups: &'static [Group],
+    /// What happens otherwise.
+    pub otherwise: Otherwise,
+}
+
+impl Filter {
+    /// All rules of all groups.
+    pub fn rules(&self) -> impl Iterator<Item = &'static Rule> {
+        self.groups.iter().flat_map(|group| group.rules)
+    }
+
+    /// The filter as a program for the kernel.
+    pub fn compile(&self) -> Result<BpfProgram, FilterError> {
+        let failed = |error| FilterError::Compile(self.name, error);
+        let mut table: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+        for rule in self.rules() {
+            let forms = table.entry(rule.call).or_default();
+            for form in rule.forms {
+                let conditions = form.iter().map(Condition::compile).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+                forms.push(SeccompRule::new(conditions).map_err(failed)?);
+            }
+        }
+        let otherwise = match self.otherwise {
+            Otherwise::Refuse => SeccompAction::Errno(libc::EPERM.cast_unsigned()),
+            Otherwise::Kill => SeccompAction::KillProcess,
+        };
+        let filter = SeccompFilter::new(table, otherwise, SeccompAction::Allow, TargetArch::x86_64).map_err(failed)?;
+        BpfProgram::try_from(filter).map_err(failed)
+    }
+
+    /// Installs a compiled filter in this thread and all it creates, for good.
+    pub fn install(program: &BpfProgram) -> Result<(), FilterError> {
+        seccompiler::apply_filter(program).map_err(FilterError::Install)
+    }
+}
+
+impl Condition {
+    fn compile(&self) -> Result<SeccompCondition, BackendError> {
+        let (op, value) = match self.test {
+            Test::Is(value) => (SeccompCmpOp::Eq, value),
+            Test::Without(mask) => (SeccompCmpOp::MaskedEq(mask.into()), 0),
+            Test::Masked { mask, value } => (SeccompCmpOp::MaskedEq(mask.into()), value),
+        };
+        SeccompCondition::new(self.argument, SeccompCmpArgLen::Dword, op, value.into())
+    }
+}
+
+/// A call in any form.
+const fn any(call: i64) -> Rule {
+    Rule { call, forms: &[] }
+}
+
+/// A call in the given forms only.
+const fn only(call: i64, forms: &'static [&'static [Condition]]) -> Rule {
+    Rule { call, forms }
+}
+
+/// Argument `argument` has exactly this value.
+const fn is(argument: u8, value: i32) -> Condition {
+    Condition { argument, test: Test::Is(value.cast_unsigned()) }
+}
+
+/// Argument `argument` has none of these bits.
+const fn without(argument: u8, bits: i32) -> Condition {
+    Condition { argument, test: Test::Without(bits.cast_unsigned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_compiles_and_names_no_call_twice() {
+        for filter in [KEEPER, GUEST_SECCOMP, GUEST_PTRACE] {
+            filter.compile().unwrap();
+            let mut calls: Vec<_> = filter.rules().map(|rule| rule.call).collect();
+            calls.sort_unstable();
+            let before = calls.len();
+            calls.dedup();
+            assert_eq!(calls.len(), before, "{} names a call twice", filter.name);
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Confinement of the host processes of a sandbox: namespaces, an empty root, no privileges, limits, a system call filter.
+//!
+//! Each process kind closes its jail before the guest's first instruction. Resources arrive as open descriptors, so
+//! that nothing has to be looked up afterwards.
+
+pub mod filter;
+pub mod limits;
+pub mod privileges;
+pub mod root;
+pub mod spawn;
+mod sys;
+
+pub use filter::{Filter, FilterError};
+pub use limits::{Limit, LimitsError};
+pub use privileges::PrivilegesError;
+pub use root::RootError;
+pub use spawn::{Identity, SpawnError, Spawned};

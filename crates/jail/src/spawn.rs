@@ -1,0 +1,261 @@
+//! Starting a program in namespaces of its own.
+//!
+//! The keeper is started by [`keeper`] from a process that may have many threads and is not confined. The guest is
+//! started by [`guest`] from the keeper, which has one thread and is already inside its own empty root.
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use thiserror::Error;
+
+use crate::filter::Filter;
+use crate::limits::{self, Limit};
+use crate::sys::{self, Side, Transition};
+use crate::{FilterError, LimitsError, PrivilegesError, privileges};
+
+const NAMESPACES: i32 = libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// The first descriptor number used for copies, above all numbers that a program is given.
+const FIRST_COPY: RawFd = 64;
+
+/// What kept a process from starting.
+#[derive(Debug, Error)]
+pub enum SpawnError {
+    /// The kernel refuses user namespaces.
+    #[error("This machine does not let us create user namespaces: {0}")]
+    NoNamespaces(#[source] io::Error),
+    /// The new namespace's users could not be set.
+    #[error("Cannot map the sandbox's users: {0}")]
+    Map(#[source] io::Error),
+    /// A pipe or descriptor could not be made.
+    #[error("Cannot prepare the process: {0}")]
+    Prepare(#[source] io::Error),
+    /// Limits could not be set.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// Privileges could not be dropped.
+    #[error(transparent)]
+    Privileges(#[from] PrivilegesError),
+    /// The filter could not be installed.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// The child failed before its program ran.
+    #[error("The new process could not {0}")]
+    Child(String),
+}
+
+/// A started process.
+#[derive(Debug)]
+pub struct Spawned {
+    /// Its number, as seen by the process that started it.
+    pub pid: u32,
+    /// Stands for exactly this process.
+    pub pidfd: OwnedFd,
+    report: OwnedFd,
+}
+
+impl Spawned {
+    /// What the child said before its program ran, if it failed. Waits until the program runs or the child is gone.
+    pub fn failure(&self) -> Option<String> {
+        let mut words = [0u8; 1024];
+        // Unreadable words are no words: the caller reports the failure anyway.
+        let count = rustix::io::read(&self.report, &mut words).unwrap_or(0);
+        (count > 0).then(|| String::from_utf8_lossy(words.get(..count).unwrap_or_default()).into_owned())
+    }
+}
+
+/// Which host users a keeper's namespace consists of: the first is uid 0 inside, the second, if any, uid 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// An ordinary user can only map itself.
+    Own {
+        /// The caller's user.
+        uid: u32,
+        /// The caller's group.
+        gid: u32,
+    },
+    /// Root gives the keeper and the guest two otherwise unused numbers.
+    Pair {
+        /// The keeper's user and group; the guest has the next number.
+        first: u32,
+    },
+}
+
+/// A program to start as a keeper.
+pub struct Keeper<'a> {
+    /// The program.
+    pub program: BorrowedFd<'a>,
+    /// Its arguments.
+    pub args: &'a [CString],
+    /// Its descriptors from 3 on; 0, 1 and 2 are /dev/null.
+    pub descriptors: &'a [BorrowedFd<'a>],
+    /// Its users.
+    pub identity: Identity,
+}
+
+/// Starts a keeper in its own user, mount, pid, net, ipc, uts and cgroup namespaces, as that namespace's root.
+pub fn keeper(keeper: &Keeper<'_>) -> Result<Spawned, SpawnError> {
+    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
+    let mut copies = Vec::with_capacity(keeper.descriptors.len() + 3);
+    for fd in [null.as_fd(); 3].iter().chain(keeper.descriptors) {
+        copies.push(copy(*fd)?);
+    }
+    let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
+    let program = copy(keeper.program)?;
+    let (argv, envp) = (sys::pointers(keeper.args), sys::pointers(&[] as &[CString]));
+    let (go_read, go_write) = high_pipe()?;
+    let (report_read, report_write) = high_pipe()?;
+    let transition = Transition { program: program.as_fd(), argv: &argv, envp: &envp };
+
+    // SAFETY: the child only makes system calls (see `keeper_child`), as required of a process with many threads.
+    match unsafe { sys::fork_into(NAMESPACES | libc::CLONE_NEWUSER) }.map_err(SpawnError::NoNamespaces)? {
+        Side::Child => {
+            // Only the parent may hold this end, or its death would go unnoticed below.
+            drop(go_write);
+            keeper_child(&go_read, &report_write, &descriptors, &transition)
+        }
+        Side::Parent(child) => {
+            map_users(child.pid, keeper.identity).map_err(SpawnError::Map)?;
+            rustix::io::write(&go_write, &[1]).map_err(|error| SpawnError::Prepare(error.into()))?;
+            Ok(Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read })
+        }
+    }
+}
+
+fn keeper_child(go: &OwnedFd, report: &OwnedFd, descriptors: &[RawFd], transition: &Transition<'_>) -> ! {
+    if sys::wait_for_byte(go.as_raw_fd()) {
+        let words = if sys::become_user(0).is_err() {
+            "become the sandbox's user"
+        } else if sys::arrange(descriptors).is_err() {
+            "arrange its descriptors"
+        } else {
+            sys::become_program(transition);
+            "execute the keeper"
+        };
+        sys::last_words(report.as_raw_fd(), words.as_bytes());
+    }
+    sys::leave(125)
+}
+
+fn map_users(pid: u32, identity: Identity) -> io::Result<()> {
+    let write = |file: &str, text: String| fs::write(format!("/proc/{pid}/{file}"), text);
+    match identity {
+        Identity::Own { uid, gid } => {
+            // The kernel wants this promise of an ordinary user before it may map a group.
+            write("setgroups", "deny".to_owned())?;
+            write("uid_map", format!("0 {uid} 1\n"))?;
+            write("gid_map", format!("0 {gid} 1\n"))
+        }
+        Identity::Pair { first } => {
+            write("uid_map", format!("0 {first} 2\n"))?;
+            write("gid_map", format!("0 {first} 2\n"))
+        }
+    }
+}
+
+/// A guest kernel to start from inside the keeper's jail.
+pub struct Guest<'a> {
+    /// The program.
+    pub program: BorrowedFd<'a>,
+    /// Its arguments.
+    pub args: &'a [CString],
+    /// All its descriptors, from 0 on.
+    pub descriptors: &'a [BorrowedFd<'a>],
+    /// Its limits, besides the common ones.
+    pub limits: &'a [Limit],
+    /// Its filter.
+    pub filter: &'a Filter,
+    /// The one processor it may use.
+    pub cpu: u32,
+    /// Whether it becomes uid 1 of the keeper's namespace.
+    pub own_user: bool,
+}
+
+/// A guest that is confined and waits for the word to execute its program.
+pub struct Waiting {
+    spawned: Spawned,
+    go: OwnedFd,
+}
+
+impl Waiting {
+    /// The keeper is confined too: let the guest's first instruction run.
+    pub fn release(self) -> Result<Spawned, SpawnError> {
+        rustix::io::write(&self.go, &[1]).map_err(|error| SpawnError::Prepare(error.into()))?;
+        Ok(self.spawned)
+    }
+}
+
+/// Starts a guest in namespaces that the keeper's user namespace owns, and then in a user namespace below that in
+/// which nobody is mapped: whatever privilege it found there would be privilege over nothing.
+///
+/// The caller has one thread, is in its empty root and still holds its namespace's privileges.
+pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
+    let (go_read, go_write) = high_pipe()?;
+    let (report_read, report_write) = high_pipe()?;
+    // SAFETY: this process has a single thread (see the function's contract), so the child may do what it likes.
+    match unsafe { sys::fork_into(NAMESPACES) }.map_err(SpawnError::NoNamespaces)? {
+        Side::Child => {
+            drop(go_write);
+            let words = match guest_child(guest, &go_read) {
+                Ok(never) => match never {},
+                Err(error) => error.to_string(),
+            };
+            sys::last_words(report_write.as_raw_fd(), words.as_bytes());
+            sys::leave(125)
+        }
+        Side::Parent(child) => {
+            let spawned = Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read };
+            Ok(Waiting { spawned, go: go_write })
+        }
+    }
+}
+
+fn guest_child(guest: &Guest<'_>, go: &OwnedFd) -> Result<Infallible, SpawnError> {
+    let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
+    let copies = guest.descriptors.iter().map(|fd| copy(*fd)).collect::<Result<Vec<_>, _>>()?;
+    let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
+    let kernel = copy(guest.program)?;
+    let (argv, envp) = (sys::pointers(guest.args), sys::pointers(&[] as &[CString]));
+    let from_errno = |errno| SpawnError::Prepare(io::Error::from_raw_os_error(errno));
+
+    rustix::process::setsid().map_err(prepare)?;
+    rustix::system::sethostname(b"sandbox").map_err(prepare)?;
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(usize::try_from(guest.cpu).unwrap_or(usize::MAX));
+    rustix::thread::sched_setaffinity(None, &cpus).map_err(prepare)?;
+    sys::fix_addresses().map_err(SpawnError::Prepare)?;
+    limits::apply(limits::COMMON)?;
+    limits::apply(guest.limits)?;
+    if guest.own_user {
+        sys::become_user(1).map_err(from_errno)?;
+    }
+    sys::unshare(libc::CLONE_NEWUSER).map_err(SpawnError::NoNamespaces)?;
+    privileges::drop_all()?;
+    let program = guest.filter.compile()?;
+    sys::arrange(&descriptors).map_err(from_errno)?;
+    if !sys::wait_for_byte(go.as_raw_fd()) {
+        return Err(SpawnError::Child("start: its keeper is gone".to_owned()));
+    }
+    Filter::install(&program)?;
+    let errno = sys::become_program(&Transition { program: kernel.as_fd(), argv: &argv, envp: &envp });
+    Err(SpawnError::Child(format!("execute the guest kernel: {}", io::Error::from_raw_os_error(errno))))
+}
+
+/// A copy of `fd` whose number no program is given.
+fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
+    rustix::io::fcntl_dupfd_cloexec(fd, FIRST_COPY).map_err(|error| SpawnError::Prepare(error.into()))
+}
+
+fn high_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Prepare(error.into()))?;
+    Ok((copy(read.as_fd())?, copy(write.as_fd())?))
+}

@@ -1,0 +1,169 @@
+//! The jail's unsafe code: creating processes in new namespaces, and calls that have no safe wrapper.
+
+use std::ffi::{CStr, c_char, c_int, c_long};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// A new process, seen from its parent.
+pub struct Child {
+    /// Its process number in the parent's pid namespace.
+    pub pid: u32,
+    /// A descriptor that stands for exactly this process, whatever its number is used for later.
+    pub pidfd: OwnedFd,
+}
+
+/// Which side of the process creation we are.
+pub enum Side {
+    /// The creator.
+    Parent(Child),
+    /// The new process.
+    Child,
+}
+
+/// Creates a process in new namespaces, like fork: the child continues on a copy of everything.
+///
+/// # Safety
+/// In a process with several threads the child may only make system calls: other threads' locks stay locked in it
+/// for ever.
+pub unsafe fn fork_into(namespaces: c_int) -> io::Result<Side> {
+    let mut pidfd: RawFd = -1;
+    let unsigned = |value: c_int| u64::from(value.cast_unsigned());
+    let args = libc::clone_args {
+        flags: unsigned(namespaces) | unsigned(libc::CLONE_PIDFD),
+        pidfd: (&raw mut pidfd).addr() as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: unsigned(libc::SIGCHLD),
+        stack: 0,
+        stack_size: 0,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    };
+    // SAFETY: the arguments are a valid clone_args of the given size; without CLONE_VM the child has its own copy of
+    // the stack it returns on.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
+    match u32::try_from(pid) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(0) => Ok(Side::Child),
+        // SAFETY: the kernel stored a fresh descriptor that nobody else knows.
+        Ok(pid) => Ok(Side::Parent(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })),
+    }
+}
+
+/// What a child needs to become another program; all of it prepared before the process was created.
+pub struct Transition<'a> {
+    /// The program.
+    pub program: BorrowedFd<'a>,
+    /// Its arguments, ended by a null pointer.
+    pub argv: &'a [*const c_char],
+    /// Its environment, ended by a null pointer.
+    pub envp: &'a [*const c_char],
+}
+
+/// Gives this process `descriptors` as 0, 1, 2 …, and marks all others to be closed when it executes a program. The
+/// descriptors' own numbers are above those. Makes nothing but system calls.
+pub fn arrange(descriptors: &[RawFd]) -> Result<(), c_int> {
+    let first = libc::c_uint::try_from(descriptors.len()).unwrap_or(libc::c_uint::MAX);
+    // SAFETY: plain system calls on numbers.
+    unsafe {
+        for (target, source) in (0..).zip(descriptors) {
+            if libc::dup2(*source, target) < 0 {
+                return Err(errno());
+            }
+        }
+        if libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) < 0 {
+            return Err(errno());
+        }
+    }
+    Ok(())
+}
+
+/// Resets signals and executes. Returns only on failure. Makes nothing but system calls.
+pub fn become_program(transition: &Transition<'_>) -> c_int {
+    reset_signals();
+    // SAFETY: the pointer arrays end with null and outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            c_long::from(transition.program.as_raw_fd()),
+            c"".as_ptr(),
+            transition.argv.as_ptr(),
+            transition.envp.as_ptr(),
+            c_long::from(libc::AT_EMPTY_PATH),
+        );
+    }
+    errno()
+}
+
+/// Unblocks all signals and gives SIGPIPE, which Rust programs ignore, its usual effect.
+fn reset_signals() {
+    // SAFETY: the set is initialized before use.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}
+
+/// Becomes uid and gid `id` of the present user namespace, with no other groups where that may be said.
+/// Makes nothing but system calls.
+pub fn become_user(id: u32) -> Result<(), c_int> {
+    // SAFETY: plain system calls. Raw ones, because glibc's wrappers would involve other threads.
+    unsafe {
+        // Refused where the groups are fixed (an ordinary user's namespace): then they stay, and open no file here.
+        libc::syscall(libc::SYS_setgroups, 0, ptr::null::<u32>());
+        if libc::syscall(libc::SYS_setresgid, id, id, id) < 0 || libc::syscall(libc::SYS_setresuid, id, id, id) < 0 {
+            return Err(errno());
+        }
+    }
+    Ok(())
+}
+
+/// Moves this process into new namespaces.
+pub fn unshare(namespaces: c_int) -> io::Result<()> {
+    // SAFETY: a plain system call.
+    check(unsafe { libc::unshare(namespaces) })
+}
+
+/// Turns address space randomization off for the next program.
+pub fn fix_addresses() -> io::Result<()> {
+    const ADDR_NO_RANDOMIZE: libc::c_ulong = 0x0004_0000;
+    // SAFETY: a plain system call.
+    check(unsafe { libc::personality(ADDR_NO_RANDOMIZE) })
+}
+
+/// Ends the process without running anything of ours.
+pub fn leave(code: c_int) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(code) }
+}
+
+/// Writes into a descriptor, ignoring failure: the last words of a process that ends.
+pub fn last_words(fd: RawFd, words: &[u8]) {
+    // SAFETY: the buffer is valid for its length.
+    unsafe { libc::write(fd, words.as_ptr().cast(), words.len()) };
+}
+
+/// Waits for one byte; `false` if the writer is gone.
+pub fn wait_for_byte(fd: RawFd) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: one byte is valid for writing.
+    unsafe { libc::read(fd, (&raw mut byte).cast(), 1) == 1 }
+}
+
+/// Pointers to strings, ended by null. They borrow from `list`.
+pub fn pointers(list: &[impl AsRef<CStr>]) -> Vec<*const c_char> {
+    list.iter().map(|text| text.as_ref().as_ptr()).chain([ptr::null()]).collect()
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn errno() -> c_int {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}

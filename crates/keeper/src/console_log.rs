@@ -1,0 +1,124 @@
+//! The guest kernel's own output: the last lines of it are kept, the rest is counted and dropped.
+//!
+//! A wedged guest can write gigabytes here. Reading is slowed down to a fixed rate; the guest then waits for us, which
+//! harms nobody else (attacks R4, U4).
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+/// How much of the output is kept.
+const KEPT: usize = 16 * 1024;
+/// How much is read in one [`PERIOD`] at the most.
+const PER_PERIOD: usize = 64 * 1024;
+const PERIOD: Duration = Duration::from_millis(100);
+/// How many lines an error shows.
+const SHOWN_LINES: usize = 20;
+
+/// The end of the guest's console output.
+pub struct ConsoleLog {
+    pipe: OwnedFd,
+    kept: VecDeque<u8>,
+    period_started: Instant,
+    in_period: usize,
+}
+
+/// What a round of reading found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Nothing more for now.
+    Empty,
+    /// The guest writes too fast: read again after this long.
+    Pause(Duration),
+}
+
+impl ConsoleLog {
+    /// Reads from the non-blocking `pipe`.
+    pub fn new(pipe: OwnedFd) -> Self {
+        Self { pipe, kept: VecDeque::new(), period_started: Instant::now(), in_period: 0 }
+    }
+
+    /// The pipe to wait for.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+
+    /// Reads what is there, within the rate.
+    pub fn read(&mut self) -> Reading {
+        let mut buffer = [0u8; 4096];
+        loop {
+            let elapsed = self.period_started.elapsed();
+            if elapsed >= PERIOD {
+                self.period_started = Instant::now();
+                self.in_period = 0;
+            } else if self.in_period >= PER_PERIOD {
+                return Reading::Pause(PERIOD.saturating_sub(elapsed));
+            }
+            match rustix::io::read(&self.pipe, &mut buffer) {
+                Ok(count @ 1..) => {
+                    self.in_period += count;
+                    self.keep(buffer.get(..count).unwrap_or_default());
+                }
+                Err(Errno::INTR) => {}
+                // End of file too: the guest is gone, which its process descriptor tells.
+                Ok(0) | Err(_) => return Reading::Empty,
+            }
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.kept.extend(bytes);
+        let excess = self.kept.len().saturating_sub(KEPT);
+        self.kept.drain(..excess);
+    }
+
+    /// The last lines.
+    pub fn tail(&self) -> String {
+        let bytes: Vec<u8> = self.kept.iter().copied().filter(|byte| *byte != b'\r').collect();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let first = lines.len().saturating_sub(SHOWN_LINES);
+        lines.get(first..).unwrap_or_default().join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+
+    fn log() -> (ConsoleLog, std::fs::File) {
+        let (read, write) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        (ConsoleLog::new(read), std::fs::File::from(write))
+    }
+
+    #[test]
+    fn r4_a_flood_is_slowed_down_and_only_its_end_is_kept() {
+        let (mut log, mut guest) = log();
+        let line = [b'x'; 1023].iter().copied().chain([b'\n']).collect::<Vec<_>>();
+        let mut paused = false;
+        for _ in 0..2 * PER_PERIOD / line.len() {
+            // A full pipe is the point: the guest would wait here.
+            let _ = guest.write(&line);
+            paused |= matches!(log.read(), Reading::Pause(_));
+        }
+        assert!(paused, "twice the rate was read without a pause");
+        assert!(log.kept.len() <= KEPT);
+    }
+
+    #[test]
+    fn the_tail_is_the_last_lines_without_empty_ones() {
+        let (mut log, mut guest) = log();
+        for number in 0..50 {
+            write!(guest, "line {number}\r\n\r\n").unwrap();
+        }
+        assert_eq!(log.read(), Reading::Empty);
+        let tail = log.tail();
+        assert!(tail.starts_with("line 30\n") && tail.ends_with("line 49"), "{tail}");
+    }
+}

@@ -1,0 +1,56 @@
+//! What a launcher hands to a keeper: one configuration, and resources as open descriptors at fixed numbers.
+
+use serde::{Deserialize, Serialize};
+
+/// Where the keeper finds what it was given. It looks nothing up by path.
+pub mod fd {
+    /// The encoded [`super::Launch`].
+    pub const CONFIG: i32 = 3;
+    /// The first client's socket.
+    pub const CLIENT: i32 = 4;
+    /// The guest kernel, executable.
+    pub const KERNEL: i32 = 5;
+    /// The initramfs with the agent.
+    pub const INITRAMFS: i32 = 6;
+    /// The read-only root image.
+    pub const IMAGE: i32 = 7;
+    /// The sandbox's writable disk.
+    pub const DISK: i32 = 8;
+    /// The lock that marks the sandbox's processor slot as taken for as long as the keeper lives.
+    pub const SLOT: i32 = 9;
+    /// How many there are, from [`CONFIG`] on.
+    pub const COUNT: usize = 7;
+}
+
+/// How a guest of the uml engine is kept apart from its own kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UmlMode {
+    /// Fast: guest processes are stopped by a seccomp trap. Users inside the guest are no boundary against each other.
+    #[default]
+    Seccomp,
+    /// Slower: guest processes are traced, so that users inside the guest are kept apart.
+    Ptrace,
+}
+
+/// The keeper's configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Guest memory in bytes.
+    pub memory: u64,
+    /// The host processor that the guest is pinned to.
+    pub cpu: u32,
+    /// How many host processes the guest may consist of.
+    pub processes: u64,
+    /// How guest processes are contained.
+    pub mode: UmlMode,
+    /// Milliseconds that the guest has to get ready.
+    pub ready_timeout_ms: u64,
+    /// Whether the guest process has a host user of its own, besides the keeper's: uid 1 of the keeper's namespace.
+    pub guest_user: bool,
+}
+
+/// Encodes a configuration.
+pub fn encode(launch: &Launch) -> Result<Vec<u8>, crate::MessageError> {
+    postcard::to_allocvec(launch).map_err(|_| crate::MessageError::Malformed)
+}

@@ -1,0 +1,42 @@
+//! What the host and the guest say to each other: one schema, spoken over one byte stream.
+//!
+//! The byte stream is the guest's control port (a virtio console port). Between the keeper and its clients the same
+//! frames travel over a Unix socket, so a client's request reaches the agent without being rewritten.
+//!
+//! * [`frame`]: the wire form: a fixed header, a stream number, a channel, at most [`MAX_PAYLOAD`] bytes.
+//! * [`message`]: what the control channel of a stream carries.
+//! * [`launch`]: what a keeper is started with.
+//! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
+//!
+//! Whatever comes from the other side is hostile input: lengths are checked before anything is stored, nothing is
+//! allocated by a number that the peer chose, and a violation is an error that ends the connection.
+
+pub mod frame;
+pub mod launch;
+pub mod message;
+pub mod window;
+
+pub use frame::{Channel, Decoder, Frame, FrameError};
+pub use message::{
+    Cause, Exec, Exit, FromKeeper, Hello, MessageError, Ready, RefusalKind, Refused, StdChannel, Timeline,
+    ToGuest, ToHost, ToKeeper,
+};
+pub use window::{ReceiveWindow, SendWindow, WindowError};
+
+/// The schema's version. Host and agent must agree exactly: they are built from one source.
+pub const VERSION: u16 = 1;
+
+/// The most payload that one frame from a guest, or one frame of bytes, may carry.
+pub const MAX_PAYLOAD: u32 = 64 * 1024;
+
+/// The most payload of one control message from the host: room for a command line of a few megabytes.
+pub const MAX_REQUEST: u32 = 4 * 1024 * 1024;
+
+/// What a sender may send on a fresh channel before the receiver grants more.
+pub const INITIAL_WINDOW: u32 = 64 * 1024;
+
+/// How many streams may be open at once between one client and its sandbox.
+pub const MAX_STREAMS: usize = 64;
+
+/// The stream of the connection itself: greeting, power-off, the keeper's own messages.
+pub const CONNECTION: u32 = 0;

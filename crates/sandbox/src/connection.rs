@@ -1,0 +1,126 @@
+//! A client's side of the protocol, without any waiting: the caller polls and moves bytes.
+//!
+//! A keeper may have been taken over by its guest, so what it sends is checked here as well.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bathy_protocol::frame;
+use bathy_protocol::message::{decode, encode};
+use bathy_protocol::{
+    CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, ToGuest, ToHost, ToKeeper, WindowError,
+};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use thiserror::Error;
+
+/// The sandbox cannot be spoken to any more.
+#[derive(Debug, Error)]
+pub enum ConnectionError {
+    /// The keeper is gone without a word.
+    #[error("The sandbox's keeper is gone")]
+    Gone,
+    /// A malformed frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A malformed message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A window was ignored.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    /// Bytes on a channel that only we send.
+    #[error("The sandbox sent bytes of {0:?}, which only its caller sends")]
+    WrongDirection(Channel),
+    /// The socket failed.
+    #[error("Cannot speak to the sandbox's keeper")]
+    Socket(#[source] io::Error),
+}
+
+/// Something that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// From the keeper.
+    Keeper(FromKeeper),
+    /// From the agent, about a stream.
+    Message(u32, ToHost),
+    /// Bytes of a command's output.
+    Output(u32, Channel, Vec<u8>),
+}
+
+/// The connection to a keeper.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    decoder: Decoder,
+    outbox: Vec<u8>,
+}
+
+impl Connection {
+    /// Speaks over `socket`.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self { socket, decoder: Decoder::new(MAX_PAYLOAD), outbox: Vec::new() })
+    }
+
+    /// What to poll.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// How much waits to be sent.
+    pub fn unsent(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// Queues a message about a stream.
+    pub fn tell(&mut self, stream: u32, message: &ToGuest) -> Result<(), ConnectionError> {
+        Ok(encode(stream, message, &mut self.outbox)?)
+    }
+
+    /// Queues a message for the keeper itself.
+    pub fn tell_keeper(&mut self, message: &ToKeeper) -> Result<(), ConnectionError> {
+        Ok(encode(CONNECTION, message, &mut self.outbox)?)
+    }
+
+    /// Queues bytes for a command's standard input, within its window.
+    pub fn input(&mut self, stream: u32, bytes: &[u8]) {
+        frame::encode(stream, Channel::Stdin, bytes, &mut self.outbox);
+    }
+
+    /// Sends what the keeper takes now.
+    pub fn send(&mut self) -> Result<(), ConnectionError> {
+        while !self.outbox.is_empty() {
+            match rustix::net::send(&self.socket, &self.outbox, SendFlags::NOSIGNAL) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                // Its last words may still be unread.
+                Err(Errno::PIPE | Errno::CONNRESET) => self.outbox.clear(),
+                Err(error) => return Err(ConnectionError::Socket(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has arrived.
+    pub fn receive(&mut self) -> Result<Vec<Arrival>, ConnectionError> {
+        let mut buffer = [0u8; 64 * 1024];
+        match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(ConnectionError::Gone),
+            Ok((count, _)) => self.decoder.push(buffer.get(..count).unwrap_or_default()),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(ConnectionError::Socket(error.into())),
+        }
+        let mut arrivals = Vec::new();
+        while let Some(frame) = self.decoder.next_frame()? {
+            arrivals.push(match (frame.stream, frame.channel) {
+                (CONNECTION, _) => Arrival::Keeper(decode(frame.payload)?),
+                (stream, Channel::Control) => Arrival::Message(stream, decode(frame.payload)?),
+                (_, Channel::Stdin) => return Err(ConnectionError::WrongDirection(Channel::Stdin)),
+                (stream, channel) => Arrival::Output(stream, channel, frame.payload.to_vec()),
+            });
+        }
+        Ok(arrivals)
+    }
+}

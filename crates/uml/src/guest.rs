@@ -1,0 +1,116 @@
+//! How a guest of this engine is started: its command line, its descriptors, its limits.
+//!
+//! The keeper writes every word of the command line; nothing of it comes from a caller or from an image (attack U3).
+
+use std::ffi::CString;
+
+use bathy_jail::filter::{Filter, GUEST_PTRACE, GUEST_SECCOMP};
+use bathy_jail::limits::Limit;
+use bathy_protocol::launch::{Launch, UmlMode};
+use rustix::process::Resource;
+
+/// Where the guest kernel finds what it was given. 0 is an input that never ends, 1 and 2 are the console.
+pub mod fd {
+    /// The console's output.
+    pub const CONSOLE: usize = 1;
+    /// Guest memory.
+    pub const RAM: usize = 3;
+    /// An empty file for the program that runs guest code.
+    pub const STUB: usize = 4;
+    /// The initramfs.
+    pub const INITRAMFS: usize = 5;
+    /// The first device's socket; the others follow in the order of [`super::DEVICES`].
+    pub const DEVICES: usize = 6;
+}
+
+/// The virtio types of the guest's devices, in the order in which it finds them: image, disk, control, entropy.
+pub const DEVICES: [u32; 4] = [2, 2, 3, 4];
+
+/// The kernel's delay-loop constant. Measuring it would cost 55 ms of every start; nothing here depends on it, because
+/// virtual devices need no delays.
+const LOOPS_PER_JIFFY: u32 = 5_000_000;
+
+/// The host processes that a guest needs besides one for each of its own.
+const HELPERS: u64 = 8;
+
+/// The guest kernel's words.
+pub fn command_line(launch: &Launch) -> Vec<CString> {
+    let mut words = vec![
+        "bathysphere-guest".to_owned(),
+        format!("mem={}K", launch.memory / 1024),
+        format!("memfd={}", fd::RAM),
+        format!("stubfd={}", fd::STUB),
+        format!("initrd=fd:{}", fd::INITRAMFS),
+        match launch.mode {
+            UmlMode::Seccomp => "seccomp=on".to_owned(),
+            UmlMode::Ptrace => "seccomp=off".to_owned(),
+        },
+        format!("lpj={LOOPS_PER_JIFFY}"),
+        "quiet".to_owned(),
+        "con=null".to_owned(),
+        "con0=fd:0,fd:1".to_owned(),
+        "rdinit=/init".to_owned(),
+    ];
+    for (number, kind) in (fd::DEVICES..).zip(DEVICES) {
+        words.push(format!("virtio_uml.device=fd:{number}:{kind}"));
+    }
+    // No word contains a zero byte: they are made of literals and numbers.
+    words.into_iter().filter_map(|word| CString::new(word).ok()).collect()
+}
+
+/// The filter that fits the mode.
+pub fn filter(mode: UmlMode) -> &'static Filter {
+    match mode {
+        UmlMode::Seccomp => &GUEST_SECCOMP,
+        UmlMode::Ptrace => &GUEST_PTRACE,
+    }
+}
+
+/// Limits of the guest's processes. Guest memory is one sealed file that cannot grow; what these processes can have
+/// besides is private memory and new processes.
+pub fn limits(launch: &Launch) -> Vec<Limit> {
+    const MIB: u64 = 1024 * 1024;
+    vec![
+        Limit { resource: Resource::Nproc, value: launch.processes + HELPERS },
+        Limit { resource: Resource::Nofile, value: 1024 },
+        // It writes into its memory, which cannot grow, and into its stub program; it can make no other file.
+        Limit { resource: Resource::Fsize, value: launch.memory },
+        Limit { resource: Resource::Data, value: 256 * MIB },
+        Limit { resource: Resource::Stack, value: 8 * MIB },
+        Limit { resource: Resource::Sigpending, value: 4096 },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(mode: UmlMode) -> Launch {
+        Launch {
+            memory: 128 << 20,
+            cpu: 0,
+            processes: 10,
+            mode,
+            ready_timeout_ms: 1,
+            guest_user: false,
+        }
+    }
+
+    #[test]
+    fn u3_the_command_line_holds_only_words_of_ours() {
+        let words = command_line(&launch(UmlMode::Seccomp));
+        let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        assert!(words.contains(&"mem=131072K") && words.contains(&"seccomp=on"));
+        let forbidden = ["ubd", "hostfs", "mconsole", "uml_dir", "umid", "vec", "tap", "root="];
+        for word in words {
+            assert!(!forbidden.iter().any(|bad| word.starts_with(bad)), "{word}");
+        }
+    }
+
+    #[test]
+    fn ptrace_mode_brings_its_own_filter() {
+        let words = command_line(&launch(UmlMode::Ptrace));
+        assert!(words.iter().any(|word| word.to_str() == Ok("seccomp=off")));
+        assert_ne!(filter(UmlMode::Ptrace).name, filter(UmlMode::Seccomp).name);
+    }
+}

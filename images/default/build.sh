@@ -1,0 +1,60 @@
+#!/bin/bash
+# Builds the default root image: Debian stable with Python, its data packages and
+# Node.js, as one read-only EROFS file. Usage: build.sh OUT, in an empty scratch
+# directory; works as root and as an ordinary user with subordinate ids.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=../../guest/mirror.sh
+. "$here/../../guest/mirror.sh"
+
+suite=trixie
+mkdir -p "${1:?usage: build.sh OUT}"
+out=$(realpath "$1")
+
+need mmdebstrap mmdebstrap
+need erofs-utils mkfs.erofs
+need_space 3000 .
+need_space 800 "$out"
+
+mode=root
+TMPDIR=$PWD
+if [ "$(id -u)" != 0 ]; then
+	need uidmap newuidmap newgidmap
+	grep -q "^$(id -un):" /etc/subuid && grep -q "^$(id -un):" /etc/subgid ||
+		fail "no subordinate ids for $(id -un): usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $(id -un)"
+	# The files will belong to subordinate users, who may not pass through a
+	# private home directory.
+	mode=unshare
+	TMPDIR=/var/tmp
+	need_space 3000 "$TMPDIR"
+fi
+export TMPDIR
+
+mapfile -t dpkg_options < <(sed -n 's/^[^#]/--dpkgopt=&/p' "$here/dpkg.cfg")
+packages=$(grep -v '^#' "$here/packages" | paste -s -d ,)
+mirror=$(debian_mirror)
+security=$(debian_mirror -security)
+
+sources=("deb $mirror $suite main" "deb $mirror $suite-updates main")
+[ -z "$security" ] || sources+=("deb $security $suite-security main")
+
+# The hooks are handed over as text, not as files: their user may be unable to
+# read this directory. The image is written into the tree it is made of, because
+# that is the one place that user can write, and copied out from there.
+progress "installing Debian $suite and $(grep -cv '^#' "$here/packages") packages"
+mmdebstrap \
+	--mode="$mode" --variant=minbase --format=null \
+	--keyring="$DEBIAN_KEYRING" \
+	--include="$packages" \
+	--aptopt='Acquire::Languages "none"' \
+	--aptopt='Acquire::Retries "3"' \
+	"${dpkg_options[@]}" \
+	--customize-hook="$(cat "$here/customize.sh")" \
+	--customize-hook="$(cat "$here/pack.sh")" \
+	--customize-hook="download /run/root.erofs '$out/root.erofs'" \
+	--customize-hook="download /run/version '$out/version'" \
+	"$suite" /dev/null "${sources[@]}"
+
+cp "$here/config.json" "$out/config.json"
+progress "root image: $(du -m "$out/root.erofs" | cut -f 1) MB, $(cat "$out/version")"

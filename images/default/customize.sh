@@ -1,0 +1,31 @@
+# Runs outside the new root, as its root user; $1 is the new root.
+set -eu
+root=$1
+
+echo '==> adding the user and the settings'
+chroot "$root" useradd --create-home --shell /bin/bash --uid 1000 user
+echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >"$root/etc/sudoers.d/user"
+chmod 440 "$root/etc/sudoers.d/user"
+
+ln -s python3 "$root/usr/bin/python"
+# The sandbox is thrown away after use: pip may install into it.
+rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
+
+echo sandbox >"$root/etc/hostname"
+printf '127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n' >"$root/etc/hosts"
+: >"$root/etc/resolv.conf"
+: >"$root/etc/machine-id"
+
+# The test suites of the data packages are a large part of the image.
+for package in numpy pandas scipy sympy matplotlib mpl_toolkits; do
+	find "$root/usr/lib/python3/dist-packages/$package" -type d -name tests \
+		-prune -exec rm -rf {} +
+done
+
+# Without its font list, the first plot in every sandbox would take seconds.
+chroot "$root" su user -c 'python3 -c "import matplotlib.font_manager"'
+mkdir -p "$root/root/.cache"
+cp -r "$root/home/user/.cache/matplotlib" "$root/root/.cache/"
+
+rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/cache/debconf/*-old \
+	"$root"/var/log/*.log "$root"/var/log/apt "$root"/tmp/* "$root"/run/*
