@@ -20,7 +20,7 @@ use crate::sys;
 const IMAGE_DISK: &str = "/dev/vda";
 const LAYER_DISK: &str = "/dev/vdb";
 /// The control port's name begins so; the number that follows depends on the engine's order of devices.
-const CONTROL_PORT: &str = "vport";
+const CONTROL_PORT: &[u8] = b"vport";
 const DEVICE_DEADLINE: Duration = Duration::from_secs(10);
 const DEVICE_PAUSE: Duration = Duration::from_micros(500);
 
@@ -113,21 +113,26 @@ fn link_standard_devices() -> Result<(), BootError> {
 pub fn open_port() -> Result<OwnedFd, BootError> {
     let deadline = Instant::now() + DEVICE_DEADLINE;
     loop {
-        let ports = fs::read_dir("/dev").map_err(BootError::Port)?.flatten();
-        let port = ports.map(|entry| entry.file_name()).find(|name| name.as_encoded_bytes().starts_with(CONTROL_PORT.as_bytes()));
-        if let Some(name) = port {
-            return OpenOptions::new()
-                .read(true)
-                .write(true)
-                .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-                .open(Path::new("/dev").join(name))
-                .map(OwnedFd::from)
-                .map_err(BootError::Port);
+        // The name appears a moment before the port can be opened.
+        match try_open_port() {
+            Ok(Some(port)) => return Ok(port),
+            Ok(None) if Instant::now() < deadline => sleep(DEVICE_PAUSE),
+            Ok(None) => return Err(BootError::NoDevice("the control port")),
+            Err(error) => return Err(BootError::Port(error)),
         }
-        if Instant::now() > deadline {
-            return Err(BootError::NoDevice("the control port"));
-        }
-        sleep(DEVICE_PAUSE);
+    }
+}
+
+fn try_open_port() -> io::Result<Option<OwnedFd>> {
+    let names = fs::read_dir("/dev")?.flatten().map(|entry| entry.file_name());
+    let Some(name) = names.into_iter().find(|name| name.as_encoded_bytes().starts_with(CONTROL_PORT)) else {
+        return Ok(None);
+    };
+    let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    match OpenOptions::new().read(true).write(true).custom_flags(flags).open(Path::new("/dev").join(name)) {
+        Ok(port) => Ok(Some(port.into())),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOENT)) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -22,8 +22,8 @@ use crate::{spawn, sys};
 /// Output is not read from the commands while this much waits for the host.
 const OUTBOX_LIMIT: usize = 256 * 1024;
 const BUFFER: usize = 32 * 1024;
-/// How long to wait between looks for a host that has hung up.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(1);
+/// How long to wait between looks for a host that is not there.
+const HOST_PAUSE: Duration = Duration::from_micros(500);
 
 /// What ended the agent.
 #[derive(Debug, Error)]
@@ -51,6 +51,8 @@ pub struct BootTimes {
 /// Everything the agent knows.
 pub struct Server {
     port: OwnedFd,
+    /// Whether anything came from the host since the port was opened.
+    connected: bool,
     children: OwnedFd,
     boot: BootTimes,
     decoder: Decoder,
@@ -73,6 +75,7 @@ impl Server {
     pub fn new(port: OwnedFd, boot: BootTimes) -> Result<Self, ServerError> {
         Ok(Self {
             port,
+            connected: false,
             children: sys::child_signals()?,
             boot,
             decoder: Decoder::new(MAX_REQUEST),
@@ -143,12 +146,13 @@ impl Server {
             return Ok(());
         }
         let count = match rustix::io::read(&self.port, &mut *buffer) {
-            // The host's side is closed. It may come back, with a greeting, in another process.
-            Ok(0) => return self.reopen_port(),
+            // The host's side is not there: not yet, or no longer.
+            Ok(0) => return self.await_host(),
             Ok(count) => count,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(error) => return Err(io::Error::from(error).into()),
         };
+        self.connected = true;
         self.decoder.push(buffer.get(..count).unwrap_or_default());
         // Taken out so that a frame may borrow it while the server changes.
         let mut decoder = std::mem::replace(&mut self.decoder, Decoder::new(MAX_REQUEST));
@@ -270,12 +274,15 @@ impl Server {
         Ok(())
     }
 
-    fn reopen_port(&mut self) -> Result<(), ServerError> {
-        self.end_conversation();
-        // The old descriptor has to be closed first: the port can be open only once.
-        self.port = sys::child_signals()?;
-        self.port = boot::open_port()?;
-        sleep(RECONNECT_PAUSE);
+    /// The host may come, or come back, with a greeting, in another process.
+    fn await_host(&mut self) -> Result<(), ServerError> {
+        if std::mem::take(&mut self.connected) {
+            self.end_conversation();
+            // The port can be open only once: anything else takes the old descriptor's place for a moment.
+            self.port = sys::child_signals()?;
+            self.port = boot::open_port()?;
+        }
+        sleep(HOST_PAUSE);
         Ok(())
     }
 

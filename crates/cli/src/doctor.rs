@@ -1,10 +1,51 @@
-//! x
+//! `bathy doctor`: what this machine offers, and what to do about what it does not.
+
 use std::error::Error;
-/// a
+use std::process::Command;
+
+use bathy_sandbox::doctor::{Status, examine};
+use bathy_sandbox::{Paths, kvm_probe};
+
+use crate::escape;
+
+/// The name of the hidden verb that runs the probe guest.
+const PROBE: &str = "probe-kvm";
+
+/// Arguments of `bathy doctor`.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Print the diagnosis as JSON.
     #[arg(long)]
     json: bool,
 }
-pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> { let _ = args.json; Ok(0) }
-pub fn probe_kvm() -> Result<u8, Box<dyn Error>> { Ok(0) }
+
+/// Examines this machine. The exit code is 1 if sandboxes will not run.
+pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
+    let mut prober = Command::new(std::env::current_exe()?);
+    let diagnosis = examine(&Paths::of_user()?, prober.arg(PROBE));
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+    } else {
+        for check in &diagnosis.checks {
+            let mark = match check.status {
+                Status::Ok => "ok  ",
+                Status::Note => "note",
+                Status::Failed => "FAIL",
+            };
+            println!("{mark}  {:<16} {}", check.name, escape::text(&check.found));
+            if let Some(cure) = &check.cure {
+                println!("      {:<16} -> {}", "", escape::text(cure));
+            }
+        }
+        let engine = serde_json::to_value(diagnosis.engine)?;
+        println!("\nengine: {} ({})", engine.as_str().unwrap_or_default(), diagnosis.engine_reason);
+        println!("{}", if diagnosis.healthy { "Sandboxes will run." } else { "Sandboxes will not run until the failed checks are mended." });
+    }
+    Ok(u8::from(!diagnosis.healthy))
+}
+
+/// Runs the probe guest in this process.
+pub fn probe_kvm() -> Result<u8, Box<dyn Error>> {
+    kvm_probe::run_guest()?;
+    Ok(0)
+}

@@ -161,7 +161,7 @@ impl Chain {
         if buffer.length == 0 {
             return Ok(());
         }
-        if !is_mapped(mem, buffer) {
+        if !mem.check_range(buffer.address, buffer.length as usize) {
             return Err(RingError::Unmapped { address: buffer.address.0, length: buffer.length });
         }
         // Virtio limits the whole chain, not each direction.
@@ -181,12 +181,6 @@ impl Chain {
         }
         Ok(())
     }
-}
-
-fn is_mapped(mem: &GuestMemory, buffer: Buffer) -> bool {
-    // The sum is checked first because the memory's own walk over regions may wrap around the end of the address space.
-    let end = buffer.address.0.checked_add(u64::from(buffer.length));
-    end.is_some() && mem.check_range(buffer.address, buffer.length as usize)
 }
 
 fn length(bytes: &[u8]) -> u32 {

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use thiserror::Error;
 
 use crate::filter::Filter;
@@ -31,7 +32,9 @@ const FIRST_COPY: RawFd = 64;
 #[derive(Debug, Error)]
 pub enum SpawnError {
     /// The kernel refuses user namespaces.
-    #[error("This machine does not let us create user namespaces: {0}")]
+    #[error(
+        "This machine does not let us create user namespaces, which every sandbox needs. As root: sysctl -w user.max_user_namespaces=100000; on Debian also kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0"
+    )]
     NoNamespaces(#[source] io::Error),
     /// The new namespace's users could not be set.
     #[error("Cannot map the sandbox's users: {0}")]
@@ -158,6 +161,19 @@ fn map_users(pid: u32, identity: Identity) -> io::Result<()> {
         Identity::Pair { first } => {
             write("uid_map", format!("0 {first} 2\n"))?;
             write("gid_map", format!("0 {first} 2\n"))
+        }
+    }
+}
+
+/// Whether this machine lets us create the namespaces that a keeper needs: tried, and undone.
+pub fn try_namespaces() -> Result<(), SpawnError> {
+    // SAFETY: the child only ends itself.
+    match unsafe { sys::fork_into(NAMESPACES | libc::CLONE_NEWUSER) }.map_err(SpawnError::NoNamespaces)? {
+        Side::Child => sys::leave(0),
+        Side::Parent(child) => {
+            waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED)
+                .map_err(|error| SpawnError::Prepare(error.into()))?;
+            Ok(())
         }
     }
 }

@@ -92,9 +92,9 @@ impl Devices {
         Ok(disks.merge(self.control.service()?).merge(self.entropy.service()?))
     }
 
-    /// Whether the agent has its port open.
-    pub fn agent_listens(&self) -> bool {
-        self.control.device().guest_open()
+    /// How often the agent has opened its port.
+    pub fn agent_sessions(&self) -> u64 {
+        self.control.device().sessions()
     }
 
     /// Bytes from the agent; to be followed by [`Self::service_control`], which makes use of the room.

@@ -205,8 +205,10 @@ impl Keeper {
 
     /// Moves bytes between the agent and the hub until neither side has any for the other.
     fn exchange(&mut self) -> Result<Outcome, End> {
-        if !self.hub.is_greeted() && self.devices.agent_listens() {
-            self.hub.greet()?;
+        match (self.devices.agent_sessions(), self.hub.is_greeted()) {
+            (0, _) | (1, true) => {}
+            (_, false) => self.hub.greet()?,
+            (_, true) => return Err(HubError::HungUp.into()),
         }
         let mut outcome = Outcome::default();
         loop {

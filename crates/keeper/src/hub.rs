@@ -43,6 +43,9 @@ pub enum HubError {
     /// The agent speaks another version.
     #[error("The agent speaks version {0} of the protocol, this keeper {VERSION}")]
     Version(u16),
+    /// The agent closed its port while nobody asked it to.
+    #[error("The agent hung up")]
+    HungUp,
     /// The agent answered a greeting that was not sent.
     #[error("The agent answered epoch {0}, which is not the present one")]
     Epoch(u64),

@@ -89,7 +89,7 @@ fn open(path: &Path) -> Result<File, AssetsError> {
 }
 
 /// A program of ours beside the one that runs.
-fn program(name: &str) -> Result<PathBuf, AssetsError> {
+pub(crate) fn program(name: &str) -> Result<PathBuf, AssetsError> {
     let missing = |error| AssetsError::Program(PathBuf::from(name), error);
     let folder = std::env::current_exe().map_err(missing)?;
     // Test programs lie one folder deeper than the programs that they test.

@@ -1,1 +1,220 @@
-//! x
+//! What this machine offers, and what to do about what it does not.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use bathy_image::store::State;
+use bathy_image::{Recipe, Store};
+use serde::Serialize;
+
+use crate::assets;
+use crate::engine;
+use crate::host;
+use crate::kvm_probe::{self, Verdict};
+use crate::paths::Paths;
+use crate::spec::{Engine, SandboxSpec};
+use crate::sys;
+
+const GIB: u64 = 1 << 30;
+/// Room that the cache and a few disks need.
+const DISK_NEEDED: u64 = 3 * GIB;
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Not needed, or not as good as it could be.
+    Note,
+    /// Sandboxes will not run.
+    Failed,
+}
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it went.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    pub cure: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Status::Ok, found: found.into(), cure: None }
+    }
+
+    fn note(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Status::Note, found: found.into(), cure: None }
+    }
+
+    fn failed(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { name, status: Status::Failed, found: found.into(), cure: Some(cure.into()) }
+    }
+}
+
+/// Everything the doctor knows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// Whether sandboxes will run.
+    pub healthy: bool,
+    /// The engine that will be used.
+    pub engine: Engine,
+    /// Why.
+    pub engine_reason: String,
+    /// What `/dev/kvm` is good for.
+    pub kvm: Verdict,
+    /// All checks.
+    pub checks: Vec<Check>,
+}
+
+/// Looks at everything. `prober` is this program, asked to run the KVM probe guest.
+pub fn examine(paths: &Paths, prober: &mut Command) -> Diagnosis {
+    let store = Store::new(paths.cache.clone());
+    let kvm = kvm_probe::probe(prober);
+    let mut checks = vec![
+        user_namespaces(),
+        seccomp(),
+        landlock(),
+        cgroups(),
+        memory(),
+        disk("cache folder", &paths.cache),
+        disk("state folder", &paths.state),
+        programs(),
+        file_system_tool(),
+        artifact("guest kernel", &store, &Recipe::uml_kernel()),
+    ];
+    checks.extend(Recipe::images().filter_map(|name| Recipe::image(name).ok()).map(|recipe| artifact("image", &store, &recipe)));
+    checks.push(kvm_check(&kvm));
+    let healthy = checks.iter().all(|check| check.status != Status::Failed);
+    let (engine, engine_reason) = match engine::choose(Engine::Auto) {
+        Ok(choice) => (choice.engine, format!("{}; {}", choice.reason, kvm_words(&kvm))),
+        Err(error) => (Engine::Auto, error.to_string()),
+    };
+    Diagnosis { healthy, engine, engine_reason, kvm, checks }
+}
+
+fn user_namespaces() -> Check {
+    const NAME: &str = "user namespaces";
+    match bathy_jail::spawn::try_namespaces() {
+        Ok(()) => Check::ok(NAME, "can be created"),
+        Err(error) => Check::failed(NAME, "cannot be created", error.to_string()),
+    }
+}
+
+fn seccomp() -> Check {
+    const NAME: &str = "seccomp";
+    const NEEDED: [&str; 3] = ["errno", "trap", "kill_process"];
+    let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    if NEEDED.iter().all(|needed| actions.split_whitespace().any(|action| action == *needed)) {
+        Check::ok(NAME, "filters with errno, trap and kill_process")
+    } else {
+        Check::failed(NAME, format!("the kernel offers only: {}", actions.trim()), "use a kernel with CONFIG_SECCOMP_FILTER, 4.14 or later")
+    }
+}
+
+fn landlock() -> Check {
+    match sys::landlock_version() {
+        Some(version) => Check::ok("Landlock", format!("version {version}")),
+        None => Check::note("Landlock", "not offered; the empty root and the system call filter do its work"),
+    }
+}
+
+fn cgroups() -> Check {
+    const NAME: &str = "cgroups";
+    let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    if controllers.split_whitespace().any(|name| name == "memory") {
+        Check::ok(NAME, format!("version 2 with {}", controllers.trim()))
+    } else if Path::new("/sys/fs/cgroup/memory").exists() {
+        Check::note(NAME, "version 1 only; sandboxes are limited by rlimits, sealed memory and fixed disks")
+    } else {
+        Check::note(NAME, "none; sandboxes are limited by rlimits, sealed memory and fixed disks")
+    }
+}
+
+fn memory() -> Check {
+    const NAME: &str = "memory";
+    let (available, needed) = (host::available_memory(), SandboxSpec::default().memory.0);
+    let found = format!("{} MiB available of {} MiB", available >> 20, host::total_memory() >> 20);
+    if available >= needed {
+        Check::ok(NAME, found)
+    } else {
+        Check::failed(NAME, found, format!("free some: a default sandbox may use {} MiB; or use --memory 128M", needed >> 20))
+    }
+}
+
+fn disk(name: &'static str, folder: &Path) -> Check {
+    let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(folder);
+    match rustix::fs::statvfs(existing) {
+        Ok(data) => {
+            let free = data.f_bavail.saturating_mul(data.f_frsize);
+            let found = format!("{} MiB free in {}", free >> 20, folder.display());
+            if free >= DISK_NEEDED {
+                Check::ok(name, found)
+            } else {
+                let variable = if name.starts_with("cache") { "XDG_CACHE_HOME" } else { "XDG_STATE_HOME" };
+                Check::failed(name, found, format!("free {} MiB there, or set {variable} to another disk", DISK_NEEDED >> 20))
+            }
+        }
+        Err(error) => Check::failed(name, format!("{}: {error}", folder.display()), "make the folder, or set HOME"),
+    }
+}
+
+fn programs() -> Check {
+    const NAME: &str = "programs";
+    let missing: Vec<_> = ["bathy-keeper", "bathy-agent"].into_iter().filter(|name| assets::program(name).is_err()).collect();
+    if missing.is_empty() {
+        Check::ok(NAME, "keeper and agent are beside bathy")
+    } else {
+        Check::failed(NAME, format!("{} not found beside bathy", missing.join(", ")), "build with ./bathy or `cargo build --release`")
+    }
+}
+
+fn file_system_tool() -> Check {
+    let found = ["/usr/sbin/mke2fs", "/sbin/mke2fs", "/usr/bin/mke2fs"].into_iter().find(|path| Path::new(path).exists());
+    match found {
+        Some(path) => Check::ok("mke2fs", path),
+        None => Check::failed("mke2fs", "not found", "apt-get install e2fsprogs"),
+    }
+}
+
+fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
+    match store.look(recipe) {
+        State::Absent => Check::note(name, format!("{} is not built yet; the first run builds it, or `bathy setup`", recipe.title)),
+        State::Usable(artifact) | State::Unverified(artifact) => match store.verify(&artifact) {
+            Ok(true) => Check::ok(name, format!("{} {}, digest right", recipe.title, artifact.manifest.version)),
+            Ok(false) => Check::failed(name, format!("{} is damaged", recipe.title), "run `bathy setup`: it is built again"),
+            Err(error) => Check::failed(name, error.to_string(), "check the cache folder's permissions"),
+        },
+    }
+}
+
+fn kvm_check(verdict: &Verdict) -> Check {
+    const NAME: &str = "KVM";
+    match verdict {
+        Verdict::Hardware { .. } => Check::ok(NAME, kvm_words(verdict)),
+        Verdict::NoPermission { group } => Check {
+            cure: Some(format!("to use it: usermod -aG {group} $USER, then log in again")),
+            ..Check::note(NAME, kvm_words(verdict))
+        },
+        _ => Check::note(NAME, kvm_words(verdict)),
+    }
+}
+
+fn kvm_words(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Hardware { milliseconds } => format!("/dev/kvm is hardware virtualization (probe guest took {milliseconds} ms)"),
+        Verdict::NotHardware { milliseconds } => {
+            format!("/dev/kvm is not hardware virtualization: a probe guest of 100 million instructions did not finish in {milliseconds} ms")
+        }
+        Verdict::Absent => "there is no /dev/kvm".to_owned(),
+        Verdict::NoPermission { group } => format!("/dev/kvm may only be used by root and the group {group}"),
+        Verdict::Broken { reason } => format!("/dev/kvm failed the probe: {reason}"),
+    }
+}

@@ -13,6 +13,7 @@ pub mod disk;
 pub mod doctor;
 pub mod engine;
 pub mod host;
+pub mod kvm_probe;
 pub mod launch;
 pub mod paths;
 pub mod slot;

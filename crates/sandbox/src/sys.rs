@@ -1,8 +1,14 @@
-//! The host side's unsafe code: one lock that has no safe wrapper.
+//! The host side's unsafe code: a lock and a question that have no safe wrapper, and memory for the probe guest.
 
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::ptr;
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Locks one byte of `file` for this open file, if nobody else has. The lock goes with the open file's last descriptor,
 /// in whatever process that is.
@@ -26,3 +32,55 @@ pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
 /// `F_WRLCK` and `SEEK_SET` in the width of `flock`'s fields.
 const WRITE_LOCK: i16 = 1;
 const FROM_START: i16 = 0;
+
+/// One page of memory for a guest.
+pub struct GuestPage {
+    address: *mut c_void,
+}
+
+impl GuestPage {
+    /// Its size.
+    pub const SIZE: u64 = 4096;
+    const LENGTH: usize = 4096;
+
+    /// A page of zeros.
+    pub fn new() -> io::Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a fresh anonymous mapping overlaps nothing.
+        let address = unsafe { mmap_anonymous(ptr::null_mut(), Self::LENGTH, protection, flags)? };
+        Ok(Self { address })
+    }
+
+    /// Copies `bytes`, as far as they fit, to its beginning.
+    pub fn write(&mut self, bytes: &[u8]) {
+        let length = bytes.len().min(Self::LENGTH);
+        // SAFETY: the page is ours, `length` bytes long at least, and no guest has it yet.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), length) };
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> u64 {
+        self.address.addr() as u64
+    }
+
+    /// Makes it memory of a guest. It must outlive the guest, which it does as long as the caller holds both.
+    pub fn give_to(&self, vm: &VmFd, region: kvm_userspace_memory_region) -> Result<(), kvm_ioctls::Error> {
+        // SAFETY: the region describes this page, which is mapped until it is dropped.
+        unsafe { vm.set_user_memory_region(region) }
+    }
+}
+
+impl Drop for GuestPage {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody uses it any more. Unmapping a valid mapping does not fail.
+        let _ = unsafe { munmap(self.address, Self::LENGTH) };
+    }
+}
+
+/// Which version of Landlock the kernel offers, if any.
+pub fn landlock_version() -> Option<u32> {
+    const VERSION_REQUEST: libc::c_uint = 1;
+    // SAFETY: with this flag the call takes no attributes and only answers.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<c_void>(), 0, VERSION_REQUEST) };
+    u32::try_from(version).ok()
+}

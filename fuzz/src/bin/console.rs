@@ -55,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(console.room() <= BUFFER_BYTES);
     }
     let state = console.save();
-    assert!(state.control.len() <= 32, "{} messages wait", state.control.len());
+    assert!(state.control.len() <= 16, "{} messages wait", state.control.len());
     assert!(Console::restore(state.clone()).expect("its own state").save() == state);
 });
 

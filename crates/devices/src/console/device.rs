@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use virtio_queue::Queue;
 
-use super::request::{CONTROL_BYTES, FromGuest};
-use super::session::{Hangup, Session};
+use super::request::{CONTROL_BYTES, FromGuest, MAX_MESSAGE_BYTES};
+use super::session::{Hangup, MAX_WAITING, Session};
 use super::{
     BUFFER_BYTES, CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, ConsoleError, ConsoleState, MAX_CHAIN_BYTES, RX_QUEUE,
     TX_QUEUE,
@@ -44,7 +44,11 @@ impl Console {
     /// When the state holds more than a console can.
     pub fn restore(state: ConsoleState) -> Result<Self, ConsoleError> {
         let ConsoleState { to_guest, from_guest, control, .. } = state;
-        if to_guest.len() > BUFFER_BYTES || from_guest.len() > BUFFER_BYTES || control.len() > 64 {
+        let full = to_guest.len() > BUFFER_BYTES || from_guest.len() > BUFFER_BYTES;
+        if full
+            || control.len() > MAX_WAITING
+            || control.iter().any(|message| message.len() > MAX_MESSAGE_BYTES)
+        {
             return Err(ConsoleError::State);
         }
         let mut console = Self::new();
@@ -53,6 +57,7 @@ impl Console {
         console.session.waiting = control.into();
         console.session.port_ready = state.port_ready;
         console.session.guest_open = state.guest_open;
+        console.session.host_open = state.host_open;
         console.session.hangup = state.hangup;
         console.session.sessions = state.sessions;
         console.acked_features = state.acked_features & console.features();
@@ -70,6 +75,7 @@ impl Console {
             control: self.session.waiting.iter().cloned().collect(),
             port_ready: self.session.port_ready,
             guest_open: self.session.guest_open,
+            host_open: self.session.host_open,
             hangup: self.session.hangup,
             sessions: self.session.sessions,
             acked_features: self.acked_features,

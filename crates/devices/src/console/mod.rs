@@ -71,6 +71,8 @@ pub struct ConsoleState {
     pub port_ready: bool,
     /// A guest process has the port open.
     pub guest_open: bool,
+    /// The guest was told that the host has its end open.
+    pub host_open: bool,
     /// How far a hang-up has come.
     pub hangup: Hangup,
     /// How often the port was opened.

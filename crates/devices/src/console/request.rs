@@ -5,6 +5,9 @@ use super::ConsoleError;
 /// The length of a control message without its payload.
 pub(super) const CONTROL_BYTES: usize = 8;
 
+/// The length of the longest control message.
+pub(super) const MAX_MESSAGE_BYTES: usize = CONTROL_BYTES + super::PORT_NAME.len();
+
 // Events of control messages, by their numbers in the virtio specification.
 const DEVICE_READY: u16 = 0;
 const PORT_ADD: u16 = 1;

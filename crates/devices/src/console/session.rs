@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::request::{FromGuest, ToGuest};
 use super::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, PORT_NAME, RX_QUEUE, TX_QUEUE};
 
-/// The most control messages that wait for the guest; beyond that, its own messages wait.
-const MAX_WAITING: usize = 16;
-/// The most messages that one message of the guest's is answered with.
-const MAX_ANSWERS: usize = 2;
+/// The most control messages that wait for the guest.
+pub(super) const MAX_WAITING: usize = 16;
+/// Above this many, messages of the guest's wait: there has to be room for the two that answer one of them, and for
+/// the two of a hang-up.
+const MAX_BEFORE_ANSWERING: usize = MAX_WAITING - 4;
 
 /// How far a hang-up has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +31,8 @@ pub(super) struct Session {
     pub(super) waiting: VecDeque<Vec<u8>>,
     pub(super) port_ready: bool,
     pub(super) guest_open: bool,
+    /// What the guest was last told about the host's end.
+    pub(super) host_open: bool,
     pub(super) hangup: Hangup,
     pub(super) sessions: u64,
     work: [bool; 4],
@@ -44,7 +47,7 @@ impl Session {
     /// Whether another control message of the guest's can be handled now.
     pub(super) fn accepts_control(&self) -> bool {
         // While old data is being thrown away, an opening by the guest must wait: what it writes next is new data.
-        self.hangup != Hangup::Drain && self.waiting.len() + MAX_ANSWERS <= MAX_WAITING
+        self.hangup != Hangup::Drain && self.waiting.len() <= MAX_BEFORE_ANSWERING
     }
 
     pub(super) fn handle(&mut self, message: FromGuest) {
@@ -53,7 +56,7 @@ impl Session {
             FromGuest::PortReady(true) => {
                 self.port_ready = true;
                 self.say(ToGuest::NamePort(PORT_NAME));
-                self.say(ToGuest::SetOpen(true));
+                self.set_host_open(true);
             }
             FromGuest::DeviceReady(false) | FromGuest::PortReady(false) => {
                 self.port_ready = false;
@@ -81,7 +84,7 @@ impl Session {
         }
         if self.guest_open {
             self.hangup = Hangup::AwaitClose;
-            self.say(ToGuest::SetOpen(false));
+            self.set_host_open(false);
         } else {
             self.hangup = Hangup::Drain;
         }
@@ -91,10 +94,15 @@ impl Session {
     /// All data of the old session is gone: the host is back on the line.
     pub(super) fn drained(&mut self) {
         self.hangup = Hangup::None;
-        if self.port_ready {
-            self.say(ToGuest::SetOpen(true));
+        if self.port_ready && !self.host_open {
+            self.set_host_open(true);
         }
         self.mark(CONTROL_TX_QUEUE);
+    }
+
+    fn set_host_open(&mut self, open: bool) {
+        self.host_open = open;
+        self.say(ToGuest::SetOpen(open));
     }
 
     fn say(&mut self, message: ToGuest) {

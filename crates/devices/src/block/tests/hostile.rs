@@ -306,6 +306,21 @@ fn v8_discard_and_write_zeroes_that_lie_about_their_ranges_are_refused() {
 }
 
 #[test]
+fn v8_range_that_would_take_long_is_refused() {
+    let ram = ram();
+    let mut bench = Bench::new(&ram);
+    // Sparse, and large enough for the range to be inside the disk.
+    bench.file.set_len(8 << 30).unwrap();
+    bench.block = Block::new(bench.file.try_clone().unwrap(), BlockConfig::default()).unwrap();
+    for kind in [DISCARD, WRITE_ZEROES] {
+        let ranges = bench.ranges(&[(0, MAX_RANGE_SECTORS, 0)]);
+        assert_eq!(bench.request(kind, 0, &[ranges]), (OK, 1));
+        let ranges = bench.ranges(&[(0, MAX_RANGE_SECTORS + 1, 0)]);
+        assert_eq!(bench.request(kind, 0, &[ranges]), (IOERR, 1));
+    }
+}
+
+#[test]
 fn v8_ranges_of_odd_length_or_with_unknown_flags_are_refused() {
     let ram = ram();
     let mut bench = Bench::new(&ram);

@@ -56,7 +56,7 @@ pub(super) struct Frontend<D: VirtioDevice> {
     pub(super) backend: Backend<D>,
     pub(super) queues: Vec<ClientQueue>,
     epoll: Rc<OwnedFd>,
-    request_end: Option<OwnedFd>,
+    pub(super) request_end: Option<OwnedFd>,
 }
 
 pub(super) fn sockets(kind: SocketType) -> (OwnedFd, OwnedFd) {

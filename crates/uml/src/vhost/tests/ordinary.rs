@@ -1,6 +1,5 @@
 //! What the guest's own driver says and gets.
 
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
@@ -8,14 +7,13 @@ use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::console::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, Console, RX_QUEUE, TX_QUEUE};
 use bathy_devices::entropy::Entropy;
 use bathy_devices::testing::{Driver, readable, writable};
-use bathy_devices::{GuestRam, VirtioDevice};
-use rustix::net::SocketType;
+use bathy_devices::{GuestRam, Outcome};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::super::{BackendState, SocketError, VhostError};
 use super::frontend::{
     Frontend, GET_CONFIG, GET_FEATURES, GET_VRING_BASE, SET_CONFIG, SET_FEATURES, SET_OWNER, SET_VRING_BASE,
-    SET_VRING_CALL, SET_VRING_ENABLE, VERSION, is_abandoned, longs, message, sockets, words,
+    SET_VRING_CALL, SET_VRING_ENABLE, VERSION, is_abandoned, longs, message, words,
 };
 
 const QUEUE: u64 = 0x20000;
@@ -246,22 +244,30 @@ fn call_descriptor_can_be_taken_away() {
 }
 
 #[test]
-fn dropping_the_server_leaves_nothing_watched_and_nothing_open() {
+fn request_descriptor_stays_open_as_long_as_the_connection() {
+    let mut frontend = Frontend::new(disk());
+    frontend.negotiate();
+    let request_end = frontend.request_end.take().unwrap();
+    assert!(!is_abandoned(&request_end));
+    drop(frontend);
+    assert!(is_abandoned(&request_end));
+}
+
+#[test]
+fn ended_connection_leaves_nothing_watched_and_nothing_open() {
     let mut frontend = Frontend::new(disk());
     let ram = Rc::clone(&frontend.ram);
     let driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
-    frontend.backend.device_mut().reset();
-    let (spare, _other) = sockets(SocketType::STREAM);
-    frontend.tell_acked(SET_VRING_CALL, &longs(&[0]), &[spare.as_fd()]);
-    let error = {
-        rustix::net::shutdown(&frontend.peer, rustix::net::Shutdown::Both).unwrap();
-        frontend.pump().unwrap_err()
-    };
+
+    rustix::net::shutdown(&frontend.peer, rustix::net::Shutdown::Both).unwrap();
+    let error = frontend.pump().unwrap_err();
+
     assert!(matches!(error, VhostError::Socket(SocketError::Closed)));
     assert!(frontend.backend.is_ended());
+    assert!(is_abandoned(&frontend.queues[0].call));
     // The guest still holds the kick, and nobody listens to it any more.
-    frontend.kick(0).unwrap();
+    rustix::io::write(&frontend.queues[0].kick, &1_u64.to_ne_bytes()).unwrap();
     assert_eq!(frontend.pending_events(), 0);
-    assert_eq!(frontend.backend.service().unwrap(), bathy_devices::Outcome::default());
+    assert_eq!(frontend.backend.service().unwrap(), Outcome::default());
 }
