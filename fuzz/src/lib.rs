@@ -116,7 +116,8 @@ pub fn ram() -> Rc<GuestRam> {
     thread_local! {
         static MEMORY: OnceCell<Rc<GuestRam>> = const { OnceCell::new() };
     }
-    let ram = MEMORY.with(|cell| Rc::clone(cell.get_or_init(|| Rc::new(GuestRam::create(RAM).expect("memory")))));
+    let ram =
+        MEMORY.with(|cell| Rc::clone(cell.get_or_init(|| Rc::new(GuestRam::create(RAM).expect("memory")))));
     let zeros = [0; RAM as usize];
     ram.memory().write_slice(&zeros, GuestAddress(0)).expect("inside memory");
     ram

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::fs::Mode;
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
 use thiserror::Error;
 
@@ -48,6 +49,7 @@ pub enum BootError {
 /// Mounts everything, enters the new root and returns the open control port.
 pub fn prepare_root() -> Result<OwnedFd, BootError> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::process::umask(Mode::empty());
     for folder in ["/dev", "/image", "/layer", "/root"] {
         make_folder(folder, 0o755)?;
     }
@@ -55,7 +57,7 @@ pub fn prepare_root() -> Result<OwnedFd, BootError> {
     wait_for(IMAGE_DISK)?;
     attach(IMAGE_DISK, "erofs", "/image", plain | MountFlags::RDONLY, None)?;
     wait_for(LAYER_DISK)?;
-    attach(LAYER_DISK, "ext4", "/layer", MountFlags::NOATIME, Some(c"discard"))?;
+    attach(LAYER_DISK, "ext4", "/layer", MountFlags::NOATIME, Some(c"discard,noinit_itable"))?;
     for (folder, mode) in [("/layer/upper", 0o755), ("/layer/work", 0o755), ("/layer/tmp", 0o1777)] {
         make_folder(folder, mode)?;
     }
@@ -79,6 +81,7 @@ pub fn prepare_root() -> Result<OwnedFd, BootError> {
     enter_root()?;
     link_standard_devices()?;
     sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
     rustix::system::sethostname(b"sandbox").map_err(|error| BootError::Prepare("the host name", error.into()))?;
     open_port()
 }

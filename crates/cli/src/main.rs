@@ -45,7 +45,15 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().verb {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A broken pipe or terminal is no reason to fail differently.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(OUR_FAILURE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let outcome = match cli.verb {
         Verb::Run(args) => run::run(args),
         Verb::Setup(args) => setup::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

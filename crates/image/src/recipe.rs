@@ -43,6 +43,9 @@ pub struct ImageConfig {
     pub env: BTreeMap<String, String>,
 }
 
+/// A file of a recipe: its path in the repository, and its content.
+type RecipeFile = (&'static str, &'static [u8]);
+
 /// Something that can be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
@@ -52,12 +55,20 @@ pub struct Recipe {
     pub title: String,
     /// Its folder in the repository.
     folder: String,
+    files: Vec<RecipeFile>,
 }
 
 impl Recipe {
+    /// The recipe in `folder`, out of all `files`.
+    pub(crate) fn new(name: String, title: String, folder: String, files: &[RecipeFile]) -> Self {
+        let below = |path: &str| path.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        let files = files.iter().copied().filter(|(path, _)| *path == SHARED || below(path)).collect();
+        Self { name, title, folder, files }
+    }
+
     /// The guest kernel of the uml engine.
     pub fn uml_kernel() -> Self {
-        Self { name: "kernel-uml".to_owned(), title: "guest kernel".to_owned(), folder: "guest/kernel".to_owned() }
+        Self::new("kernel-uml".to_owned(), "guest kernel".to_owned(), "guest/kernel".to_owned(), FILES)
     }
 
     /// A root image, by name.
@@ -66,11 +77,7 @@ impl Recipe {
             let known = Self::images().collect::<Vec<_>>().join(", ");
             return Err(RecipeError::UnknownImage { wanted: wanted.to_owned(), known });
         }
-        Ok(Self {
-            name: format!("image-{wanted}"),
-            title: format!("{wanted} image"),
-            folder: format!("images/{wanted}"),
-        })
+        Ok(Self::new(format!("image-{wanted}"), format!("{wanted} image"), format!("images/{wanted}"), FILES))
     }
 
     /// The names of all images.
@@ -78,15 +85,11 @@ impl Recipe {
         FILES.iter().filter_map(|(path, _)| path.strip_prefix("images/")?.strip_suffix("/build.sh"))
     }
 
-    fn files(&self) -> impl Iterator<Item = (&'static str, &'static [u8])> {
-        FILES.iter().copied().filter(|(path, _)| *path == SHARED || path.strip_prefix(&self.folder).is_some_and(|rest| rest.starts_with('/')))
-    }
-
     /// A digest of everything the result depends on, but for the version of the sources, which the result names.
     pub fn key(&self) -> String {
         let mut hasher = blake3::Hasher::new();
-        for (path, content) in self.files() {
-            for part in [path.as_bytes(), content] {
+        for (path, content) in &self.files {
+            for part in [path.as_bytes(), *content] {
                 hasher.update(&part.len().to_le_bytes());
                 hasher.update(part);
             }
@@ -96,7 +99,7 @@ impl Recipe {
 
     /// Writes the recipe below `target` and returns the path of its script.
     pub fn unpack(&self, target: &Path) -> Result<PathBuf, RecipeError> {
-        for (path, content) in self.files() {
+        for (path, content) in &self.files {
             let file = target.join(path);
             let failed = |error| RecipeError::Unpack(file.clone(), error);
             fs::create_dir_all(file.parent().unwrap_or(target)).map_err(failed)?;

@@ -341,3 +341,110 @@ fn remove(folder: &Path) -> io::Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Builds a file with a known content, and counts its builds in a file beside the cache.
+    const GOOD: &[u8] = b"echo '==> making it'; echo 1.0 > $1/version; echo content > $1/file; echo x >> ../../../../builds";
+    const BAD: &[u8] = b"echo the reason; exit 3";
+
+    fn recipe(script: &'static [u8]) -> Recipe {
+        let files = [("test/thing/build.sh", script)];
+        Recipe::new("thing".to_owned(), "test thing".to_owned(), "test/thing".to_owned(), &files)
+    }
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path().join("cache"));
+        (folder, store)
+    }
+
+    fn builds(folder: &tempfile::TempDir) -> usize {
+        fs::read_to_string(folder.path().join("builds")).unwrap_or_default().lines().count()
+    }
+
+    #[test]
+    fn it_is_built_once_and_then_found() {
+        let (folder, store) = store();
+        let mut steps = Vec::new();
+        let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |step| steps.push(step.to_owned())).unwrap();
+        assert_eq!(fs::read_to_string(artifact.path("file")).unwrap(), "content\n");
+        assert_eq!(artifact.manifest.version, "1.0");
+        assert!(steps.contains(&"making it".to_owned()), "{steps:?}");
+        store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
+        assert_eq!(builds(&folder), 1);
+    }
+
+    #[test]
+    fn a_damaged_file_is_noticed_by_its_digest_and_built_again() {
+        let (folder, store) = store();
+        let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
+        let path = artifact.path("file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&path, "CONTENT\n").unwrap();
+        let mut steps = Vec::new();
+        let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |step| steps.push(step.to_owned())).unwrap();
+        assert!(steps.iter().any(|step| step.contains("damaged")), "{steps:?}");
+        assert_eq!(fs::read_to_string(artifact.path("file")).unwrap(), "content\n");
+        assert_eq!(builds(&folder), 2);
+    }
+
+    #[test]
+    fn a_touched_but_unchanged_file_is_only_checked() {
+        let (folder, store) = store();
+        let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
+        fs::set_permissions(artifact.path("file"), fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(store.look(&recipe(GOOD)), State::Unverified(_)));
+        store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
+        assert!(matches!(store.look(&recipe(GOOD)), State::Usable(_)));
+        assert_eq!(builds(&folder), 1);
+    }
+
+    #[test]
+    fn of_two_at_once_one_builds_and_the_other_waits() {
+        let (folder, store) = store();
+        let waited = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut progress = |step: &str| {
+                        if step.starts_with("waiting") {
+                            waited.fetch_add(1, Ordering::Relaxed);
+                        }
+                    };
+                    store.ensure(&recipe(GOOD), &["file"], &mut progress).unwrap();
+                });
+            }
+        });
+        assert_eq!(builds(&folder), 1);
+    }
+
+    #[test]
+    fn a_failed_build_says_why_and_leaves_nothing() {
+        let (_folder, store) = store();
+        let error = store.ensure(&recipe(BAD), &["file"], &mut |_| ()).unwrap_err();
+        assert!(error.to_string().contains("the reason"), "{error}");
+        assert!(matches!(store.look(&recipe(BAD)), State::Absent));
+        assert!(!store.root().join("thing/building").exists());
+    }
+
+    #[test]
+    fn a_recipe_that_forgets_a_file_is_an_error() {
+        let (_folder, store) = store();
+        let error = store.ensure(&recipe(GOOD), &["other"], &mut |_| ()).unwrap_err();
+        assert!(error.to_string().contains("other"), "{error}");
+    }
+
+    #[test]
+    fn the_rest_of_a_killed_build_is_cleared_away() {
+        let (_folder, store) = store();
+        let rest = store.root().join("thing/building/work/rest");
+        fs::create_dir_all(&rest).unwrap();
+        store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
+        assert!(!rest.exists());
+    }
+}

@@ -81,7 +81,8 @@ fn push_request(input: &mut Input<'_>, mem: &bathy_devices::GuestMemory, driver:
     mem.write_obj(sector, GuestAddress(HEADER + 8)).expect("inside memory");
     let ranges = input.u8() % 20;
     for i in 0..u64::from(ranges) {
-        let (sector, sectors, flags) = (u64::from(input.u8() % 18), input.length() / 16, u32::from(input.u8() % 3));
+        let (sector, sectors, flags) =
+            (u64::from(input.u8() % 18), input.length() / 16, u32::from(input.u8() % 3));
         let at = HEADER + 16 + 16 * i;
         mem.write_obj(sector, GuestAddress(at)).expect("inside memory");
         mem.write_obj([sectors, flags], GuestAddress(at + 8)).expect("inside memory");

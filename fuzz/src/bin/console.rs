@@ -38,7 +38,11 @@ fuzz_target!(|data: &[u8]| {
                 drivers[0].push(&[writable(0x8000, input.length() % 0x4000)]);
             }
             6 => {
-                drivers[1].push(&[readable(0x8000, u32::from(input.u16()) % 0x8000)]);
+                // Enough, at times, to fill the port's buffer in one step.
+                let length = u32::from(input.u16());
+                for _ in 0..1 + input.u8() % 8 {
+                    drivers[1].push(&[readable(0, length)]);
+                }
             }
             7 => {
                 let size = usize::from(input.u16()) * 8;

@@ -17,8 +17,8 @@ use rustix::event::epoll::{self, CreateFlags, Event};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv,
-    sendmsg, socketpair,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    recv, sendmsg, socketpair,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -165,7 +165,9 @@ impl<'ram, D: VirtioDevice> Client<'ram, D> {
                 let start = input.address();
                 [words(&[1, 0]), longs(&[start, input.address(), start, start])].concat()
             }
-            (9, _) => [words(&[queue, 0]), longs(&[input.address(), input.address(), input.address(), 0])].concat(),
+            (9, _) => {
+                [words(&[queue, 0]), longs(&[input.address(), input.address(), input.address(), 0])].concat()
+            }
             (12 | 13, kind) => longs(&[u64::from(queue) | u64::from(kind & 1) << 8]),
             (24 | 25, _) => {
                 let bytes = input.length() % 300;
@@ -208,14 +210,20 @@ impl<'ram, D: VirtioDevice> Client<'ram, D> {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        let _ = sendmsg(&self.peer, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = sendmsg(
+            &self.peer,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        );
     }
 
     /// Delivers events, for as long as an event loop would in one go.
     fn pump(&mut self) -> Result<(), VhostError> {
         for _ in 0..8 {
             let mut events: Vec<Event> = Vec::with_capacity(16);
-            epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&NOW)).expect("events");
+            epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&NOW))
+                .expect("events");
             if events.is_empty() {
                 break;
             }

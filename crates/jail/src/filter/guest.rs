@@ -8,18 +8,18 @@
 use libc::{
     AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER,
     CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, PR_SET_NAME, PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGSET, PTRACE_KILL, PTRACE_SETOPTIONS, PTRACE_SETREGSET,
+    PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET,
     PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk,
     SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2, SYS_epoll_create,
     SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl,
-    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap,
+    SYS_fstat, SYS_futex, SYS_getpid, SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap,
     SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64,
     SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
     SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_setsid, SYS_sigaltstack,
     SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime, SYS_wait4, SYS_write,
 };
 
-use super::{Filter, Group, Otherwise, Rule, any, is, only, without};
+use super::{Condition, Filter, Group, Otherwise, Test, any, is, only, without};
 
 const NEW_NAMESPACES: i32 = CLONE_NEWCGROUP
     | CLONE_NEWIPC
@@ -134,36 +134,37 @@ const START: Group = Group {
     ],
 };
 
-const TRACING: Group = Group {
-    purpose: "stop guest programs by tracing them",
-    rules: &[Rule {
-        call: SYS_ptrace,
-        forms: &[
-            &[is(0, PTRACE_REQUESTS[0])],
-            &[is(0, PTRACE_REQUESTS[1])],
-            &[is(0, PTRACE_REQUESTS[2])],
-            &[is(0, PTRACE_REQUESTS[3])],
-            &[is(0, PTRACE_REQUESTS[4])],
-            &[is(0, PTRACE_REQUESTS[5])],
-            &[is(0, PTRACE_REQUESTS[6])],
-            &[is(0, PTRACE_REQUESTS[7])],
-            &[is(0, PTRACE_REQUESTS[8])],
-        ],
-    }],
-};
+/// A request of a tracer.
+const fn request(number: u32) -> Condition {
+    Condition { argument: 0, test: Test::Is(number) }
+}
 
-/// What a tracer of its own children needs: neither attach nor seize.
-const PTRACE_REQUESTS: [i32; 9] = [
-    PTRACE_TRACEME.cast_signed(),
-    PTRACE_CONT.cast_signed(),
-    PTRACE_KILL.cast_signed(),
-    PTRACE_SYSCALL.cast_signed(),
-    PTRACE_SYSEMU.cast_signed(),
-    PTRACE_SYSEMU_SINGLESTEP.cast_signed(),
-    PTRACE_SETOPTIONS.cast_signed(),
-    PTRACE_GETREGSET.cast_signed(),
-    PTRACE_SETREGSET.cast_signed(),
-];
+const TRACING: Group = Group {
+    purpose: "stop guest programs by tracing them: its own children only, for there is neither attach nor seize",
+    rules: &[
+        // Asked for once, by the kernel's own check that a tracer can replace a system call.
+        any(SYS_getppid),
+        only(
+            SYS_ptrace,
+            &[
+                &[request(PTRACE_TRACEME)],
+                &[request(PTRACE_CONT)],
+                &[request(PTRACE_KILL)],
+                &[request(PTRACE_SYSCALL)],
+                &[request(PTRACE_SYSEMU)],
+                &[request(PTRACE_SYSEMU_SINGLESTEP)],
+                &[request(PTRACE_SETOPTIONS)],
+                &[request(PTRACE_GETSIGINFO)],
+                &[request(PTRACE_PEEKUSER)],
+                &[request(PTRACE_POKEUSER)],
+                &[request(PTRACE_GETREGS)],
+                &[request(PTRACE_SETREGS)],
+                &[request(PTRACE_GETREGSET)],
+                &[request(PTRACE_SETREGSET)],
+            ],
+        ),
+    ],
+};
 
 /// The guest's filter in the default mode.
 pub const GUEST_SECCOMP: Filter = Filter {

@@ -1,0 +1,79 @@
+//! The attacker's program: started in place of the guest kernel it tries to get out; started by a test on the host it
+//! shows what the same attempts do where nothing confines them.
+//!
+//! The jail fixes the command line, so a copy of this file says what it shall do in [`ROLE`].
+
+mod attempts;
+mod checks;
+mod filters;
+mod report;
+mod roles;
+mod rules;
+mod sys;
+
+use std::process::ExitCode;
+
+use bathy_jail::filter::{Filter, GUEST_PTRACE, GUEST_SECCOMP};
+
+use crate::report::Report;
+use crate::sys::Fate;
+
+/// Tests write the role's name over the dots of a copy.
+#[used]
+static ROLE: [u8; 48] = *b"jail-probe's role is: ..........................";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["outside"] => {
+            let mut report = Report::new(true);
+            attempts::run(&mut report, false);
+            checks::run(&mut report, false);
+            report.finish();
+        }
+        ["filter", table, installed] => match filters::run(table, installed) {
+            Ok(report) => report.finish(),
+            Err(error) => {
+                eprintln!("jail-probe: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+        guest if guest.iter().any(|word| word.starts_with("memfd=")) => return as_guest(guest),
+        _ => {
+            eprintln!("jail-probe: usage: jail-probe outside | jail-probe filter TABLE INSTALLED");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn as_guest(words: &[&str]) -> ExitCode {
+    let role = std::hint::black_box(&ROLE).split(|byte| *byte == b':').next_back().unwrap_or_default();
+    let role = String::from_utf8_lossy(role);
+    match role.trim_matches(['.', ' ']) {
+        "" => escape(words),
+        role => return roles::play(role),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Everything of J3 and U1, from inside.
+fn escape(words: &[&str]) {
+    let filter = if words.contains(&"seccomp=off") { GUEST_PTRACE } else { GUEST_SECCOMP };
+    let mut report = Report::new(false);
+    every_call(&mut report, &filter);
+    attempts::run(&mut report, true);
+    checks::run(&mut report, true);
+    report.finish();
+}
+
+/// The calls that are not refused are exactly those of the table.
+fn every_call(report: &mut Report, filter: &Filter) {
+    for case in rules::cases(filter) {
+        let fate = sys::attempt(case.call, case.args);
+        let refused = fate == Fate::Error(libc::EPERM);
+        let held = fate != Fate::NoChild && fate != Fate::Hung && refused != case.allowed;
+        report.add(held, &format!("call {:#x}", case.call), || format!("{:x?}: {fate:?}", case.args));
+    }
+}

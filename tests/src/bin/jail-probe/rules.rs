@@ -1,0 +1,109 @@
+//! Every form of every system call, with what a filter's table says about it.
+
+use std::collections::BTreeMap;
+
+use bathy_jail::filter::{Condition, Filter, Rule, Test};
+
+use crate::sys::Args;
+
+/// Numbers up to here are tried; the kernel's own end far below.
+const LAST: i64 = 1024;
+/// Marks calls of the x32 interface.
+const X32: u64 = 0x4000_0000;
+/// What arguments are when nothing is said about them: bad as descriptor, address, length, signal and process.
+const NOTHING: u64 = u64::MAX;
+
+/// One call to try.
+#[derive(Debug)]
+pub struct Case {
+    /// Its number.
+    pub call: u64,
+    /// Its arguments.
+    pub args: Args,
+    /// Whether the filter lets it pass.
+    pub allowed: bool,
+    /// Whether it is a refused form of a call that is allowed in others.
+    pub altered: bool,
+}
+
+/// All cases for a filter.
+pub fn cases(filter: &Filter) -> Vec<Case> {
+    let rules: BTreeMap<i64, &Rule> = filter.rules().map(|rule| (rule.call, rule)).collect();
+    let mut cases = Vec::new();
+    for number in 0..=LAST {
+        let call = number.cast_unsigned();
+        match rules.get(&number) {
+            Some(rule) if rule.forms.is_empty() => cases.push(plain(call, true)),
+            Some(rule) => cases.extend(forms(rule)),
+            None => cases.push(plain(call, false)),
+        }
+        // Every allowed call has a twin in the x32 interface.
+        if rules.contains_key(&number) {
+            cases.push(plain(call | X32, false));
+        }
+    }
+    cases.extend([u32::MAX >> 1, u32::MAX].map(|number| plain(number.into(), false)));
+    cases
+}
+
+fn plain(call: u64, allowed: bool) -> Case {
+    Case { call, args: [NOTHING; 6], allowed, altered: false }
+}
+
+/// Each form of a rule as it is allowed, and with each of its conditions broken in turn.
+fn forms(rule: &Rule) -> Vec<Case> {
+    let call = rule.call.cast_unsigned();
+    let mut cases = Vec::new();
+    for form in rule.forms {
+        let mut args = [NOTHING; 6];
+        for condition in *form {
+            set(&mut args, condition, met(condition.test));
+        }
+        cases.push(Case { call, args, allowed: true, altered: false });
+        for condition in *form {
+            for value in broken(condition.test) {
+                let mut args = args;
+                set(&mut args, condition, value);
+                // What breaks this form may be another one.
+                if !rule.forms.iter().any(|form| form.iter().all(|condition| holds(condition, &args))) {
+                    cases.push(Case { call, args, allowed: false, altered: true });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn set(args: &mut Args, condition: &Condition, value: u32) {
+    if let Some(arg) = args.get_mut(usize::from(condition.argument)) {
+        *arg = value.into();
+    }
+}
+
+fn holds(condition: &Condition, args: &Args) -> bool {
+    let arg = args.get(usize::from(condition.argument)).copied().unwrap_or_default();
+    // Conditions look at the lower half only, as the kernel does.
+    let arg = u32::try_from(arg & u64::from(u32::MAX)).unwrap_or_default();
+    match condition.test {
+        Test::Is(value) => arg == value,
+        Test::Without(mask) => arg & mask == 0,
+        Test::Masked { mask, value } => arg & mask == value,
+    }
+}
+
+fn met(test: Test) -> u32 {
+    match test {
+        Test::Is(value) => value,
+        Test::Without(mask) => !mask,
+        Test::Masked { mask, value } => !mask | value,
+    }
+}
+
+fn broken(test: Test) -> Vec<u32> {
+    let bits = |mask: u32| (0..u32::BITS).map(|bit| 1 << bit).filter(move |bit| mask & bit != 0);
+    match test {
+        Test::Is(value) => vec![value.wrapping_add(1), value.wrapping_sub(1), value ^ 0x4000_0000, !value],
+        Test::Without(mask) => bits(mask).map(|bit| !mask | bit).collect(),
+        Test::Masked { mask, value } => bits(mask).map(|bit| (!mask | value) ^ bit).collect(),
+    }
+}

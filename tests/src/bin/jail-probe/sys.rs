@@ -1,0 +1,259 @@
+//! The probe's unsafe code: system calls by number, each in a child of its own.
+//!
+//! A child shares no memory with the probe and does nothing after its call but end, so that no call, whatever it
+//! does, can harm the probe's own memory.
+
+use std::arch::asm;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+/// Arguments of a system call.
+pub type Args = [u64; 6];
+
+/// The exit code of a child whose call succeeded: above every error number.
+const SUCCEEDED: i32 = 200;
+/// The "error" of a child that could not prepare for its call.
+const UNPREPARED: i32 = 199;
+/// After this long a call counts as waiting for ever.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It succeeded, or ended its process as asked.
+    Done,
+    /// It failed with this error.
+    Error(i32),
+    /// It ended its process by this signal.
+    Signal(i32),
+    /// It had not returned after a second.
+    Hung,
+    /// There was no process to try it in.
+    NoChild,
+}
+
+/// Makes one system call in a child.
+pub fn attempt(call: u64, args: Args) -> Fate {
+    // SAFETY: made in a child, see the module's description.
+    in_child(move || unsafe { raw(call, &args) })
+}
+
+/// Makes one system call in a child that has first done `prepare`; [`Fate::NoChild`] if that failed.
+pub fn attempt_after(call: u64, args: Args, prepare: impl FnOnce() -> bool) -> Fate {
+    let fate = in_child(move || {
+        if !prepare() {
+            return -i64::from(UNPREPARED);
+        }
+        // SAFETY: made in a child, see the module's description.
+        unsafe { raw(call, &args) }
+    });
+    if fate == Fate::Error(UNPREPARED) { Fate::NoChild } else { fate }
+}
+
+/// Does `work` in a child, which ends with its result: an error number as a negative value, or success.
+pub fn in_child(work: impl FnOnce() -> i64) -> Fate {
+    // SAFETY: the probe has one thread, so that its copy may do everything.
+    match unsafe { libc::fork() } {
+        ..=-1 => Fate::NoChild,
+        0 => {
+            let result = work();
+            let code = match i32::try_from(result) {
+                Ok(error @ -4095..=-1) => -error,
+                _ => SUCCEEDED,
+            };
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(code) }
+        }
+        child => fate_of(child),
+    }
+}
+
+fn fate_of(child: i32) -> Fate {
+    let started = Instant::now();
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is valid for writing.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            break;
+        }
+        if started.elapsed() > PATIENCE {
+            end(child);
+            return Fate::Hung;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    if libc::WIFSIGNALED(status) {
+        return Fate::Signal(libc::WTERMSIG(status));
+    }
+    match libc::WEXITSTATUS(status) {
+        error @ 1..SUCCEEDED => Fate::Error(error),
+        _ => Fate::Done,
+    }
+}
+
+/// Ends a child and waits for it.
+pub fn end(child: i32) {
+    // SAFETY: plain calls; the number is that of a child which has not been waited for.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, ptr::null_mut(), 0);
+    }
+}
+
+/// # Safety
+/// The call may do whatever its arguments say, also to this process's memory.
+unsafe fn raw(call: u64, args: &Args) -> i64 {
+    let result: i64;
+    // SAFETY: the registers are those of the kernel's calling convention.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") call => result,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Asks for the process number through the 32-bit entry into the kernel.
+pub fn attempt_32_bit() -> Fate {
+    in_child(|| {
+        const GETPID_32: u64 = 20;
+        let result: i64;
+        // SAFETY: a call without arguments; the registers that this entry may change are named.
+        unsafe {
+            asm!("int 0x80", inlateout("rax") GETPID_32 => result, out("r8") _, out("r9") _, out("r10") _, out("r11") _);
+        }
+        result
+    })
+}
+
+/// Runs the program in descriptor `fd` in a child.
+pub fn execute_descriptor(fd: u64) -> Fate {
+    let argv = lasting([address(c"program"), 0]);
+    let empty = u64::try_from(libc::AT_EMPTY_PATH).unwrap_or_default();
+    attempt(number(libc::SYS_execveat), [fd, address(c""), argv, argv + 8, empty, 0])
+}
+
+/// A call's number as the kernel takes it.
+pub fn number(call: i64) -> u64 {
+    call.cast_unsigned()
+}
+
+/// The address of a text.
+pub fn address(text: &'static CStr) -> u64 {
+    text.as_ptr().addr() as u64
+}
+
+/// The address of a value that stays for as long as the probe.
+pub fn lasting<T>(value: T) -> u64 {
+    ptr::from_ref(Box::leak(Box::new(value))).addr() as u64
+}
+
+/// This process's number.
+pub fn own_number() -> u64 {
+    std::process::id().into()
+}
+
+/// Which descriptors below `limit` are open, with their kind.
+pub fn open_descriptors(limit: i32) -> Vec<(i32, &'static str)> {
+    (0..limit).filter_map(|fd| kind(fd).map(|kind| (fd, kind))).collect()
+}
+
+fn kind(fd: i32) -> Option<&'static str> {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the buffer is valid for writing; zeroes are a valid `stat`.
+    let mode = unsafe {
+        if libc::fstat(fd, stat.as_mut_ptr()) < 0 {
+            return None;
+        }
+        stat.assume_init().st_mode
+    };
+    Some(match mode & libc::S_IFMT {
+        libc::S_IFREG => "file",
+        libc::S_IFIFO => "pipe",
+        libc::S_IFSOCK => "socket",
+        libc::S_IFDIR => "folder",
+        libc::S_IFCHR => "device",
+        _ => "other",
+    })
+}
+
+/// Writes bytes at the descriptor's end.
+pub fn append(fd: i32, bytes: &[u8]) -> Result<usize, i32> {
+    // SAFETY: the buffer is valid for its length.
+    let written = unsafe {
+        libc::lseek(fd, 0, libc::SEEK_END);
+        libc::write(fd, bytes.as_ptr().cast(), bytes.len())
+    };
+    usize::try_from(written).map_err(|_| errno())
+}
+
+/// Whether `length` bytes of anonymous memory can be mapped with `flags`, and made writable. They are given back.
+pub fn map_memory(length: usize, flags: i32) -> Result<(), i32> {
+    // SAFETY: the kernel chooses an unused range, which only this function knows and which it gives back untouched.
+    unsafe {
+        let start = libc::mmap(ptr::null_mut(), length, libc::PROT_READ, flags | libc::MAP_ANONYMOUS, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        let result = libc::mprotect(start, length, libc::PROT_READ | libc::PROT_WRITE);
+        let error = errno();
+        libc::munmap(start, length);
+        if result < 0 { Err(error) } else { Ok(()) }
+    }
+}
+
+/// Creates processes that wait until it is refused or `most` exist. Returns their numbers.
+pub fn fork_until_refused(most: usize) -> Vec<i32> {
+    let mut children = Vec::new();
+    while children.len() < most {
+        // SAFETY: the child does nothing but wait, and is ended by its parent.
+        match unsafe { libc::fork() } {
+            ..=-1 => break,
+            0 => loop {
+                std::thread::sleep(Duration::from_secs(60));
+            },
+            child => children.push(child),
+        }
+    }
+    children
+}
+
+/// Sends a signal. Zero only asks whether the process is there.
+pub fn signal(process: i32, signal: i32) -> Result<(), i32> {
+    // SAFETY: a plain call.
+    if unsafe { libc::kill(process, signal) } < 0 { Err(errno()) } else { Ok(()) }
+}
+
+/// Makes `process` the receiver of the descriptor's signals.
+pub fn set_owner(fd: i32, process: i32) -> Result<(), i32> {
+    // SAFETY: a plain call.
+    if unsafe { libc::fcntl(fd, libc::F_SETOWN, process) } < 0 { Err(errno()) } else { Ok(()) }
+}
+
+/// Closes a descriptor that nothing else here uses.
+pub fn close(fd: i32) {
+    // SAFETY: only inherited descriptors are closed, which no owned value stands for.
+    unsafe { libc::close(fd) };
+}
+
+/// Writes bytes to an inherited descriptor.
+pub fn write(fd: i32, bytes: &[u8]) -> Result<usize, i32> {
+    // SAFETY: the buffer is valid for its length.
+    let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
+    usize::try_from(written).map_err(|_| errno())
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
