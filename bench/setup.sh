@@ -1,7 +1,7 @@
 #!/bin/bash
 # Fetches the peers that bench/start compares with. Usage: setup.sh CACHE
 # bubblewrap and QEMU are installed; the rest is only unpacked below CACHE:
-#   runsc             gVisor, which only Debian's unstable suite has
+#   runsc             gVisor
 #   vmlinuz, initrd   the guest of QEMU: Debian's cloud kernel and a tiny start
 #   versions          what was fetched, one "name version" a line
 set -euo pipefail
@@ -79,9 +79,11 @@ trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 
 mirror=$(debian_mirror)
-private_apt "$scratch/apt-unstable" "$mirror" sid
+# Not from unstable: its build of the same gVisor, by a Go that is too new for it,
+# panics in every tenth start of Python and at every fork.
+private_apt "$scratch/apt-gvisor" "$mirror" trixie
 unpack runsc
-private_apt "$scratch/apt-stable" "$mirror" "$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-stable}")"
+private_apt "$scratch/apt-kernel" "$mirror" "$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-stable}")"
 kernel=$(apt-cache "${APT_OPTIONS[@]}" depends linux-image-cloud-amd64 |
 	sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p' | head -n 1)
 [ -n "$kernel" ] || fail "Debian's linux-image-cloud-amd64 names no kernel"

@@ -41,10 +41,11 @@ sources=("deb $mirror $suite main" "deb $mirror $suite-updates main")
 
 # The hooks are handed over as text, not as files: their user may be unable to
 # read this directory. The image is written into the tree it is made of, because
-# that is the one place that user can write, and copied out from there.
+# that is the one place that user can write, and copied out from there. What is
+# left of the tree afterwards is deleted whole, so it needs no cleaning.
 progress "installing Debian $suite and $(grep -cv '^#' "$here/packages") packages"
 mmdebstrap \
-	--mode="$mode" --variant=minbase --format=null \
+	--mode="$mode" --variant=minbase --format=null --skip=cleanup \
 	--keyring="$DEBIAN_KEYRING" \
 	--include="$packages" \
 	--aptopt='Acquire::Languages "none"' \

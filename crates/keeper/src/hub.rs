@@ -259,3 +259,142 @@ impl Hub {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bathy_protocol::{Exec, Exit, Ready};
+
+    use super::*;
+
+    const NOW: u64 = 7;
+
+    fn message<M: Serialize>(stream: u32, message: &M) -> Vec<u8> {
+        let mut wire = Vec::new();
+        encode(stream, message, &mut wire).unwrap();
+        wire
+    }
+
+    fn data(stream: u32, channel: Channel, length: usize) -> Vec<u8> {
+        let mut wire = Vec::new();
+        frame::encode(stream, channel, &vec![b'x'; length], &mut wire);
+        wire
+    }
+
+    fn ready(epoch: u64) -> ToHost {
+        ToHost::Ready(Ready {
+            version: VERSION,
+            epoch,
+            kernel: "test".to_owned(),
+            pid1_unix_ns: 1,
+            mounted_unix_ns: 2,
+            running: Vec::new(),
+        })
+    }
+
+    /// A hub whose guest is ready and runs one command on stream 1.
+    fn hub() -> Hub {
+        let mut hub = Hub::new(Timeline::default());
+        hub.greet().unwrap();
+        hub.hear_client(&message(1, &ToGuest::Exec(Exec::default()))).unwrap();
+        hub.hear_guest(&message(CONNECTION, &ready(1)), NOW).unwrap();
+        hub
+    }
+
+    #[test]
+    fn requests_wait_for_the_greeting() {
+        let mut hub = Hub::new(Timeline::default());
+        hub.hear_client(&message(1, &ToGuest::Exec(Exec::default()))).unwrap();
+        assert!(hub.for_guest().is_empty());
+        hub.greet().unwrap();
+        let mut decoder = Decoder::new(MAX_REQUEST);
+        decoder.push(hub.for_guest());
+        let first: ToGuest = decode(decoder.next_frame().unwrap().unwrap().payload).unwrap();
+        assert!(matches!(first, ToGuest::Hello(_)));
+        let second: ToGuest = decode(decoder.next_frame().unwrap().unwrap().payload).unwrap();
+        assert!(matches!(second, ToGuest::Exec(_)));
+    }
+
+    #[test]
+    fn c1_output_beyond_the_window_is_a_violation() {
+        let mut hub = hub();
+        hub.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize), NOW).unwrap();
+        let error = hub.hear_guest(&data(1, Channel::Stdout, 1), NOW).unwrap_err();
+        assert!(matches!(error, HubError::Window(_)), "{error}");
+    }
+
+    #[test]
+    fn each_output_has_a_window_of_its_own() {
+        let mut hub = hub();
+        hub.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize), NOW).unwrap();
+        hub.hear_guest(&data(1, Channel::Stderr, INITIAL_WINDOW as usize), NOW).unwrap();
+        hub.hear_client(&message(1, &ToGuest::Grant { channel: StdChannel::Stdout, bytes: 10 })).unwrap();
+        hub.hear_guest(&data(1, Channel::Stdout, 10), NOW).unwrap();
+        assert!(hub.hear_guest(&data(1, Channel::Stderr, 1), NOW).is_err());
+    }
+
+    #[test]
+    fn c1_wrong_streams_and_directions_are_violations() {
+        let cases = [
+            data(2, Channel::Stdout, 1),
+            data(1, Channel::Stdin, 1),
+            message(2, &ToHost::Exited(Exit::Code(0))),
+            message(1, &ready(1)),
+            message(CONNECTION, &ToHost::Exited(Exit::Code(0))),
+            // A second answer to the same greeting, and one to a greeting that never was.
+            message(CONNECTION, &ready(1)),
+            message(CONNECTION, &ready(9)),
+        ];
+        for (number, wire) in cases.into_iter().enumerate() {
+            assert!(hub().hear_guest(&wire, NOW).is_err(), "case {number}");
+        }
+    }
+
+    #[test]
+    fn c1_a_stream_is_over_when_its_command_is() {
+        let mut hub = hub();
+        hub.hear_guest(&message(1, &ToHost::Exited(Exit::Code(0))), NOW).unwrap();
+        assert!(hub.hear_guest(&message(1, &ToHost::Exited(Exit::Code(1))), NOW).is_err());
+    }
+
+    #[test]
+    fn c1_a_flood_of_messages_that_no_window_counts_is_not_read_for_ever() {
+        let mut hub = hub();
+        let flood = message(1, &ToHost::Started { pid: 1 }).repeat(1000);
+        let mut rounds = 0;
+        while hub.takes_output() {
+            hub.hear_guest(&flood, NOW).unwrap();
+            rounds += 1;
+            assert!(rounds < 10_000, "the hub never says that it has had enough");
+        }
+        assert!(hub.for_client().len() < UNREAD_LIMIT + flood.len());
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let mut hub = Hub::new(Timeline::default());
+        hub.greet().unwrap();
+        let ToHost::Ready(answer) = ready(1) else { unreachable!() };
+        let other = ToHost::Ready(Ready { version: VERSION + 1, ..answer });
+        assert!(matches!(hub.hear_guest(&message(CONNECTION, &other), NOW), Err(HubError::Version(_))));
+    }
+
+    #[test]
+    fn a_client_cannot_open_more_streams_than_there_are() {
+        let mut hub = hub();
+        let exec = |stream| message(stream, &ToGuest::Exec(Exec::default()));
+        for stream in 2..=MAX_STREAMS as u32 {
+            hub.hear_client(&exec(stream)).unwrap();
+        }
+        assert!(hub.hear_client(&exec(1000)).is_err());
+    }
+
+    #[test]
+    fn the_state_survives_being_saved() {
+        let mut hub = hub();
+        hub.hear_guest(&data(1, Channel::Stdout, 5), NOW).unwrap();
+        let saved = postcard::to_allocvec(&hub.state).unwrap();
+        let mut restored = Hub { state: postcard::from_bytes(&saved).unwrap(), ..hub };
+        restored.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize - 5), NOW).unwrap();
+        assert!(restored.hear_guest(&data(1, Channel::Stdout, 1), NOW).is_err());
+    }
+}

@@ -5,11 +5,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{SeekFrom, copy_file_range, seek};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -64,6 +64,7 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
 
 /// Copies what is not a hole.
 fn copy_data(source: &File, target: &File) -> io::Result<()> {
+    let mut buffer = vec![0u8; 64 * 1024];
     let mut position = 0;
     loop {
         let start = match seek(source, SeekFrom::Data(position)) {
@@ -72,12 +73,15 @@ fn copy_data(source: &File, target: &File) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         };
         let end = seek(source, SeekFrom::Hole(start))?;
-        let (mut from, mut to) = (start, start);
-        while from < end {
-            let length = usize::try_from(end - from).unwrap_or(usize::MAX);
-            if copy_file_range(source, Some(&mut from), target, Some(&mut to), length)? == 0 {
+        let mut at = start;
+        while at < end {
+            let room = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+            let count = source.read_at(buffer.get_mut(..room).unwrap_or_default(), at)?;
+            if count == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
+            target.write_all_at(buffer.get(..count).unwrap_or_default(), at)?;
+            at += count as u64;
         }
         position = end;
     }

@@ -137,11 +137,11 @@ fn sockets() -> Vec<Attempt> {
         all.push(refused(format!("connect {fd} to a path"), libc::SYS_connect, &[fd, docker, 19]));
         all.push(refused(format!("connect {fd} to an abstract name"), libc::SYS_connect, &[fd, abstract_name, 28]));
     }
-    all.push(refused("bind", libc::SYS_bind, &[6, abstract_name, 28]));
-    all.push(refused("listen", libc::SYS_listen, &[6, 1]));
+    all.push(harmful("bind", libc::SYS_bind, &[6, abstract_name, 28]));
+    all.push(harmful("listen", libc::SYS_listen, &[6, 1]));
     all.push(refused("accept", libc::SYS_accept, &[6, 0, 0]));
     all.push(refused("sendto", libc::SYS_sendto, &[6, docker, 1, 0, docker, 19]));
-    all.push(refused("setsockopt", libc::SYS_setsockopt, &[6, 1, 32, pair, 4]));
+    all.push(harmful("setsockopt", libc::SYS_setsockopt, &[6, 1, 32, pair, 4]));
     all
 }
 
@@ -164,7 +164,6 @@ fn processes() -> Vec<Attempt> {
         refused("pidfd_send_signal", libc::SYS_pidfd_send_signal, &[0, 0, 0, 0]),
         refused("rt_sigqueueinfo", libc::SYS_rt_sigqueueinfo, &[own, 0, 0]),
         refused("tkill", libc::SYS_tkill, &[own, 0]),
-        refused("getppid", libc::SYS_getppid, &[]),
         refused("setpgid", libc::SYS_setpgid, &[0, 0]),
         refused("clone3", libc::SYS_clone3, &[clone3, 88]),
         refused("sched_setaffinity", libc::SYS_sched_setaffinity, &[0, 8, lasting(u64::MAX)]),
@@ -224,7 +223,7 @@ fn kernel_parts() -> Vec<Attempt> {
         refused("perf_event_open", libc::SYS_perf_event_open, &[zeroes, 0, value(-1), value(-1), 0]),
         refused("userfaultfd", libc::SYS_userfaultfd, &[0]),
         refused("mq_open", libc::SYS_mq_open, &[address(c"attack"), value(O_RDWR), 0, 0]),
-        refused("shmget", libc::SYS_shmget, &[0, 4096, 0]),
+        refused("shmget", libc::SYS_shmget, &[0x1234, 4096, 0]),
         refused("semget", libc::SYS_semget, &[0, 0, 0]),
         refused("msgget", libc::SYS_msgget, &[0x1234, 0]),
         refused("memfd_secret", libc::SYS_memfd_secret, &[value(-1)]),
@@ -232,8 +231,8 @@ fn kernel_parts() -> Vec<Attempt> {
         refused("pipe2", libc::SYS_pipe2, &[zeroes, 0]),
         refused("splice", libc::SYS_splice, &[0, 0, 1, 0, 1, 0]),
         refused("vmsplice", libc::SYS_vmsplice, &[1, zeroes, 0, 0]),
-        refused("ftruncate", libc::SYS_ftruncate, &[3, 0]),
-        refused("fallocate", libc::SYS_fallocate, &[4, 0, 0, 1 << 30]),
+        harmful("ftruncate", libc::SYS_ftruncate, &[3, 0]),
+        harmful("fallocate", libc::SYS_fallocate, &[4, 0, 0, 1 << 30]),
         refused("landlock_create_ruleset", libc::SYS_landlock_create_ruleset, &[0, 0, 1]),
     ]
 }

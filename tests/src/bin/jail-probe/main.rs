@@ -72,8 +72,7 @@ fn escape(words: &[&str]) {
 fn every_call(report: &mut Report, filter: &Filter) {
     for case in rules::cases(filter) {
         let fate = sys::attempt(case.call, case.args);
-        let refused = fate == Fate::Error(libc::EPERM);
-        let held = fate != Fate::NoChild && fate != Fate::Hung && refused != case.allowed;
+        let held = rules::as_expected(&case, fate, Fate::Error(libc::EPERM));
         report.add(held, &format!("call {:#x}", case.call), || format!("{:x?}: {fate:?}", case.args));
     }
 }

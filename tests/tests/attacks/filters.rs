@@ -1,0 +1,50 @@
+//! J2: every system call, and every allowed form with each of its conditions broken, under the real filters.
+
+use crate::run::{probe_on_host, verdict};
+
+fn assert_tight(table: &str) {
+    let ran = probe_on_host(&["filter", table, "itself"]);
+    let (held, failed) = verdict(&ran.stdout);
+    assert_eq!(failed, 0, "\n{}", ran.stdout);
+    assert!(held > 1024, "only {held} calls were tried");
+}
+
+#[test]
+fn j2_keeper_filter_allows_its_table_and_kills_for_all_else() {
+    assert_tight("keeper");
+}
+
+#[test]
+fn j2_guest_filter_allows_its_table_and_nothing_else() {
+    assert_tight("guest-seccomp");
+}
+
+#[test]
+fn j2_guest_filter_of_ptrace_mode_allows_its_table_and_nothing_else() {
+    assert_tight("guest-ptrace");
+}
+
+#[test]
+fn j2_a_filter_with_one_call_too_many_is_noticed() {
+    for table in ["keeper", "guest-seccomp", "guest-ptrace"] {
+        let ran = probe_on_host(&["filter", table, "wider"]);
+        assert_eq!(verdict(&ran.stdout).1, 1, "{table}\n{}", ran.stdout);
+        assert!(ran.stdout.contains(&format!("LEAK call {:#x}:", libc::SYS_getuid)), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn j2_a_filter_with_calls_missing_is_noticed() {
+    for table in ["keeper", "guest-seccomp", "guest-ptrace"] {
+        let ran = probe_on_host(&["filter", table, "narrower"]);
+        assert!(verdict(&ran.stdout).1 > 1, "{table}\n{}", ran.stdout);
+    }
+}
+
+#[test]
+fn j2_without_a_filter_every_broken_form_is_noticed() {
+    for table in ["keeper", "guest-seccomp", "guest-ptrace"] {
+        let (held, failed) = verdict(&probe_on_host(&["filter", table, "nothing"]).stdout);
+        assert!(held == 0 && failed > 30, "{table}: {held} held, {failed} failed");
+    }
+}

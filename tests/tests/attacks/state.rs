@@ -1,0 +1,124 @@
+//! J5: the folders that bathy keeps things in hold links that somebody put there, as when an administrator runs it with
+//! another user's home.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use bathy_tests::{Ran, bathy};
+use tempfile::TempDir;
+
+use crate::run::Run;
+
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Folders of its own for one test, with the real kernel and image.
+struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    fn new() -> Self {
+        let home = Self { folder: tempfile::tempdir().expect("there is room in /tmp") };
+        fs::create_dir_all(home.cache().join("disk")).expect("our own folder");
+        fs::create_dir_all(home.state()).expect("our own folder");
+        for entry in fs::read_dir(real_cache()).expect("./test has filled the cache").flatten() {
+            if entry.file_name() != "disk" {
+                symlink(entry.path(), home.cache().join(entry.file_name())).expect("our own folder");
+            }
+        }
+        home
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache/bathysphere")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.folder.path().join("state/bathysphere")
+    }
+
+    fn template(&self) -> PathBuf {
+        self.cache().join("disk/ext4-64M")
+    }
+
+    /// A file that is none of bathy's business.
+    fn victim(&self) -> PathBuf {
+        self.folder.path().join("victim")
+    }
+
+    fn in_home<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let parent = |path: PathBuf| path.parent().map(Path::to_owned).unwrap_or_default();
+        command.env("XDG_CACHE_HOME", parent(self.cache())).env("XDG_STATE_HOME", parent(self.state()))
+    }
+
+    fn run(&self, guest_command: &[&str]) -> Ran {
+        let mut command = Command::new(bathy());
+        command.args(["run", "--disk", "64M", "--user", "root", "--"]).args(guest_command);
+        Run::of(self.in_home(&mut command)).finish(PATIENCE)
+    }
+}
+
+fn real_cache() -> PathBuf {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    base.expect("HOME is set").join("bathysphere")
+}
+
+#[test]
+fn j5_folders_without_links_work() {
+    let home = Home::new();
+    let ran = home.run(&["true"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(home.template().is_file() && home.state().join("slots").is_file());
+}
+
+#[test]
+fn j5_a_link_in_place_of_the_slot_file_creates_nothing() {
+    let home = Home::new();
+    symlink(home.victim(), home.state().join("slots")).expect("our own folder");
+    let ran = home.run(&["true"]);
+    assert!(!home.victim().exists(), "the link's target was created");
+    assert_eq!(ran.code, Some(125), "{}", ran.stderr);
+    assert!(ran.stderr.contains("slots"), "{}", ran.stderr);
+}
+
+#[test]
+fn j5_a_link_in_place_of_a_new_template_harms_nothing() {
+    let home = Home::new();
+    fs::write(home.victim(), "precious").expect("our own folder");
+    // The shell's number is bathy's, once it has become bathy.
+    let script = r#"ln -s "$0" "$1.$$" && exec "$2" run --disk 64M -- true"#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).args([home.victim(), home.template(), bathy()]);
+    Run::of(home.in_home(&mut command)).finish(PATIENCE);
+    let left = fs::read(home.victim()).expect("the victim is there");
+    assert_eq!(String::from_utf8_lossy(&left), "precious", "the link's target was overwritten");
+}
+
+#[test]
+fn j5_a_link_in_place_of_a_template_hands_no_host_file_to_the_guest() {
+    const SECRET: &str = "canary-7f3a91";
+    let home = Home::new();
+    // A file that the guest can boot with, or it could not tell what it sees.
+    assert_eq!(home.run(&["true"]).code, Some(0));
+    let mut bytes = fs::read(home.template()).expect("it was just made");
+    let end = bytes.len() - 4096;
+    bytes[end..end + SECRET.len()].copy_from_slice(SECRET.as_bytes());
+    fs::write(home.victim(), bytes).expect("there is room in /tmp");
+    fs::remove_file(home.template()).expect("our own file");
+    symlink(home.victim(), home.template()).expect("our own folder");
+    let ran = home.run(&["sh", "-c", &format!("grep -ac {SECRET} /dev/vdb")]);
+    assert_ne!(ran.stdout.trim(), "1", "the guest found the host file's content on its disk: {}", ran.stderr);
+}
+
+#[test]
+fn j5_a_pipe_in_place_of_a_template_does_not_hang() {
+    let home = Home::new();
+    let made = Command::new("mkfifo").arg(home.template()).status().expect("mkfifo is there");
+    assert!(made.success());
+    let ran = home.run(&["true"]);
+    assert!(ran.took < Duration::from_secs(10), "{:?}", ran.took);
+}

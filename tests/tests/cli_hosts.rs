@@ -1,0 +1,154 @@
+//! Hosts that are not as one would wish: an ordinary user, no namespaces, a full disk, a damaged cache.
+//!
+//! These tests run as root, because they make users and mounts; everything they make is theirs alone.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bathy_tests::{Ran, bathy, finish};
+
+/// An ordinary user with a home, the product in it, and a cache that need not be built.
+struct OrdinaryUser {
+    name: String,
+    uid: u32,
+    home: PathBuf,
+}
+
+impl OrdinaryUser {
+    fn create() -> Self {
+        let name = format!("bathytest{}", std::process::id());
+        let home = PathBuf::from(format!("/home/{name}"));
+        let added = Command::new("useradd").args(["-m", "-d"]).arg(&home).arg(&name).status().unwrap();
+        assert!(added.success(), "useradd failed");
+        let uid = Command::new("id").args(["-u", &name]).output().unwrap();
+        let user = Self { uid: String::from_utf8(uid.stdout).unwrap().trim().parse().unwrap(), name, home };
+        let programs = user.home.join("programs");
+        fs::create_dir(&programs).unwrap();
+        for program in ["bathy", "bathy-keeper", "bathy-agent"] {
+            fs::copy(bathy().with_file_name(program), programs.join(program)).unwrap();
+        }
+        copy_cache(&user.home.join(".cache/bathysphere"));
+        let owned = Command::new("chown").args(["-R", &user.name]).arg(&user.home).status().unwrap();
+        assert!(owned.success(), "chown failed");
+        user
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = Command::new(self.home.join("programs/bathy"));
+        command.args(arguments).env_clear().env("HOME", &self.home).current_dir("/").uid(self.uid).gid(self.uid);
+        finish(&mut command, b"")
+    }
+}
+
+impl Drop for OrdinaryUser {
+    fn drop(&mut self) {
+        let _ = Command::new("userdel").args(["-r", &self.name]).stderr(Stdio::null()).status();
+    }
+}
+
+fn root_cache() -> PathBuf {
+    let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"), PathBuf::from);
+    base.join("bathysphere")
+}
+
+/// Copies what sandboxes need, and nothing else, of root's cache.
+fn copy_cache(target: &Path) {
+    fs::create_dir_all(target).unwrap();
+    for part in ["kernel-uml", "image-default", "disk"] {
+        let copied = Command::new("cp").arg("-r").arg(root_cache().join(part)).arg(target).status().unwrap();
+        assert!(copied.success(), "the cache cannot be copied");
+    }
+}
+
+#[test]
+fn an_ordinary_user_runs_sandboxes_without_any_privilege() {
+    let user = OrdinaryUser::create();
+    let ran = user.run(&["run", "--", "sh", "-c", "id -u; uname -r; exit 7"]);
+    assert_eq!(ran.code, Some(7), "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("1000\n") && ran.stdout.contains("bathysphere"), "{}", ran.stdout);
+    let ran = user.run(&["run", "--", "sudo", "sh", "-c", "echo x > /usr/bin/x && cat /usr/bin/x"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "x\n"), "{}", ran.stderr);
+    let ran = user.run(&["run", "--uml-mode", "ptrace", "--", "echo", "traced"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "traced\n"), "{}", ran.stderr);
+    let ran = user.run(&["run", "--timeout", "1", "--", "sleep", "60"]);
+    assert_eq!(ran.code, Some(124), "{}", ran.stderr);
+    let ran = user.run(&["doctor", "--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    let left: Vec<_> = fs::read_dir(user.home.join(".local/state/bathysphere")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["slots"]);
+}
+
+/// A shell in a mount namespace of its own, so that its mounts end with it.
+fn in_private_mounts(script: &str) -> Ran {
+    finish(Command::new("unshare").args(["--mount", "sh", "-euc", script]).env("BATHY", bathy()), b"")
+}
+
+#[test]
+fn a_full_disk_on_the_host_is_named_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    // Less than the empty file system of a disk takes.
+    let ran = in_private_mounts(&format!("mount -t tmpfs -o size=16k none {path}; XDG_STATE_HOME={path} $BATHY run -- true"));
+    assert_eq!(ran.code, Some(125), "{}", ran.stderr);
+    assert!(ran.stderr.contains("disk is full"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_disk_that_fills_up_under_a_guest_fails_its_writes_and_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    let command = "dd if=/dev/zero of=/tmp/big bs=1M count=64 conv=fsync 2>/dev/null && echo stored; echo alive";
+    let ran = in_private_mounts(&format!("mount -t tmpfs -o size=16m none {path}; XDG_STATE_HOME={path} $BATHY run -- sh -c '{command}'"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "alive\n"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the host failed a request of the sandbox's disk"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_machine_without_user_namespaces_is_told_what_to_do() {
+    // In a user namespace of its own the limit is set for this test alone.
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces; \"$BATHY\" run -- true";
+    let ran = finish(Command::new("unshare").args(["--user", "--map-root-user", "sh", "-euc", script]).env("BATHY", bathy()), b"");
+    assert_eq!(ran.code, Some(125), "{}", ran.stderr);
+    assert!(ran.stderr.contains("max_user_namespaces"), "{}", ran.stderr);
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces; \"$BATHY\" doctor";
+    let ran = finish(Command::new("unshare").args(["--user", "--map-root-user", "sh", "-euc", script]).env("BATHY", bathy()), b"");
+    assert_eq!(ran.code, Some(1), "{}", ran.stdout);
+    assert!(ran.stdout.contains("FAIL  user namespaces"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_damaged_kernel_is_noticed_before_it_runs() {
+    let cache = tempfile::tempdir().unwrap();
+    let ours = cache.path().join("bathysphere");
+    copy_cache(&ours);
+    let entry = fs::read_dir(ours.join("kernel-uml")).unwrap().flatten().find(|entry| entry.path().join("linux").exists()).unwrap();
+    let kernel = entry.path().join("linux");
+    let mut bytes = fs::read(&kernel).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::set_permissions(&kernel, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&kernel, bytes).unwrap();
+
+    // Building it again takes minutes and is tested elsewhere: this run is ended as soon as it begins to.
+    let mut child = Command::new(bathy())
+        .args(["run", "--", "true"])
+        .env("XDG_CACHE_HOME", cache.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let stderr = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut lines = std::io::BufRead::lines(stderr);
+    let started = Instant::now();
+    let noticed = lines.by_ref().map_while(Result::ok).take_while(|_| started.elapsed() < Duration::from_secs(20)).any(|line| line.contains("guest kernel is damaged: building it again"));
+    let group = rustix::process::Pid::from_child(&child);
+    let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    child.wait().unwrap();
+    assert!(noticed, "the damage was not noticed");
+}
