@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../..").canonicalize()?;
+    let root =
+        PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../..").canonicalize()?;
     let mut files = Vec::new();
     for folder in ["guest", "images"] {
         collect(&root.join(folder), &mut files)?;
@@ -15,7 +16,12 @@ fn main() -> io::Result<()> {
     let mut source = String::from("&[\n");
     for file in files {
         let name = file.strip_prefix(&root).unwrap_or(&file);
-        let _ = writeln!(source, "    ({:?}, include_bytes!({:?})),", name.display().to_string(), file.display().to_string());
+        let _ = writeln!(
+            source,
+            "    ({:?}, include_bytes!({:?})),",
+            name.display().to_string(),
+            file.display().to_string()
+        );
     }
     source.push_str("]\n");
     fs::write(PathBuf::from(env::var("OUT_DIR").unwrap_or_default()).join("recipes.rs"), source)

@@ -11,7 +11,8 @@ pub fn bathy() -> PathBuf {
 
 /// Where release binaries are built.
 pub fn release_folder() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
     target.join("x86_64-unknown-linux-gnu/release")
 }
 

@@ -31,7 +31,9 @@ fn input_passes_through() {
 
 #[test]
 fn megabytes_pass_through_unchanged_in_both_directions() {
-    let input: Vec<u8> = (0..3_000_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()[3] % 64 + 32).collect();
+    let input: Vec<u8> = (0..3_000_000_u32)
+        .map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()[3] % 64 + 32)
+        .collect();
     let ran = finish(Command::new(bathy()).args(["run", "--", "cat"]), &input);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stdout.as_bytes() == input, "{} bytes came back of {}", ran.stdout.len(), input.len());
@@ -55,7 +57,8 @@ fn a_flood_on_one_output_does_not_hold_up_the_other() {
         .spawn()
         .unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stderr.take().unwrap()), &mut line).unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stderr.take().unwrap()), &mut line)
+        .unwrap();
     assert_eq!(line, "through\n");
     let mut zeros = Vec::new();
     std::io::Read::read_to_end(&mut child.stdout.take().unwrap(), &mut zeros).unwrap();
@@ -79,10 +82,17 @@ fn a_signal_in_the_guest_is_128_and_its_number() {
 
 #[test]
 fn the_usual_libraries_are_there() {
-    let script = "import numpy, pandas, matplotlib, requests; print(int(pandas.DataFrame({'a':[1,2]}).sum()['a']))";
+    let script =
+        "import numpy, pandas, matplotlib, requests; print(int(pandas.DataFrame({'a':[1,2]}).sum()['a']))";
     assert_ran(&run(&["run", "--", "python3", "-c", script]), 0, "3\n");
     assert_ran(&run(&["run", "--", "node", "-e", "console.log(6*7)"]), 0, "42\n");
-    let tools = run(&["run", "--", "sh", "-c", "pip --version && git --version && curl --version && ls /etc/ssl/certs/ca-certificates.crt"]);
+    let tools = run(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "pip --version && git --version && curl --version && ls /etc/ssl/certs/ca-certificates.crt",
+    ]);
     assert_eq!(tools.code, Some(0), "{}{}", tools.stdout, tools.stderr);
 }
 
@@ -97,7 +107,19 @@ fn programs_that_cannot_be_run_have_their_own_codes() {
 
 #[test]
 fn environment_folder_and_user_are_as_asked_for() {
-    let ran = run(&["run", "-e", "GREETING=a b", "-w", "/usr", "-u", "root", "--", "sh", "-c", "echo \"$GREETING $PWD $(id -u) $HOME\""]);
+    let ran = run(&[
+        "run",
+        "-e",
+        "GREETING=a b",
+        "-w",
+        "/usr",
+        "-u",
+        "root",
+        "--",
+        "sh",
+        "-c",
+        "echo \"$GREETING $PWD $(id -u) $HOME\"",
+    ]);
     assert_ran(&ran, 0, "a b /usr 0 /root\n");
     let ran = run(&["run", "--", "sh", "-c", "echo $PWD $USER $HOME $LANG"]);
     assert_ran(&ran, 0, "/home/user user /home/user C.UTF-8\n");
@@ -135,14 +157,17 @@ fn json_holds_the_result_and_every_phase() {
     assert_eq!(report["stdout"]["text"], "out\n");
     assert_eq!(report["stderr"]["text"], "err\n");
     assert_eq!(report["engine"], "uml");
-    for phase in ["prepare", "spawn", "jail", "kernel", "mounts", "ready", "first_byte", "exit", "cleanup", "total"] {
+    for phase in
+        ["prepare", "spawn", "jail", "kernel", "mounts", "ready", "first_byte", "exit", "cleanup", "total"]
+    {
         assert!(report["phases_ms"][phase].is_number(), "{phase}: {report}");
     }
 }
 
 #[test]
 fn ptrace_mode_runs_the_same_commands() {
-    let ran = run(&["run", "--uml-mode", "ptrace", "--", "python3", "-c", "import os; print(os.fork() >= 0)"]);
+    let ran =
+        run(&["run", "--uml-mode", "ptrace", "--", "python3", "-c", "import os; print(os.fork() >= 0)"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(ran.stdout, "True\nTrue\n");
 }
@@ -169,8 +194,19 @@ fn doctor_tells_which_engine_and_that_all_is_well() {
     let diagnosis: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(diagnosis["healthy"], true);
     assert_eq!(diagnosis["engine"], "uml");
-    let names: Vec<_> = diagnosis["checks"].as_array().unwrap().iter().map(|check| check["name"].as_str().unwrap()).collect();
-    for name in ["user namespaces", "seccomp", "Landlock", "cgroups", "memory", "cache folder", "guest kernel", "image", "KVM"] {
+    let names: Vec<_> =
+        diagnosis["checks"].as_array().unwrap().iter().map(|check| check["name"].as_str().unwrap()).collect();
+    for name in [
+        "user namespaces",
+        "seccomp",
+        "Landlock",
+        "cgroups",
+        "memory",
+        "cache folder",
+        "guest kernel",
+        "image",
+        "KVM",
+    ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
     assert!(ran.took < Duration::from_secs(6), "{:?}", ran.took);

@@ -35,7 +35,8 @@ impl Home {
     fn processes(&self) -> BTreeSet<u32> {
         let holds = |pid: &u32| {
             let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-            fds.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|target| target.starts_with(self.folder.path()))
+            fds.filter_map(|fd| fs::read_link(fd.path()).ok())
+                .any(|target| target.starts_with(self.folder.path()))
         };
         all_processes().filter(holds).collect()
     }
@@ -44,14 +45,19 @@ impl Home {
     fn assert_clean(&self, guests: &BTreeSet<u32>) {
         let deadline = Instant::now() + Duration::from_secs(3);
         loop {
-            let left: BTreeSet<_> = self.processes().into_iter().chain(guests.iter().copied().filter(|pid| is_alive(*pid))).collect();
+            let left: BTreeSet<_> = self
+                .processes()
+                .into_iter()
+                .chain(guests.iter().copied().filter(|pid| is_alive(*pid)))
+                .collect();
             if left.is_empty() {
                 break;
             }
             assert!(Instant::now() < deadline, "processes are left: {left:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let names: Vec<_> = fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: Vec<_> =
+            fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["slots"], "files are left");
         assert_eq!(fs::metadata(self.state().join("slots")).unwrap().len(), 0);
     }
@@ -70,7 +76,9 @@ fn children(parent: u32) -> Vec<u32> {
     all_processes()
         .filter(|pid| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            status.lines().any(|line| line.strip_prefix("PPid:").is_some_and(|ppid| ppid.trim() == parent.to_string()))
+            status
+                .lines()
+                .any(|line| line.strip_prefix("PPid:").is_some_and(|ppid| ppid.trim() == parent.to_string()))
         })
         .collect()
 }
@@ -97,7 +105,8 @@ struct Running {
 
 impl Running {
     fn start(home: &Home) -> Self {
-        let mut child = home.command(&["run", "--", "sh", "-c", "echo up; sleep 60 & sleep 60"]).spawn().unwrap();
+        let mut child =
+            home.command(&["run", "--", "sh", "-c", "echo up; sleep 60 & sleep 60"]).spawn().unwrap();
         let mut line = String::new();
         let stdout = child.stdout.as_mut().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
@@ -183,10 +192,13 @@ fn a_reader_that_goes_away_ends_the_run() {
 fn two_hundred_runs_twenty_at_a_time_leave_nothing() {
     let home = Home::new();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let sockets = || fs::read_to_string("/proc/net/unix").unwrap().lines().filter(|line| line.contains("bathy")).count();
+    let sockets = || {
+        fs::read_to_string("/proc/net/unix").unwrap().lines().filter(|line| line.contains("bathy")).count()
+    };
     let sockets_before = sockets();
     for _ in 0..10 {
-        let batch: Vec<_> = (0..20).map(|_| home.command(&["run", "--", "echo", "done"]).spawn().unwrap()).collect();
+        let batch: Vec<_> =
+            (0..20).map(|_| home.command(&["run", "--", "echo", "done"]).spawn().unwrap()).collect();
         for child in batch {
             let output = child.wait_with_output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

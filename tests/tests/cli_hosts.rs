@@ -39,7 +39,13 @@ impl OrdinaryUser {
 
     fn run(&self, arguments: &[&str]) -> Ran {
         let mut command = Command::new(self.home.join("programs/bathy"));
-        command.args(arguments).env_clear().env("HOME", &self.home).current_dir("/").uid(self.uid).gid(self.uid);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("HOME", &self.home)
+            .current_dir("/")
+            .uid(self.uid)
+            .gid(self.uid);
         finish(&mut command, b"")
     }
 }
@@ -51,7 +57,8 @@ impl Drop for OrdinaryUser {
 }
 
 fn root_cache() -> PathBuf {
-    let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"), PathBuf::from);
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"), PathBuf::from);
     base.join("bathysphere")
 }
 
@@ -78,7 +85,10 @@ fn an_ordinary_user_runs_sandboxes_without_any_privilege() {
     assert_eq!(ran.code, Some(124), "{}", ran.stderr);
     let ran = user.run(&["doctor", "--json"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    let left: Vec<_> = fs::read_dir(user.home.join(".local/state/bathysphere")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> = fs::read_dir(user.home.join(".local/state/bathysphere"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(left, ["slots"]);
 }
 
@@ -92,7 +102,9 @@ fn a_full_disk_on_the_host_is_named_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display();
     // Less than the empty file system of a disk takes.
-    let ran = in_private_mounts(&format!("mount -t tmpfs -o size=16k none {path}; XDG_STATE_HOME={path} $BATHY run -- true"));
+    let ran = in_private_mounts(&format!(
+        "mount -t tmpfs -o size=16k none {path}; XDG_STATE_HOME={path} $BATHY run -- true"
+    ));
     assert_eq!(ran.code, Some(125), "{}", ran.stderr);
     assert!(ran.stderr.contains("disk is full"), "{}", ran.stderr);
 }
@@ -101,8 +113,11 @@ fn a_full_disk_on_the_host_is_named_at_the_start() {
 fn a_disk_that_fills_up_under_a_guest_fails_its_writes_and_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display();
-    let command = "dd if=/dev/zero of=/tmp/big bs=1M count=64 conv=fsync 2>/dev/null && echo stored; echo alive";
-    let ran = in_private_mounts(&format!("mount -t tmpfs -o size=16m none {path}; XDG_STATE_HOME={path} $BATHY run -- sh -c '{command}'"));
+    let command =
+        "dd if=/dev/zero of=/tmp/big bs=1M count=64 conv=fsync 2>/dev/null && echo stored; echo alive";
+    let ran = in_private_mounts(&format!(
+        "mount -t tmpfs -o size=16m none {path}; XDG_STATE_HOME={path} $BATHY run -- sh -c '{command}'"
+    ));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "alive\n"), "{}", ran.stderr);
     assert!(ran.stderr.contains("the host failed a request of the sandbox's disk"), "{}", ran.stderr);
 }
@@ -111,11 +126,21 @@ fn a_disk_that_fills_up_under_a_guest_fails_its_writes_and_is_reported() {
 fn a_machine_without_user_namespaces_is_told_what_to_do() {
     // In a user namespace of its own the limit is set for this test alone.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces; \"$BATHY\" run -- true";
-    let ran = finish(Command::new("unshare").args(["--user", "--map-root-user", "sh", "-euc", script]).env("BATHY", bathy()), b"");
+    let ran = finish(
+        Command::new("unshare")
+            .args(["--user", "--map-root-user", "sh", "-euc", script])
+            .env("BATHY", bathy()),
+        b"",
+    );
     assert_eq!(ran.code, Some(125), "{}", ran.stderr);
     assert!(ran.stderr.contains("max_user_namespaces"), "{}", ran.stderr);
     let script = "echo 0 > /proc/sys/user/max_user_namespaces; \"$BATHY\" doctor";
-    let ran = finish(Command::new("unshare").args(["--user", "--map-root-user", "sh", "-euc", script]).env("BATHY", bathy()), b"");
+    let ran = finish(
+        Command::new("unshare")
+            .args(["--user", "--map-root-user", "sh", "-euc", script])
+            .env("BATHY", bathy()),
+        b"",
+    );
     assert_eq!(ran.code, Some(1), "{}", ran.stdout);
     assert!(ran.stdout.contains("FAIL  user namespaces"), "{}", ran.stdout);
 }
@@ -125,7 +150,11 @@ fn a_damaged_kernel_is_noticed_before_it_runs() {
     let cache = tempfile::tempdir().unwrap();
     let ours = cache.path().join("bathysphere");
     copy_cache(&ours);
-    let entry = fs::read_dir(ours.join("kernel-uml")).unwrap().flatten().find(|entry| entry.path().join("linux").exists()).unwrap();
+    let entry = fs::read_dir(ours.join("kernel-uml"))
+        .unwrap()
+        .flatten()
+        .find(|entry| entry.path().join("linux").exists())
+        .unwrap();
     let kernel = entry.path().join("linux");
     let mut bytes = fs::read(&kernel).unwrap();
     let middle = bytes.len() / 2;
@@ -146,7 +175,11 @@ fn a_damaged_kernel_is_noticed_before_it_runs() {
     let stderr = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut lines = std::io::BufRead::lines(stderr);
     let started = Instant::now();
-    let noticed = lines.by_ref().map_while(Result::ok).take_while(|_| started.elapsed() < Duration::from_secs(20)).any(|line| line.contains("guest kernel is damaged: building it again"));
+    let noticed = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .take_while(|_| started.elapsed() < Duration::from_secs(20))
+        .any(|line| line.contains("guest kernel is damaged: building it again"));
     let group = rustix::process::Pid::from_child(&child);
     let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     child.wait().unwrap();

@@ -26,14 +26,26 @@ fn no_process_of_the_host() {
     // Whatever runs in the guest descends from its own PID 1 or is a thread of its own kernel.
     let script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done";
     let commands = inside(script);
-    let foreign: Vec<_> = commands.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("/init") && !line.starts_with("sh -c") && !line.starts_with("tr ")).collect();
+    let foreign: Vec<_> = commands
+        .lines()
+        .map(str::trim)
+        .filter(|line| {
+            !line.is_empty()
+                && !line.starts_with("/init")
+                && !line.starts_with("sh -c")
+                && !line.starts_with("tr ")
+        })
+        .collect();
     assert!(foreign.is_empty(), "{foreign:?}");
 }
 
 #[test]
 fn no_network_interface_but_its_own_loopback() {
     assert_eq!(inside("ls /sys/class/net"), "lo\n");
-    assert_eq!(inside("python3 -c \"import socket; s=socket.socket(); s.bind(('127.0.0.1',0)); print('ok')\""), "ok\n");
+    assert_eq!(
+        inside("python3 -c \"import socket; s=socket.socket(); s.bind(('127.0.0.1',0)); print('ok')\""),
+        "ok\n"
+    );
 }
 
 #[test]
@@ -58,7 +70,12 @@ fn u3_the_kernel_has_no_way_to_the_host_but_its_devices() {
     for absent in ["ubd", "hostfs", "mconsole"] {
         assert!(!offered.contains(absent), "{absent:?} in {offered}");
     }
-    assert_eq!(inside("ls /proc/modules /proc/kcore /dev/mem 2>/dev/null; cat /proc/sys/kernel/kexec_load_disabled 2>/dev/null; echo end"), "end\n");
+    assert_eq!(
+        inside(
+            "ls /proc/modules /proc/kcore /dev/mem 2>/dev/null; cat /proc/sys/kernel/kexec_load_disabled 2>/dev/null; echo end"
+        ),
+        "end\n"
+    );
 }
 
 #[test]

@@ -30,11 +30,7 @@ const DEVICE_PAUSE: Duration = Duration::from_micros(500);
 pub enum BootError {
     /// A file system could not be mounted.
     #[error("Cannot mount {what} at {target}: {source}")]
-    Mount {
-        what: &'static str,
-        target: &'static str,
-        source: rustix::io::Errno,
-    },
+    Mount { what: &'static str, target: &'static str, source: rustix::io::Errno },
     /// A folder, link or root change failed.
     #[error("Cannot prepare {0}: {1}")]
     Prepare(&'static str, io::Error),
@@ -75,14 +71,21 @@ pub fn prepare_root() -> Result<OwnedFd, BootError> {
     mount_bind("/layer/tmp", "/root/tmp").map_err(mount_error("/layer/tmp", "/root/tmp"))?;
     mount_move("/dev", "/root/dev").map_err(mount_error("/dev", "/root/dev"))?;
     make_folder("/root/dev/pts", 0o755)?;
-    attach("devpts", "devpts", "/root/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=620,ptmxmode=666"))?;
+    attach(
+        "devpts",
+        "devpts",
+        "/root/dev/pts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        Some(c"mode=620,ptmxmode=666"),
+    )?;
     make_folder("/root/dev/shm", 0o1777)?;
     attach("tmpfs", "tmpfs", "/root/dev/shm", plain, Some(c"mode=1777"))?;
     enter_root()?;
     link_standard_devices()?;
     sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
-    rustix::system::sethostname(b"sandbox").map_err(|error| BootError::Prepare("the host name", error.into()))?;
+    rustix::system::sethostname(b"sandbox")
+        .map_err(|error| BootError::Prepare("the host name", error.into()))?;
     open_port()
 }
 
@@ -134,7 +137,9 @@ fn try_open_port() -> io::Result<Option<OwnedFd>> {
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
     match OpenOptions::new().read(true).write(true).custom_flags(flags).open(Path::new("/dev").join(name)) {
         Ok(port) => Ok(Some(port.into())),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOENT)) => Ok(None),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOENT)) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

@@ -151,10 +151,12 @@ impl Command {
                 }
                 Ok(())
             }
-            ToGuest::Grant { channel, bytes } => match self.outputs.iter_mut().find(|output| output.which == *channel) {
-                Some(output) => output.window.grant(*bytes),
-                None => Ok(()),
-            },
+            ToGuest::Grant { channel, bytes } => {
+                match self.outputs.iter_mut().find(|output| output.which == *channel) {
+                    Some(output) => output.window.grant(*bytes),
+                    None => Ok(()),
+                }
+            }
             ToGuest::Attach => {
                 self.attached = true;
                 for output in &mut self.outputs {

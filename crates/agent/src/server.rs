@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use bathy_protocol::message::decode;
 use bathy_protocol::{
-    CONNECTION, Decoder, Exec, Exit, FrameError, Hello, MAX_REQUEST, MAX_STREAMS, MessageError, Ready, RefusalKind,
-    Refused, ToGuest, ToHost, VERSION, WindowError,
+    CONNECTION, Decoder, Exec, Exit, FrameError, Hello, MAX_REQUEST, MAX_STREAMS, MessageError, Ready,
+    RefusalKind, Refused, ToGuest, ToHost, VERSION, WindowError,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, WaitStatus, wait};
 use thiserror::Error;
 
-use crate::command::{Command, is_input, say};
 use crate::boot::{self, BootError};
-use crate::{spawn, sys};
+use crate::command::{Command, is_input, say};
+use crate::{spawn, sys, unix_ns};
 
 /// Output is not read from the commands while this much waits for the host.
 const OUTBOX_LIMIT: usize = 256 * 1024;
@@ -46,6 +46,15 @@ pub enum ServerError {
 pub struct BootTimes {
     pub pid1_unix_ns: u64,
     pub mounted_unix_ns: u64,
+}
+
+impl BootTimes {
+    /// The clock they were read from was wrong by this much.
+    fn shift(&mut self, nanoseconds: i64) {
+        for time in [&mut self.pid1_unix_ns, &mut self.mounted_unix_ns] {
+            *time = time.saturating_add_signed(nanoseconds);
+        }
+    }
 }
 
 /// Everything the agent knows.
@@ -159,7 +168,8 @@ impl Server {
         while let Some(frame) = decoder.next_frame()? {
             if is_input(frame.channel) {
                 // Input for a command that ended meanwhile is dropped.
-                if let Some(command) = self.commands.iter_mut().find(|command| command.stream == frame.stream) {
+                if let Some(command) = self.commands.iter_mut().find(|command| command.stream == frame.stream)
+                {
                     command.feed(frame.payload)?;
                     command.write_input(&mut self.outbox);
                 }
@@ -196,6 +206,10 @@ impl Server {
             return Err(ServerError::Version(hello.version));
         }
         self.end_conversation();
+        self.boot.shift(hello.now_unix_ns.cast_signed().saturating_sub(unix_ns().cast_signed()));
+        if let Err(error) = sys::set_clock(hello.now_unix_ns) {
+            eprintln!("bathysphere agent: cannot set the clock: {error}");
+        }
         let ready = Ready {
             version: VERSION,
             epoch: hello.epoch,
@@ -233,7 +247,9 @@ impl Server {
         while rustix::io::read(&self.children, &mut drain).is_ok_and(|count| count > 0) {}
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0);
-            if let Some(command) = self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none()) {
+            if let Some(command) =
+                self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none())
+            {
                 command.exit = Some(exit_of(status));
             }
         }

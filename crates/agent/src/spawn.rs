@@ -41,7 +41,8 @@ pub fn start(request: &Exec) -> Result<Started, Refused> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         (read, Some(write))
     } else {
-        let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let null =
+            rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
         (null, None)
     };
     let (stdout_read, stdout_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
@@ -79,7 +80,9 @@ fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &Use
         (Step::Chdir, _) => {
             (RefusalKind::BadRequest, format!("working directory {}: {error}", cwd.to_string_lossy()))
         }
-        (Step::Identity, _) => (RefusalKind::BadRequest, format!("cannot become user {}: {error}", user.name)),
+        (Step::Identity, _) => {
+            (RefusalKind::BadRequest, format!("cannot become user {}: {error}", user.name))
+        }
         (Step::Stdio, _) => (RefusalKind::BadRequest, format!("cannot connect the command's pipes: {error}")),
     };
     Refused { kind, message }
@@ -91,7 +94,10 @@ fn bad_request(message: String) -> Refused {
 
 fn c_string(bytes: &[u8]) -> Result<CString, Refused> {
     CString::new(bytes).map_err(|_| {
-        bad_request(format!("{:?} contains a zero byte, which no program can be given", String::from_utf8_lossy(bytes)))
+        bad_request(format!(
+            "{:?} contains a zero byte, which no program can be given",
+            String::from_utf8_lossy(bytes)
+        ))
     })
 }
 

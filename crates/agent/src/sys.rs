@@ -146,6 +146,20 @@ pub fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
+/// Sets the wall clock to nanoseconds since 1970.
+pub fn set_clock(unix_ns: u64) -> io::Result<()> {
+    const SECOND: u64 = 1_000_000_000;
+    let time = libc::timespec {
+        tv_sec: i64::try_from(unix_ns / SECOND).map_err(io::Error::other)?,
+        tv_nsec: i64::try_from(unix_ns % SECOND).map_err(io::Error::other)?,
+    };
+    // SAFETY: the argument is a valid timespec for the duration of the call.
+    match unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &raw const time) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Ends every process but this one.
 pub fn end_everybody() {
     // SAFETY: a plain system call; PID 1 itself is exempt from it. Fails only if nobody is left.

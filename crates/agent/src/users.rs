@@ -21,7 +21,8 @@ pub struct User {
 
 /// Looks `wanted` up in `/etc/passwd` and `/etc/group`.
 pub fn find(wanted: &str) -> Result<User, String> {
-    let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let read =
+        |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     resolve(wanted, &read("/etc/passwd"), &read("/etc/group"))
 }
 
@@ -30,9 +31,10 @@ fn resolve(wanted: &str, passwd: &str, group: &str) -> Result<User, String> {
         Some((name, group)) => (name, Some(group)),
         None => (wanted, None),
     };
-    let entry = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| {
-        fields.first() == Some(&name) || (is_number(name) && fields.get(2) == Some(&name))
-    });
+    let entry = passwd
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|fields| fields.first() == Some(&name) || (is_number(name) && fields.get(2) == Some(&name)));
     let mut user = match entry.as_deref() {
         Some([name, _, uid, gid, _, home, shell, ..]) => User {
             name: (*name).to_owned(),
@@ -71,9 +73,12 @@ fn is_number(text: &str) -> bool {
 }
 
 fn group_number(wanted: &str, group: &str) -> Result<u32, String> {
-    let entry = group.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|f| f.first() == Some(&wanted));
+    let entry =
+        group.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|f| f.first() == Some(&wanted));
     match entry.as_deref() {
-        Some([_, _, gid, ..]) => gid.parse().map_err(|_| format!("the image's entry of group {wanted} is damaged")),
+        Some([_, _, gid, ..]) => {
+            gid.parse().map_err(|_| format!("the image's entry of group {wanted} is damaged"))
+        }
         _ => wanted.parse().map_err(|_| format!("the image has no group {wanted:?}")),
     }
 }

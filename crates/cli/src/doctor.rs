@@ -39,7 +39,14 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         }
         let engine = serde_json::to_value(diagnosis.engine)?;
         println!("\nengine: {} ({})", engine.as_str().unwrap_or_default(), diagnosis.engine_reason);
-        println!("{}", if diagnosis.healthy { "Sandboxes will run." } else { "Sandboxes will not run until the failed checks are mended." });
+        println!(
+            "{}",
+            if diagnosis.healthy {
+                "Sandboxes will run."
+            } else {
+                "Sandboxes will not run until the failed checks are mended."
+            }
+        );
     }
     Ok(u8::from(!diagnosis.healthy))
 }

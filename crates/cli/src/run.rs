@@ -13,7 +13,10 @@ use bathy_protocol::launch::UmlMode;
 use bathy_protocol::{Cause, RefusalKind};
 use bathy_sandbox::attach::{Finished, Sink, Stdio, Times};
 use bathy_sandbox::spec::variable;
-use bathy_sandbox::{Assets, Attach, CommandSpec, Engine, Outcome, Paths, Sandbox, SandboxSpec, Size, SpecError, engine, launch};
+use bathy_sandbox::{
+    Assets, Attach, CommandSpec, Engine, Outcome, Paths, Sandbox, SandboxSpec, Size, SpecError, engine,
+    launch,
+};
 use serde_json::{Value, json};
 
 use crate::progress::Progress;
@@ -102,7 +105,8 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let paths = Paths::of_user()?;
     let store = Store::new(paths.cache.clone());
     let mut progress = Progress::new();
-    let assets = Assets::ensure(&store, &spec.image, args.kernel.as_deref(), &mut |step| progress.step(step))?;
+    let assets =
+        Assets::ensure(&store, &spec.image, args.kernel.as_deref(), &mut |step| progress.step(step))?;
     drop(progress);
 
     let stop = sys::stop_signals()?;
@@ -198,7 +202,13 @@ fn phases(started: u64, spawned: u64, times: &Times) -> Value {
     })
 }
 
-fn report(code: u8, message: Option<&str>, finished: &Finished<'_>, engine: engine::Choice, phases: &Value) -> Value {
+fn report(
+    code: u8,
+    message: Option<&str>,
+    finished: &Finished<'_>,
+    engine: engine::Choice,
+    phases: &Value,
+) -> Value {
     let output = |sink: &Sink<'_>| match sink {
         Sink::Memory { kept, total, .. } => {
             json!({ "text": String::from_utf8_lossy(kept), "bytes": total, "truncated": *total > kept.len() as u64 })

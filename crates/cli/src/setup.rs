@@ -31,7 +31,10 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     if args.json {
         println!("{}", json!({ "kernel": kernel.manifest, "image": image.manifest }));
     } else {
-        println!("guest kernel {} and image {} ({}) are ready", kernel.manifest.version, args.image, image.manifest.version);
+        println!(
+            "guest kernel {} and image {} ({}) are ready",
+            kernel.manifest.version, args.image, image.manifest.version
+        );
     }
     Ok(0)
 }

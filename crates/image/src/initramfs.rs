@@ -12,7 +12,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum InitramfsError {
     /// The agent's file is not readable.
-    #[error("Cannot read the guest agent {0}. It belongs beside the bathy program; build it with `cargo build --release`")]
+    #[error(
+        "Cannot read the guest agent {0}. It belongs beside the bathy program; build it with `cargo build --release`"
+    )]
     Agent(PathBuf, #[source] io::Error),
     /// The archive cannot be stored.
     #[error("Cannot make the initramfs")]

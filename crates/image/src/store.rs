@@ -205,7 +205,8 @@ impl Store {
         let prefix = format!("{}-", recipe.key());
         let entries = fs::read_dir(self.root.join(&recipe.name)).ok()?.flatten();
         let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-        ours.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok()).map(|entry| entry.path())
+        ours.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok())
+            .map(|entry| entry.path())
     }
 
     /// Held while one process builds; another waits here. The kernel releases it with its holder's death.
@@ -349,7 +350,8 @@ mod tests {
     use super::*;
 
     /// Builds a file with a known content, and counts its builds in a file beside the cache.
-    const GOOD: &[u8] = b"echo '==> making it'; echo 1.0 > $1/version; echo content > $1/file; echo x >> ../../../../builds";
+    const GOOD: &[u8] =
+        b"echo '==> making it'; echo 1.0 > $1/version; echo content > $1/file; echo x >> ../../../../builds";
     const BAD: &[u8] = b"echo the reason; exit 3";
 
     fn recipe(script: &'static [u8]) -> Recipe {
@@ -371,7 +373,8 @@ mod tests {
     fn it_is_built_once_and_then_found() {
         let (folder, store) = store();
         let mut steps = Vec::new();
-        let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |step| steps.push(step.to_owned())).unwrap();
+        let artifact =
+            store.ensure(&recipe(GOOD), &["file"], &mut |step| steps.push(step.to_owned())).unwrap();
         assert_eq!(fs::read_to_string(artifact.path("file")).unwrap(), "content\n");
         assert_eq!(artifact.manifest.version, "1.0");
         assert!(steps.contains(&"making it".to_owned()), "{steps:?}");
@@ -387,7 +390,8 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         fs::write(&path, "CONTENT\n").unwrap();
         let mut steps = Vec::new();
-        let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |step| steps.push(step.to_owned())).unwrap();
+        let artifact =
+            store.ensure(&recipe(GOOD), &["file"], &mut |step| steps.push(step.to_owned())).unwrap();
         assert!(steps.iter().any(|step| step.contains("damaged")), "{steps:?}");
         assert_eq!(fs::read_to_string(artifact.path("file")).unwrap(), "content\n");
         assert_eq!(builds(&folder), 2);

@@ -1,6 +1,8 @@
 //! An empty, read-only root: nothing to find, nowhere to write.
 
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount, unmount,
+};
 use thiserror::Error;
 
 /// What kept the root from being emptied.

@@ -107,7 +107,8 @@ pub struct Keeper<'a> {
 
 /// Starts a keeper in its own user, mount, pid, net, ipc, uts and cgroup namespaces, as that namespace's root.
 pub fn keeper(keeper: &Keeper<'_>) -> Result<Spawned, SpawnError> {
-    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
+    let null =
+        fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
     let mut copies = Vec::with_capacity(keeper.descriptors.len() + 3);
     for fd in [null.as_fd(); 3].iter().chain(keeper.descriptors) {
         copies.push(copy(*fd)?);

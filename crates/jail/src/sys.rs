@@ -116,7 +116,9 @@ pub fn become_user(id: u32) -> Result<(), c_int> {
     unsafe {
         // Refused where the groups are fixed (an ordinary user's namespace): then they stay, and open no file here.
         libc::syscall(libc::SYS_setgroups, 0, ptr::null::<u32>());
-        if libc::syscall(libc::SYS_setresgid, id, id, id) < 0 || libc::syscall(libc::SYS_setresuid, id, id, id) < 0 {
+        if libc::syscall(libc::SYS_setresgid, id, id, id) < 0
+            || libc::syscall(libc::SYS_setresuid, id, id, id) < 0
+        {
             return Err(errno());
         }
     }

@@ -62,9 +62,11 @@ impl Devices {
         let (control_socket, control_end) = pair()?;
         let (entropy_socket, entropy_end) = pair()?;
         let image_config = BlockConfig { read_only: true, volatile: true, id: "image".to_owned() };
-        let image = Block::new(image, image_config).map_err(|error| DevicesError::Disk("root image", error))?;
+        let image =
+            Block::new(image, image_config).map_err(|error| DevicesError::Disk("root image", error))?;
         let disk_config = BlockConfig { read_only: false, volatile: true, id: "disk".to_owned() };
-        let disk = Block::new(disk, disk_config).map_err(|error| DevicesError::Disk("writable disk", error))?;
+        let disk =
+            Block::new(disk, disk_config).map_err(|error| DevicesError::Disk("writable disk", error))?;
         let (ram, epoll) = (|| Rc::clone(ram), || Rc::clone(epoll));
         let token = |index| FIRST_TOKEN + index * TOKENS_EACH;
         let devices = Self {

@@ -78,7 +78,9 @@ impl Alarms {
 impl Keeper {
     /// Registers what the loop waits for, besides the devices, which register themselves.
     pub fn watch(&self) -> io::Result<()> {
-        let add = |fd: BorrowedFd<'_>, token| epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN);
+        let add = |fd: BorrowedFd<'_>, token| {
+            epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN)
+        };
         add(self.client.as_fd(), CLIENT)?;
         add(self.console.fd(), CONSOLE)?;
         add(self.guest.pidfd.as_fd(), GUEST)?;
@@ -92,7 +94,8 @@ impl Keeper {
             End::ClientGone => return,
             End::Because(cause) => cause,
             End::GuestGone => {
-                let status = waitid(WaitId::PidFd(self.guest.pidfd.as_fd()), WaitIdOptions::EXITED).ok().flatten();
+                let status =
+                    waitid(WaitId::PidFd(self.guest.pidfd.as_fd()), WaitIdOptions::EXITED).ok().flatten();
                 let code = status.as_ref().and_then(|status| status.exit_status());
                 let signal = status.as_ref().and_then(|status| status.terminating_signal());
                 Cause::GuestExited(code.or_else(|| signal.map(|signal| 128 + signal)).unwrap_or(-1))
@@ -101,12 +104,19 @@ impl Keeper {
         self.console.read();
         let mut console = self.console.tail();
         if let (Cause::GuestExited(_), Some(words)) = (&cause, self.guest.failure()) {
-            let _ = write!(console, "\n{words}");
+            if !console.is_empty() {
+                console.push('\n');
+            }
+            console.push_str(&words);
         }
         self.hub.tell_end(cause, console);
         let deadline = Instant::now() + FAREWELL;
         while !self.hub.for_client().is_empty() && Instant::now() < deadline {
-            match rustix::net::send(&self.client, self.hub.for_client(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match rustix::net::send(
+                &self.client,
+                self.hub.for_client(),
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
                 Ok(count) => self.hub.client_took(count),
                 Err(Errno::AGAIN) => {
                     // Waiting on epoll and not by sleeping: the filter knows no sleep.
@@ -195,7 +205,10 @@ impl Keeper {
     }
 
     /// Lets the devices work. A closed connection is how the guest's end looks from here; its process tells more.
-    fn settle(&mut self, work: impl FnOnce(&mut Devices) -> Result<Outcome, VhostError>) -> Result<Outcome, End> {
+    fn settle(
+        &mut self,
+        work: impl FnOnce(&mut Devices) -> Result<Outcome, VhostError>,
+    ) -> Result<Outcome, End> {
         match work(&mut self.devices) {
             Ok(outcome) => Ok(outcome),
             Err(VhostError::Socket(SocketError::Closed)) => Ok(Outcome::default()),
@@ -207,7 +220,7 @@ impl Keeper {
     fn exchange(&mut self) -> Result<Outcome, End> {
         match (self.devices.agent_sessions(), self.hub.is_greeted()) {
             (0, _) | (1, true) => {}
-            (_, false) => self.hub.greet()?,
+            (_, false) => self.hub.greet(unix_ns())?,
             (_, true) => return Err(HubError::HungUp.into()),
         }
         let mut outcome = Outcome::default();
@@ -248,7 +261,11 @@ impl Keeper {
 
     fn write_client(&mut self) -> Result<(), End> {
         while !self.hub.for_client().is_empty() {
-            match rustix::net::send(&self.client, self.hub.for_client(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match rustix::net::send(
+                &self.client,
+                self.hub.for_client(),
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
                 Ok(count) => self.hub.client_took(count),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
@@ -268,7 +285,8 @@ impl Keeper {
 
     fn set_interest(&self, token: u64, flags: EventFlags) -> Result<(), End> {
         let fd = if token == CLIENT { self.client.as_fd() } else { self.console.fd() };
-        epoll::modify(&self.epoll, fd, EventData::new_u64(token), flags).map_err(|error| failed("watch a descriptor", &error))
+        epoll::modify(&self.epoll, fd, EventData::new_u64(token), flags)
+            .map_err(|error| failed("watch a descriptor", &error))
     }
 }
 

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use bathy_protocol::frame::{self, Channel};
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{
-    CONNECTION, Cause, Decoder, FrameError, FromKeeper, Hello, INITIAL_WINDOW, MAX_PAYLOAD, MAX_REQUEST, MAX_STREAMS,
-    MessageError, ReceiveWindow, SendWindow, StdChannel, Timeline, ToGuest, ToHost, ToKeeper, VERSION, WindowError,
+    CONNECTION, Cause, Decoder, FrameError, FromKeeper, Hello, INITIAL_WINDOW, MAX_PAYLOAD, MAX_REQUEST,
+    MAX_STREAMS, MessageError, ReceiveWindow, SendWindow, StdChannel, Timeline, ToGuest, ToHost, ToKeeper,
+    VERSION, WindowError,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -117,10 +118,10 @@ impl Hub {
     }
 
     /// The agent opened its port: begins a conversation.
-    pub fn greet(&mut self) -> Result<(), HubError> {
+    pub fn greet(&mut self, now_unix_ns: u64) -> Result<(), HubError> {
         self.state.epoch += 1;
         self.from_guest.reset();
-        let hello = ToGuest::Hello(Hello { version: VERSION, epoch: self.state.epoch });
+        let hello = ToGuest::Hello(Hello { version: VERSION, epoch: self.state.epoch, now_unix_ns });
         let mut greeting = Vec::new();
         encode(CONNECTION, &hello, &mut greeting)?;
         // What a client asked for meanwhile follows the greeting.
@@ -191,13 +192,18 @@ impl Hub {
                     let Some(open) = self.state.streams.get_mut(&stream) else { continue };
                     if frame.payload.len() > open.stdin.open() {
                         let sent = u32::try_from(frame.payload.len()).unwrap_or(u32::MAX);
-                        return Err(WindowError::Overrun { sent, left: open.stdin.open().try_into().unwrap_or(0) }.into());
+                        return Err(WindowError::Overrun {
+                            sent,
+                            left: open.stdin.open().try_into().unwrap_or(0),
+                        }
+                        .into());
                     }
                     open.stdin.sent(frame.payload.len());
                 }
                 Channel::Control => match decode(frame.payload)? {
                     ToGuest::Exec(_) => {
-                        if self.state.streams.len() >= MAX_STREAMS || self.state.streams.contains_key(&stream) {
+                        if self.state.streams.len() >= MAX_STREAMS || self.state.streams.contains_key(&stream)
+                        {
                             return Err(HubError::NoStream(stream));
                         }
                         self.state.streams.insert(stream, Stream::default());
@@ -211,7 +217,9 @@ impl Hub {
                             continue;
                         }
                     }
-                    ToGuest::Hello(_) | ToGuest::PowerOff | ToGuest::Attach => return Err(HubError::NoStream(stream)),
+                    ToGuest::Hello(_) | ToGuest::PowerOff | ToGuest::Attach => {
+                        return Err(HubError::NoStream(stream));
+                    }
                 },
                 other => return Err(HubError::WrongDirection(other)),
             }
@@ -226,7 +234,9 @@ impl Hub {
         while let Some(frame) = self.from_guest.next_frame()? {
             let stream = frame.stream;
             if stream == CONNECTION {
-                let ToHost::Ready(ready) = decode(frame.payload)? else { return Err(HubError::NoStream(stream)) };
+                let ToHost::Ready(ready) = decode(frame.payload)? else {
+                    return Err(HubError::NoStream(stream));
+                };
                 if ready.version != VERSION {
                     return Err(HubError::Version(ready.version));
                 }
@@ -294,7 +304,7 @@ mod tests {
     /// A hub whose guest is ready and runs one command on stream 1.
     fn hub() -> Hub {
         let mut hub = Hub::new(Timeline::default());
-        hub.greet().unwrap();
+        hub.greet(NOW).unwrap();
         hub.hear_client(&message(1, &ToGuest::Exec(Exec::default()))).unwrap();
         hub.hear_guest(&message(CONNECTION, &ready(1)), NOW).unwrap();
         hub
@@ -305,7 +315,7 @@ mod tests {
         let mut hub = Hub::new(Timeline::default());
         hub.hear_client(&message(1, &ToGuest::Exec(Exec::default()))).unwrap();
         assert!(hub.for_guest().is_empty());
-        hub.greet().unwrap();
+        hub.greet(NOW).unwrap();
         let mut decoder = Decoder::new(MAX_REQUEST);
         decoder.push(hub.for_guest());
         let first: ToGuest = decode(decoder.next_frame().unwrap().unwrap().payload).unwrap();
@@ -372,7 +382,7 @@ mod tests {
     #[test]
     fn another_version_is_refused() {
         let mut hub = Hub::new(Timeline::default());
-        hub.greet().unwrap();
+        hub.greet(NOW).unwrap();
         let ToHost::Ready(answer) = ready(1) else { unreachable!() };
         let other = ToHost::Ready(Ready { version: VERSION + 1, ..answer });
         assert!(matches!(hub.hear_guest(&message(CONNECTION, &other), NOW), Err(HubError::Version(_))));

@@ -119,7 +119,8 @@ fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError> {
 
     root::enter_empty_root()?;
     let ram = Rc::new(GuestRam::create(launch.memory)?);
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))?;
+    let epoll =
+        epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))?;
     let epoll = Rc::new(epoll);
     let (devices, ends) = Devices::new(inherited.image, inherited.disk, &ram, &epoll)?;
     let (console, console_write) = pipe()?;

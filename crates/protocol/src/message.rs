@@ -82,6 +82,9 @@ pub struct Hello {
     pub version: u16,
     /// Counts the conversations of one sandbox: a restored snapshot sees a number it has not seen before.
     pub epoch: u64,
+    /// The host's wall clock, nanoseconds since 1970: the guest's own is some milliseconds late after a boot, and
+    /// stands still while a guest is saved.
+    pub now_unix_ns: u64,
 }
 
 /// The agent's answer to the greeting.
@@ -93,7 +96,7 @@ pub struct Ready {
     pub epoch: u64,
     /// Release of the guest's kernel.
     pub kernel: String,
-    /// When the agent was started as PID 1: wall clock, nanoseconds since 1970.
+    /// When the agent was started as PID 1, by the host's wall clock, nanoseconds since 1970.
     pub pid1_unix_ns: u64,
     /// When the root was mounted.
     pub mounted_unix_ns: u64,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use bathy_image::ImageConfig;
 use bathy_protocol::{
-    Cause, Channel, Exec, Exit, FromKeeper, ReceiveWindow, Refused, SendWindow, StdChannel, Timeline, ToGuest, ToHost,
+    Cause, Channel, Exec, Exit, FromKeeper, ReceiveWindow, Refused, SendWindow, StdChannel, Timeline,
+    ToGuest, ToHost,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -145,7 +146,8 @@ impl<'c, 'a> Attach<'c, 'a> {
         stdio: Stdio<'a>,
     ) -> Result<Self, AttachError> {
         connection.tell(STREAM, &ToGuest::Exec(request(command, image, stdio.stdin.is_some())))?;
-        let output = |which, sink| Output { which, sink, window: ReceiveWindow::default(), pending: VecDeque::new() };
+        let output =
+            |which, sink| Output { which, sink, window: ReceiveWindow::default(), pending: VecDeque::new() };
         Ok(Self {
             connection,
             stdin: stdio.stdin,
@@ -163,7 +165,13 @@ impl<'c, 'a> Attach<'c, 'a> {
     pub fn run(mut self) -> Result<Finished<'a>, AttachError> {
         let outcome = self.run_to_outcome()?;
         let [stdout, stderr] = self.outputs;
-        Ok(Finished { outcome, times: self.times, warnings: self.warnings, stdout: stdout.sink, stderr: stderr.sink })
+        Ok(Finished {
+            outcome,
+            times: self.times,
+            warnings: self.warnings,
+            stdout: stdout.sink,
+            stderr: stderr.sink,
+        })
     }
 
     fn run_to_outcome(&mut self) -> Result<Outcome, AttachError> {
@@ -302,7 +310,10 @@ impl<'c, 'a> Attach<'c, 'a> {
         });
         let timeout = self.deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
         });
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}

@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bathy_protocol::frame;
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{
-    CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, ToGuest, ToHost, ToKeeper, WindowError,
+    CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, ToGuest, ToHost,
+    ToKeeper, WindowError,
 };
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};

@@ -13,13 +13,16 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::launch::unix_ns;
 use crate::spec::Size;
 
 /// A disk cannot be made.
 #[derive(Debug, Error)]
 pub enum DiskError {
     /// The host's disk is full.
-    #[error("The host's disk is full: no room for the sandbox's disk in {0}. Free some space, or point XDG_STATE_HOME elsewhere")]
+    #[error(
+        "The host's disk is full: no room for the sandbox's disk in {0}. Free some space, or point XDG_STATE_HOME elsewhere"
+    )]
     Full(PathBuf),
     /// Some other failure.
     #[error("Cannot make the sandbox's disk in {0}")]
@@ -39,12 +42,23 @@ pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
             _ => DiskError::Io(path, error),
         }
     };
-    let source = File::open(&template).map_err(failed(&template))?;
+    let source = open_template(&template, size).map_err(failed(&template))?;
     fs::create_dir_all(state).map_err(failed(state))?;
     let disk = nameless_file(state).map_err(failed(state))?;
     disk.set_len(size.0).map_err(failed(state))?;
     copy_data(&source, &disk).map_err(failed(state))?;
     Ok(disk)
+}
+
+/// Opens a template as what it has to be: whatever else lies at its place is not followed, waited for, or copied.
+fn open_template(path: &Path, size: Size) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let data = file.metadata()?;
+    if data.is_file() && data.len() == size.0 {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a disk of the right size; remove it, and it will be made again"))
+    }
 }
 
 /// A file without a name: whatever happens to us, nothing is left.
@@ -91,13 +105,15 @@ fn copy_data(source: &File, target: &File) -> io::Result<()> {
 fn template(cache: &Path, size: Size) -> Result<PathBuf, DiskError> {
     let folder = cache.join("disk");
     let path = folder.join(format!("ext4-{size}"));
-    if path.exists() {
+    if path.symlink_metadata().is_ok() {
         return Ok(path);
     }
     let failed = |error| DiskError::Io(folder.clone(), error);
     fs::create_dir_all(&folder).map_err(failed)?;
-    let fresh = folder.join(format!("ext4-{size}.{}", std::process::id()));
-    let made = File::create(&fresh).and_then(|file| file.set_len(size.0)).map_err(failed).and_then(|()| format(&fresh));
+    let fresh = folder.join(format!("ext4-{size}.{}-{}", std::process::id(), unix_ns()));
+    // A new file, or none: nothing that somebody put at its place is written to.
+    let file = File::options().write(true).create_new(true).open(&fresh).map_err(failed)?;
+    let made = file.set_len(size.0).map_err(failed).and_then(|()| format(&fresh));
     match made {
         Ok(()) => fs::rename(&fresh, &path).map_err(failed)?,
         Err(error) => {

@@ -90,7 +90,11 @@ pub fn examine(paths: &Paths, prober: &mut Command) -> Diagnosis {
         file_system_tool(),
         artifact("guest kernel", &store, &Recipe::uml_kernel()),
     ];
-    checks.extend(Recipe::images().filter_map(|name| Recipe::image(name).ok()).map(|recipe| artifact("image", &store, &recipe)));
+    checks.extend(
+        Recipe::images()
+            .filter_map(|name| Recipe::image(name).ok())
+            .map(|recipe| artifact("image", &store, &recipe)),
+    );
     checks.push(kvm_check(&kvm));
     let healthy = checks.iter().all(|check| check.status != Status::Failed);
     let (engine, engine_reason) = match engine::choose(Engine::Auto) {
@@ -115,7 +119,11 @@ fn seccomp() -> Check {
     if NEEDED.iter().all(|needed| actions.split_whitespace().any(|action| action == *needed)) {
         Check::ok(NAME, "filters with errno, trap and kill_process")
     } else {
-        Check::failed(NAME, format!("the kernel offers only: {}", actions.trim()), "use a kernel with CONFIG_SECCOMP_FILTER, 4.14 or later")
+        Check::failed(
+            NAME,
+            format!("the kernel offers only: {}", actions.trim()),
+            "use a kernel with CONFIG_SECCOMP_FILTER, 4.14 or later",
+        )
     }
 }
 
@@ -145,7 +153,11 @@ fn memory() -> Check {
     if available >= needed {
         Check::ok(NAME, found)
     } else {
-        Check::failed(NAME, found, format!("free some: a default sandbox may use {} MiB; or use --memory 128M", needed >> 20))
+        Check::failed(
+            NAME,
+            found,
+            format!("free some: a default sandbox may use {} MiB; or use --memory 128M", needed >> 20),
+        )
     }
 }
 
@@ -159,25 +171,38 @@ fn disk(name: &'static str, folder: &Path) -> Check {
                 Check::ok(name, found)
             } else {
                 let variable = if name.starts_with("cache") { "XDG_CACHE_HOME" } else { "XDG_STATE_HOME" };
-                Check::failed(name, found, format!("free {} MiB there, or set {variable} to another disk", DISK_NEEDED >> 20))
+                Check::failed(
+                    name,
+                    found,
+                    format!("free {} MiB there, or set {variable} to another disk", DISK_NEEDED >> 20),
+                )
             }
         }
-        Err(error) => Check::failed(name, format!("{}: {error}", folder.display()), "make the folder, or set HOME"),
+        Err(error) => {
+            Check::failed(name, format!("{}: {error}", folder.display()), "make the folder, or set HOME")
+        }
     }
 }
 
 fn programs() -> Check {
     const NAME: &str = "programs";
-    let missing: Vec<_> = ["bathy-keeper", "bathy-agent"].into_iter().filter(|name| assets::program(name).is_err()).collect();
+    let missing: Vec<_> =
+        ["bathy-keeper", "bathy-agent"].into_iter().filter(|name| assets::program(name).is_err()).collect();
     if missing.is_empty() {
         Check::ok(NAME, "keeper and agent are beside bathy")
     } else {
-        Check::failed(NAME, format!("{} not found beside bathy", missing.join(", ")), "build with ./bathy or `cargo build --release`")
+        Check::failed(
+            NAME,
+            format!("{} not found beside bathy", missing.join(", ")),
+            "build with ./bathy or `cargo build --release`",
+        )
     }
 }
 
 fn file_system_tool() -> Check {
-    let found = ["/usr/sbin/mke2fs", "/sbin/mke2fs", "/usr/bin/mke2fs"].into_iter().find(|path| Path::new(path).exists());
+    let found = ["/usr/sbin/mke2fs", "/sbin/mke2fs", "/usr/bin/mke2fs"]
+        .into_iter()
+        .find(|path| Path::new(path).exists());
     match found {
         Some(path) => Check::ok("mke2fs", path),
         None => Check::failed("mke2fs", "not found", "apt-get install e2fsprogs"),
@@ -186,10 +211,19 @@ fn file_system_tool() -> Check {
 
 fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
     match store.look(recipe) {
-        State::Absent => Check::note(name, format!("{} is not built yet; the first run builds it, or `bathy setup`", recipe.title)),
+        State::Absent => Check::note(
+            name,
+            format!("{} is not built yet; the first run builds it, or `bathy setup`", recipe.title),
+        ),
         State::Usable(artifact) | State::Unverified(artifact) => match store.verify(&artifact) {
-            Ok(true) => Check::ok(name, format!("{} {}, digest right", recipe.title, artifact.manifest.version)),
-            Ok(false) => Check::failed(name, format!("{} is damaged", recipe.title), "run `bathy setup`: it is built again"),
+            Ok(true) => {
+                Check::ok(name, format!("{} {}, digest right", recipe.title, artifact.manifest.version))
+            }
+            Ok(false) => Check::failed(
+                name,
+                format!("{} is damaged", recipe.title),
+                "run `bathy setup`: it is built again",
+            ),
             Err(error) => Check::failed(name, error.to_string(), "check the cache folder's permissions"),
         },
     }
@@ -209,9 +243,13 @@ fn kvm_check(verdict: &Verdict) -> Check {
 
 fn kvm_words(verdict: &Verdict) -> String {
     match verdict {
-        Verdict::Hardware { milliseconds } => format!("/dev/kvm is hardware virtualization (probe guest took {milliseconds} ms)"),
+        Verdict::Hardware { milliseconds } => {
+            format!("/dev/kvm is hardware virtualization (probe guest took {milliseconds} ms)")
+        }
         Verdict::NotHardware { milliseconds } => {
-            format!("/dev/kvm is not hardware virtualization: a probe guest of 100 million instructions did not finish in {milliseconds} ms")
+            format!(
+                "/dev/kvm is not hardware virtualization: a probe guest of 100 million instructions did not finish in {milliseconds} ms"
+            )
         }
         Verdict::Absent => "there is no /dev/kvm".to_owned(),
         Verdict::NoPermission { group } => format!("/dev/kvm may only be used by root and the group {group}"),

@@ -25,7 +25,10 @@ pub struct Choice {
 /// Decides.
 pub fn choose(wanted: Engine) -> Result<Choice, EngineError> {
     match wanted {
-        Engine::Auto => Ok(Choice { engine: Engine::Uml, reason: "the only engine of this version; it needs no hardware virtualization" }),
+        Engine::Auto => Ok(Choice {
+            engine: Engine::Uml,
+            reason: "the only engine of this version; it needs no hardware virtualization",
+        }),
         Engine::Uml => Ok(Choice { engine: Engine::Uml, reason: "asked for" }),
         Engine::Kvm => Err(EngineError::NoKvm),
     }

@@ -7,7 +7,9 @@ use thiserror::Error;
 
 /// There is no place to keep things.
 #[derive(Debug, Error)]
-#[error("Neither {0} nor HOME is set to an absolute path, so there is no place for bathy's files. Set one of them")]
+#[error(
+    "Neither {0} nor HOME is set to an absolute path, so there is no place for bathy's files. Set one of them"
+)]
 pub struct PathsError(&'static str);
 
 /// The folders of one user.

@@ -7,6 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -46,7 +47,15 @@ pub fn take(state: &Path) -> Result<Slot, SlotError> {
     let path = state.join("slots");
     let open = || {
         fs::create_dir_all(state)?;
-        File::options().create(true).truncate(false).read(true).write(true).open(&path)
+        let mut options = File::options();
+        options
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW);
+        options.open(&path)
     };
     let file = open().map_err(|error| SlotError::File(path.clone(), error))?;
     let mut cpus = usable_cpus().map_err(SlotError::Processors)?;

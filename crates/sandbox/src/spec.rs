@@ -46,7 +46,9 @@ pub enum SpecError {
     #[error("A disk of {0} is not possible. The least is {MIN_DISK}, the most {MAX_DISK}")]
     Disk(Size),
     /// No processor, or more than the engine has.
-    #[error("{0} CPUs are not possible: a guest of the uml engine has exactly one, because its kernel and its processes take turns on one host CPU, which is what makes it fast. Use --cpus 1")]
+    #[error(
+        "{0} CPUs are not possible: a guest of the uml engine has exactly one, because its kernel and its processes take turns on one host CPU, which is what makes it fast. Use --cpus 1"
+    )]
     Cpus(u32),
     /// No or too many processes.
     #[error("A limit of {0} processes is not possible. It is between 16 and {MAX_PROCESSES}")]
@@ -68,7 +70,8 @@ impl FromStr for Size {
         let wrong = || SpecError::Size(text.to_owned());
         let lower = text.trim().to_ascii_lowercase();
         let unit = lower.trim_start_matches(|c: char| c.is_ascii_digit());
-        let number: u64 = lower.get(..lower.len() - unit.len()).and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
+        let number: u64 =
+            lower.get(..lower.len() - unit.len()).and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
         let factor = match unit {
             "" | "b" => 1,
             "k" | "kb" | "kib" => 1024,
@@ -198,7 +201,9 @@ pub struct CommandSpec {
 /// Takes `NAME=value` apart.
 pub fn variable(text: &str) -> Result<(String, Vec<u8>), SpecError> {
     match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() && !text.contains('\0') => Ok((name.to_owned(), value.as_bytes().to_vec())),
+        Some((name, value)) if !name.is_empty() && !text.contains('\0') => {
+            Ok((name.to_owned(), value.as_bytes().to_vec()))
+        }
         _ => Err(SpecError::Variable(text.to_owned())),
     }
 }

@@ -81,6 +81,8 @@ impl Drop for GuestPage {
 pub fn landlock_version() -> Option<u32> {
     const VERSION_REQUEST: libc::c_uint = 1;
     // SAFETY: with this flag the call takes no attributes and only answers.
-    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<c_void>(), 0, VERSION_REQUEST) };
+    let version = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<c_void>(), 0, VERSION_REQUEST)
+    };
     u32::try_from(version).ok()
 }

@@ -73,9 +73,9 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
     vec![
         Limit { resource: Resource::Nproc, value: launch.processes + HELPERS },
         Limit { resource: Resource::Nofile, value: 1024 },
-        // It writes into its memory, which cannot grow, and into its stub program; it can make no other file.
-        Limit { resource: Resource::Fsize, value: launch.memory },
-        Limit { resource: Resource::Data, value: 256 * MIB },
+        // What it writes, and does not map, is its stub program and one page of its own code in guest memory.
+        Limit { resource: Resource::Fsize, value: 16 * MIB },
+        Limit { resource: Resource::Data, value: 16 * MIB },
         Limit { resource: Resource::Stack, value: 8 * MIB },
         Limit { resource: Resource::Sigpending, value: 4096 },
     ]
@@ -86,14 +86,7 @@ mod tests {
     use super::*;
 
     fn launch(mode: UmlMode) -> Launch {
-        Launch {
-            memory: 128 << 20,
-            cpu: 0,
-            processes: 10,
-            mode,
-            ready_timeout_ms: 1,
-            guest_user: false,
-        }
+        Launch { memory: 128 << 20, cpu: 0, processes: 10, mode, ready_timeout_ms: 1, guest_user: false }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     let mut input = Input::new(data);
     let mut hub = Hub::new(Timeline::default());
-    hub.greet().expect("a greeting encodes");
+    hub.greet(1).expect("a greeting encodes");
     let mut client = Decoder::new(MAX_PAYLOAD);
     while !input.is_empty() {
         let stream = u32::from(input.u8() % 4) + 1;

@@ -81,7 +81,8 @@ fn u5_a_kernel_that_forks_stays_below_the_limit() {
     sleep(Duration::from_secs(3));
     let count = run.look().stubs.len();
     assert!((100..1024 + 8).contains(&count), "{count} host processes");
-    assert_says(&run.finish(Duration::from_secs(4) + GRACE), "processes: ");
+    // A thousand processes take a moment to go, the more so on a busy machine.
+    assert_says(&run.finish(Duration::from_secs(4) + 2 * GRACE), "processes: ");
 }
 
 /// Starts a sandbox whose program says when it runs, and again a little later.

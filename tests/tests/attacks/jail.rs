@@ -2,10 +2,12 @@
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::run::{Run, probe, probe_on_host, verdict};
+use crate::user::ordinary_user;
 
 /// Services of the host that a process without a network of its own could reach by a well-known name.
 struct Targets {
@@ -25,10 +27,7 @@ fn targets() -> &'static Targets {
     })
 }
 
-fn assert_closed(mode: &str) {
-    targets();
-    let kernel = probe().to_str().expect("build folders are text");
-    let run = Run::start(&["--uml-mode", mode, "--kernel", kernel, "--ready-timeout", "60", "--", "true"]);
+fn assert_closed(run: Run) {
     let ran = run.finish(Duration::from_secs(62));
     let (held, failed) = verdict(&ran.stderr);
     assert_eq!(failed, 0, "\n{}", ran.stderr);
@@ -37,14 +36,29 @@ fn assert_closed(mode: &str) {
     assert!(targets().streams.accept().is_err(), "somebody connected to a socket of the host");
 }
 
+/// A sandbox with the attacker's program as kernel, started when there is something on the host to attack.
+fn arguments<'a>(mode: &'a str, kernel: &'a Path) -> [&'a str; 8] {
+    targets();
+    let kernel = kernel.to_str().expect("build folders are text");
+    ["--uml-mode", mode, "--kernel", kernel, "--ready-timeout", "60", "--", "true"]
+}
+
 #[test]
 fn u1_j3_j4_nothing_answers_in_the_guest_kernels_jail() {
-    assert_closed("seccomp");
+    assert_closed(Run::start(&arguments("seccomp", probe())));
 }
 
 #[test]
 fn u1_j3_j4_nothing_answers_in_the_guest_kernels_jail_in_ptrace_mode() {
-    assert_closed("ptrace");
+    assert_closed(Run::start(&arguments("ptrace", probe())));
+}
+
+#[test]
+fn u1_j3_j4_nothing_answers_in_the_jail_of_an_ordinary_user() {
+    if rustix::process::geteuid().is_root() {
+        let user = ordinary_user();
+        assert_closed(user.start(&arguments("seccomp", &user.path("jail-probe"))));
+    }
 }
 
 /// An attempt that fails for another reason than the jail would prove nothing.

@@ -51,7 +51,11 @@ impl Process {
         let status = self.file("status");
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let words = line.unwrap_or_else(|| panic!("no {name} in {status}"));
-        words.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{words}"))
+        words
+            .split_whitespace()
+            .next()
+            .and_then(|word| word.parse().ok())
+            .unwrap_or_else(|| panic!("{words}"))
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::{Read, Seek};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ use tempfile::TempPath;
 use crate::process::{Process, descendants};
 
 const TICK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(100);
+const SET_UP: Duration = Duration::from_secs(20 * 60);
 
 /// A program cannot be executed while a process, even one just being made, has it open for writing.
 static FORK_OR_WRITE: Mutex<()> = Mutex::new(());
@@ -29,7 +31,8 @@ pub fn probe() -> &'static Path {
 pub fn probe_as(role: &str) -> TempPath {
     let mut program = fs::read(probe()).expect("the probe is built");
     let marker = b"jail-probe's role is: ....";
-    let places: Vec<_> = program.windows(marker.len()).enumerate().filter(|(_, window)| window == marker).collect();
+    let places: Vec<_> =
+        program.windows(marker.len()).enumerate().filter(|(_, window)| window == marker).collect();
     assert_eq!(places.len(), 1, "the probe has one place for its role");
     let start = places[0].0 + marker.len() - 4;
     program[start..start + role.len()].copy_from_slice(role.as_bytes());
@@ -38,6 +41,15 @@ pub fn probe_as(role: &str) -> TempPath {
     fs::write(&path, program).expect("there is room in /tmp");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
     path
+}
+
+/// Lets the first run, which may have to build a kernel and an image, happen before anything is timed.
+pub fn set_up() {
+    static DONE: OnceLock<()> = OnceLock::new();
+    DONE.get_or_init(|| {
+        let ran = Run::of(Command::new(bathy()).args(["run", "--", "true"])).finish(SET_UP);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    });
 }
 
 /// A `bathy` that runs, and what it has started. Dropping it ends all of it.
@@ -52,6 +64,7 @@ pub struct Run {
 impl Run {
     /// Starts `bathy run` with these arguments.
     pub fn start(arguments: &[&str]) -> Self {
+        set_up();
         Self::of(Command::new(bathy()).arg("run").args(arguments))
     }
 
@@ -82,7 +95,8 @@ impl Run {
     pub fn look(&mut self) -> Family {
         let tree = descendants(self.child.id());
         self.seen.extend(tree.keys());
-        let children_of = |parent| tree.iter().filter(move |(_, its)| **its == parent).map(|(process, _)| *process);
+        let children_of =
+            |parent| tree.iter().filter(move |(_, its)| **its == parent).map(|(process, _)| *process);
         let keeper = children_of(self.child.id()).next();
         let guest = keeper.and_then(|keeper| children_of(keeper.number).next());
         let stubs = guest.map(|guest| children_of(guest.number).collect()).unwrap_or_default();
@@ -95,7 +109,10 @@ impl Run {
         while !read(&mut self.stdout).contains(word) {
             let status = self.child.try_wait().expect("it can be waited for");
             let errors = read(&mut self.stderr);
-            assert!(status.is_none() && Instant::now() < deadline, "the guest did not start: {status:?} {errors}");
+            assert!(
+                status.is_none() && Instant::now() < deadline,
+                "the guest did not start: {status:?} {errors}"
+            );
             sleep(TICK);
         }
         self.look()
@@ -129,8 +146,13 @@ impl Run {
     }
 
     fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
+        let mut looked = None::<Instant>;
         while self.started.elapsed() < within {
-            self.look();
+            // Seldom: to look through a thousand processes takes a while.
+            if looked.is_none_or(|at| at.elapsed() > LOOK) {
+                self.look();
+                looked = Some(Instant::now());
+            }
             if let Some(status) = self.child.try_wait().expect("it can be waited for") {
                 return Some(status);
             }

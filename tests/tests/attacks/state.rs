@@ -10,7 +10,7 @@ use std::time::Duration;
 use bathy_tests::{Ran, bathy};
 use tempfile::TempDir;
 
-use crate::run::Run;
+use crate::run::{Run, set_up};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -21,6 +21,7 @@ struct Home {
 
 impl Home {
     fn new() -> Self {
+        set_up();
         let home = Self { folder: tempfile::tempdir().expect("there is room in /tmp") };
         fs::create_dir_all(home.cache().join("disk")).expect("our own folder");
         fs::create_dir_all(home.state()).expect("our own folder");
@@ -61,6 +62,7 @@ impl Home {
     }
 }
 
+/// Where the kernel and the image of the user who runs the tests are.
 fn real_cache() -> PathBuf {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));

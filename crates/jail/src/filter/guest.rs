@@ -6,28 +6,26 @@
 //! would win over the trap of the inner one.
 
 use libc::{
-    AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER,
-    CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, PR_SET_NAME, PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET,
-    PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk,
-    SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2, SYS_epoll_create,
-    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl,
-    SYS_fstat, SYS_futex, SYS_getpid, SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap,
-    SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64,
-    SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_setsid, SYS_sigaltstack,
-    SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime, SYS_wait4, SYS_write,
+    AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID,
+    CLONE_NEWUSER, CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, MAP_ANONYMOUS,
+    MAP_PRIVATE, MAP_TYPE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS,
+    PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS,
+    PTRACE_SETREGS, PTRACE_SETREGSET, PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP,
+    PTRACE_TRACEME, SYS_arch_prctl, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_close,
+    SYS_close_range, SYS_dup2, SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait,
+    SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fstat, SYS_futex, SYS_getpid,
+    SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect,
+    SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64, SYS_ptrace,
+    SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_setsid,
+    SYS_sigaltstack, SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime,
+    SYS_wait4, SYS_write,
 };
 
 use super::{Condition, Filter, Group, Otherwise, Test, any, is, only, without};
 
-const NEW_NAMESPACES: i32 = CLONE_NEWCGROUP
-    | CLONE_NEWIPC
-    | CLONE_NEWNET
-    | CLONE_NEWNS
-    | CLONE_NEWPID
-    | CLONE_NEWUSER
-    | CLONE_NEWUTS;
+const NEW_NAMESPACES: i32 =
+    CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
 
 /// `personality(0xffffffff)` only asks.
 const ASK: i32 = -1;
@@ -38,9 +36,19 @@ const SET_MODE_FILTER: i32 = 1;
 /// Which signal announces input.
 const F_SETSIG: i32 = 10;
 
+/// The kind of a mapping is in the low bits of its flags.
+const PRIVATE: Test = Test::Masked { mask: MAP_TYPE.cast_unsigned(), value: MAP_PRIVATE.cast_unsigned() };
+
 const MEMORY: Group = Group {
     purpose: "arrange guest memory, which is the one file it was given",
-    rules: &[any(SYS_mmap), any(SYS_munmap), any(SYS_mprotect), any(SYS_madvise), any(SYS_brk)],
+    rules: &[
+        // Memory that is neither of a file nor private would be counted by no limit.
+        only(SYS_mmap, &[&[without(3, MAP_ANONYMOUS)], &[Condition { argument: 3, test: PRIVATE }]]),
+        any(SYS_munmap),
+        any(SYS_mprotect),
+        any(SYS_madvise),
+        any(SYS_brk),
+    ],
 };
 
 const EVENTS: Group = Group {

@@ -3,13 +3,13 @@
 //! Nothing opens, connects, executes, or names a path.
 
 use libc::{
-    AT_EMPTY_PATH, F_GETFD, F_GETFL, MAP_ANONYMOUS, MAP_PRIVATE, PROT_EXEC, SIGABRT, SO_DOMAIN, SO_TYPE, SOL_SOCKET, SYS_brk, SYS_clock_gettime,
-    SYS_close, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_epoll_wait, SYS_exit, SYS_exit_group,
-    SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_getsockopt, SYS_gettid, SYS_madvise,
-    SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_newfstatat, SYS_pread64, SYS_preadv,
-    SYS_pwrite64, SYS_pwritev, SYS_read, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction,
-    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_sigaltstack, SYS_tgkill,
-    SYS_waitid, SYS_write,
+    AT_EMPTY_PATH, F_GETFD, F_GETFL, MAP_ANONYMOUS, MAP_PRIVATE, PROT_EXEC, SIGABRT, SO_DOMAIN, SO_TYPE,
+    SOL_SOCKET, SYS_brk, SYS_clock_gettime, SYS_close, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
+    SYS_epoll_wait, SYS_exit, SYS_exit_group, SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex,
+    SYS_getpid, SYS_getrandom, SYS_getsockopt, SYS_gettid, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap,
+    SYS_munmap, SYS_newfstatat, SYS_pread64, SYS_preadv, SYS_pwrite64, SYS_pwritev, SYS_read, SYS_recvfrom,
+    SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_sigaltstack, SYS_tgkill, SYS_waitid, SYS_write,
 };
 
 use super::{Condition, Filter, Group, Otherwise, Test, any, is, only, without};
@@ -39,7 +39,10 @@ pub const KEEPER: Filter = Filter {
             purpose: "look at a descriptor that the guest sent",
             rules: &[
                 any(SYS_fstat),
-                only(SYS_getsockopt, &[&[is(1, SOL_SOCKET), is(2, SO_DOMAIN)], &[is(1, SOL_SOCKET), is(2, SO_TYPE)]]),
+                only(
+                    SYS_getsockopt,
+                    &[&[is(1, SOL_SOCKET), is(2, SO_DOMAIN)], &[is(1, SOL_SOCKET), is(2, SO_TYPE)]],
+                ),
                 only(SYS_newfstatat, &[&[is(3, AT_EMPTY_PATH)]]),
                 only(SYS_fcntl, &[&[is(1, F_GETFL)], &[is(1, F_GETFD)]]),
             ],
@@ -78,10 +81,7 @@ pub const KEEPER: Filter = Filter {
                 only(SYS_mprotect, &[&[without(2, PROT_EXEC)]]),
             ],
         },
-        Group {
-            purpose: "learn how the guest ended",
-            rules: &[any(SYS_waitid)],
-        },
+        Group { purpose: "learn how the guest ended", rules: &[any(SYS_waitid)] },
         Group {
             purpose: "tell the time, draw random numbers for the guest",
             rules: &[any(SYS_clock_gettime), any(SYS_getrandom)],

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
 };
 use thiserror::Error;
 
@@ -103,7 +103,8 @@ impl Filter {
         for rule in self.rules() {
             let forms = table.entry(rule.call).or_default();
             for form in rule.forms {
-                let conditions = form.iter().map(Condition::compile).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+                let conditions =
+                    form.iter().map(Condition::compile).collect::<Result<Vec<_>, _>>().map_err(failed)?;
                 forms.push(SeccompRule::new(conditions).map_err(failed)?);
             }
         }
@@ -111,7 +112,8 @@ impl Filter {
             Otherwise::Refuse => SeccompAction::Errno(libc::EPERM.cast_unsigned()),
             Otherwise::Kill => SeccompAction::KillProcess,
         };
-        let filter = SeccompFilter::new(table, otherwise, SeccompAction::Allow, TargetArch::x86_64).map_err(failed)?;
+        let filter =
+            SeccompFilter::new(table, otherwise, SeccompAction::Allow, TargetArch::x86_64).map_err(failed)?;
         BpfProgram::try_from(filter).map_err(failed)
     }
 

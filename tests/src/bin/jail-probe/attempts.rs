@@ -19,10 +19,16 @@ struct Attempt {
 }
 
 /// Host paths that every machine has.
-const PRESENT: [&CStr; 6] = [c"/etc/passwd", c"/proc/1/root", c"/proc/self", c"/dev/null", c"/tmp", c"/../etc/passwd"];
+const PRESENT: [&CStr; 6] =
+    [c"/etc/passwd", c"/proc/1/root", c"/proc/self", c"/dev/null", c"/tmp", c"/../etc/passwd"];
 /// Host paths that a machine may have.
-const POSSIBLE: [&CStr; 5] =
-    [c"/dev/kvm", c"/run/docker.sock", c"/run/containerd/containerd.sock", c"/run/systemd/private", c"/root/.cache"];
+const POSSIBLE: [&CStr; 5] = [
+    c"/dev/kvm",
+    c"/run/docker.sock",
+    c"/run/containerd/containerd.sock",
+    c"/run/systemd/private",
+    c"/root/.cache",
+];
 
 /// Tries everything; outside a jail only what does no harm there.
 pub fn run(report: &mut Report, jailed: bool) {
@@ -68,7 +74,11 @@ fn paths() -> Vec<Attempt> {
         all.push(refused(name("openat2"), libc::SYS_openat2, &[here, at, how, 24]));
         all.push(refused(name("readlink"), libc::SYS_readlink, &[at, stat, 256]));
         all.push(refused(name("access"), libc::SYS_access, &[at, 0]));
-        all.push(refused(name("name_to_handle_at"), libc::SYS_name_to_handle_at, &[here, at, handle, stat, 0]));
+        all.push(refused(
+            name("name_to_handle_at"),
+            libc::SYS_name_to_handle_at,
+            &[here, at, handle, stat, 0],
+        ));
         all.push(refused(name("inotify"), libc::SYS_inotify_add_watch, &[value(-1), at, 1]));
     }
     // These two calls must be allowed for their empty-path form, and the filter cannot see the path: only the empty
@@ -135,7 +145,11 @@ fn sockets() -> Vec<Attempt> {
     let abstract_name = lasting(*b"\x01\0\0bathysphere-attack-target");
     for fd in 6..10 {
         all.push(refused(format!("connect {fd} to a path"), libc::SYS_connect, &[fd, docker, 19]));
-        all.push(refused(format!("connect {fd} to an abstract name"), libc::SYS_connect, &[fd, abstract_name, 28]));
+        all.push(refused(
+            format!("connect {fd} to an abstract name"),
+            libc::SYS_connect,
+            &[fd, abstract_name, 28],
+        ));
     }
     all.push(harmful("bind", libc::SYS_bind, &[6, abstract_name, 28]));
     all.push(harmful("listen", libc::SYS_listen, &[6, 1]));

@@ -5,7 +5,8 @@ use std::os::fd::AsRawFd;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, IoSlice};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendmsg_addr, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendmsg_addr,
+    socketpair,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -74,7 +75,8 @@ fn send_to(address: &SocketAddrUnix) -> Result<usize, Errno> {
 }
 
 fn no_abstract_name() -> Result<(), String> {
-    let address = SocketAddrUnix::new_abstract_name(b"bathysphere-attack-target").map_err(|error| error.to_string())?;
+    let address =
+        SocketAddrUnix::new_abstract_name(b"bathysphere-attack-target").map_err(|error| error.to_string())?;
     let sent = send_to(&address);
     demand(sent == Err(Errno::CONNREFUSED), || format!("{sent:?}"))
 }
@@ -139,7 +141,9 @@ const LIMITED: [Resource; 11] = [
 /// In a child, because outside it succeeds.
 fn limits_are_hard() -> Result<(), String> {
     for resource in LIMITED {
-        let Some(hard) = getrlimit(resource).maximum else { return Err(format!("{resource:?} is not limited")) };
+        let Some(hard) = getrlimit(resource).maximum else {
+            return Err(format!("{resource:?} is not limited"));
+        };
         let fate = sys::in_child(|| {
             let more = Some(hard.saturating_add(1));
             let raised = setrlimit(resource, Rlimit { current: more, maximum: more });

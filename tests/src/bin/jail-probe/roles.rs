@@ -17,7 +17,7 @@ pub fn play(role: &str) -> ExitCode {
     }
     match role {
         "silent" => wait(),
-        "exits" => return ExitCode::from(3),
+        "exits" => ExitCode::from(3),
         "floods" => loop {
             let _ = sys::write(1, &[b'x'; 4096]);
         },
@@ -41,7 +41,7 @@ pub fn play(role: &str) -> ExitCode {
             let count = sys::fork_until_refused(5).len();
             println!("to everybody: {:?}", sys::signal(-1, libc::SIGKILL));
             println!("to its group of {}: {:?}", count + 1, sys::signal(0, libc::SIGKILL));
-            return ExitCode::from(9);
+            ExitCode::from(9)
         }
         "stops" => {
             sys::fork_until_refused(5);
