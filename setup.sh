@@ -20,7 +20,6 @@ RUN_PACKAGES=(
 )
 TEST_PACKAGES=(
   /usr/bin/g++:g++
-  /usr/bin/sudo:sudo
   /usr/sbin/useradd:passwd
 )
 

@@ -1,5 +1,7 @@
 //! `bathy run` as its users see it.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::process::{Command, Stdio};
 use std::time::Duration;
 

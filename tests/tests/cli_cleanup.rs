@@ -1,5 +1,7 @@
 //! Whatever happens to a run, nothing of it is left.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,7 @@
 //! Inside a sandbox nothing of the host is to be seen.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::fs;
 
 use bathy_tests::run;

@@ -392,7 +392,7 @@ mod tests {
     fn a_client_cannot_open_more_streams_than_there_are() {
         let mut hub = hub();
         let exec = |stream| message(stream, &ToGuest::Exec(Exec::default()));
-        for stream in 2..=MAX_STREAMS as u32 {
+        for stream in 2..=u32::try_from(MAX_STREAMS).unwrap() {
             hub.hear_client(&exec(stream)).unwrap();
         }
         assert!(hub.hear_client(&exec(1000)).is_err());
