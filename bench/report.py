@@ -36,7 +36,7 @@ def build(samples, phases):
 
 
 def goals(commands, phases):
-    """What docs/design.md promises of a cold start."""
+    """What docs/design.md promises of a cold start, held against the faster way of gVisor."""
     ratio = commands["python3"]["peers"]["runsc"]["bathy_ratio"]
     kernel = percentile([value for by_phase in phases.values() for value in by_phase["kernel"]], 50)
     return [
