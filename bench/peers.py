@@ -64,8 +64,7 @@ def bathy(program):
 
 
 def runsc(name, program, version, root, scratch, writable):
-    """gVisor: systrap, the platform for machines without KVM. A writable root, in
-    memory, is what compares with bathy's; a read-only one is faster."""
+    """gVisor: systrap, the platform for machines without KVM."""
     counter = iter(range(1_000_000))
     overlay = "root:memory" if writable else "none"
     flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", f"--overlay2={overlay}"]

@@ -36,11 +36,12 @@ def build(samples, phases):
 
 
 def goals(commands, phases):
-    """What docs/design.md promises of a cold start, held against the faster way of gVisor."""
-    ratio = commands["python3"]["peers"]["runsc"]["bathy_ratio"]
+    """What docs/design.md promises of a cold start, held against gVisor at its best."""
+    python = commands["python3"]["peers"]
+    ratio = max(python[peer]["bathy_ratio"] for peer in ("runsc", "runsc-rw"))
     kernel = percentile([value for by_phase in phases.values() for value in by_phase["kernel"]], 50)
     return [
-        {"goal": "python3: bathy p50 / runsc p50", "limit": PYTHON_GOAL,
+        {"goal": "python3: bathy p50 / runsc p50 (the faster row)", "limit": PYTHON_GOAL,
          "measured": ratio, "holds": ratio <= PYTHON_GOAL},
         {"goal": "kernel start to PID 1, p50, ms", "limit": KERNEL_GOAL_MS,
          "measured": round(kernel, 2), "holds": kernel <= KERNEL_GOAL_MS},

@@ -60,7 +60,8 @@ impl BootTimes {
 /// Everything the agent knows.
 pub struct Server {
     port: OwnedFd,
-    /// Whether anything came from the host since the port was opened.
+    /// Whether the host's side was there since the port was opened: it took something. That something came proves
+    /// nothing, for data may overtake the message that the host has opened its side.
     connected: bool,
     children: OwnedFd,
     boot: BootTimes,
@@ -161,7 +162,6 @@ impl Server {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(error) => return Err(io::Error::from(error).into()),
         };
-        self.connected = true;
         self.decoder.push(buffer.get(..count).unwrap_or_default());
         // Taken out so that a frame may borrow it while the server changes.
         let mut decoder = std::mem::replace(&mut self.decoder, Decoder::new(MAX_REQUEST));
@@ -281,7 +281,10 @@ impl Server {
         while let Some(rest) = self.outbox.get(sent..).filter(|rest| !rest.is_empty()) {
             match rustix::io::write(&self.port, rest) {
                 Ok(0) | Err(Errno::AGAIN) => break,
-                Ok(count) => sent += count,
+                Ok(count) => {
+                    self.connected = true;
+                    sent += count;
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
             }
