@@ -79,8 +79,8 @@ trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 
 mirror=$(debian_mirror)
-# Not from unstable: its build of the same gVisor, by a Go that is too new for it,
-# panics in every tenth start of Python and at every fork.
+# Not from unstable: its build of the same gVisor, by a newer Go, panics in about
+# every tenth start of Python (assertTaskGoroutine).
 private_apt "$scratch/apt-gvisor" "$mirror" trixie
 unpack runsc
 private_apt "$scratch/apt-kernel" "$mirror" "$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-stable}")"

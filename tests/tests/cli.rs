@@ -130,7 +130,9 @@ fn environment_folder_and_user_are_as_asked_for() {
 
 #[test]
 fn requests_that_cannot_be_met_are_refused_with_the_reason() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 13] = [
+        (&["--timeout", "1e19", "--", "true"], "a year"),
+        (&["--timeout=-1", "--", "true"], "a year"),
         (&["--image", "nope", "--", "true"], "There is no image \"nope\""),
         (&["--"], "The command is empty"),
         (&["--", ""], "The command is empty"),
@@ -178,6 +180,24 @@ fn ptrace_mode_runs_the_same_commands() {
 fn orphans_are_reaped() {
     let script = "for i in 1 2 3 4 5; do (sleep 0.05 &) ; done; sleep 0.5; ps -e -o stat= | grep -c Z; true";
     assert_ran(&run(&["run", "--", "sh", "-c", script]), 0, "0\n");
+}
+
+#[test]
+fn a_command_is_over_when_it_ends_whatever_its_children_still_write() {
+    let ran = run(&["run", "--timeout", "20", "--", "sh", "-c", "yes >&2 & echo first; exit 3"]);
+    assert_ran(&ran, 3, "first\n");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_no_panic() {
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    for (arguments, code) in [(&["run", "--", "echo", "x"][..], 125), (&["doctor"][..], 125)] {
+        let output =
+            Command::new(bathy()).args(arguments).stdin(Stdio::null()).stdout(full()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("No space left on device"), "{arguments:?}: {stderr}");
+    }
 }
 
 #[test]

@@ -19,6 +19,9 @@ pub struct Output {
     pub pipe: Option<OwnedFd>,
     /// How much the host still takes.
     pub window: SendWindow,
+    /// After the command's end: how much of its output is still in the pipe. What its own children write later is
+    /// not waited for, however much they write.
+    left: Option<usize>,
 }
 
 /// A command and what is in flight for it.
@@ -43,7 +46,8 @@ pub struct Command {
 impl Command {
     /// Takes over a process that was just started for `stream`.
     pub fn new(stream: u32, started: Started) -> Self {
-        let output = |which, pipe| Output { which, pipe: Some(pipe), window: SendWindow::default() };
+        let output =
+            |which, pipe| Output { which, pipe: Some(pipe), window: SendWindow::default(), left: None };
         Self {
             stream,
             pid: started.pid,
@@ -102,7 +106,11 @@ impl Command {
     pub fn read_output(&mut self, index: usize, buffer: &mut [u8], outbox: &mut Vec<u8>) {
         let Some(output) = self.outputs.get_mut(index) else { return };
         let Some(pipe) = &output.pipe else { return };
-        let room = output.window.open().min(buffer.len());
+        if output.left == Some(0) {
+            output.pipe = None;
+            return;
+        }
+        let room = output.window.open().min(buffer.len()).min(output.left.unwrap_or(usize::MAX));
         let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
         match rustix::io::read(pipe, &mut *buffer) {
             Ok(0) => {
@@ -111,6 +119,7 @@ impl Command {
             }
             Ok(count) => {
                 output.window.sent(count);
+                output.left = output.left.map(|left| left.saturating_sub(count));
                 frame::encode(
                     self.stream,
                     output.which.channel(),
@@ -118,12 +127,18 @@ impl Command {
                     outbox,
                 );
             }
-            Err(Errno::AGAIN) if self.exit.is_some() => {
-                // The command is gone and its pipe is empty: what its own children still write is not waited for.
-                output.pipe = None;
-            }
+            Err(Errno::AGAIN) if self.exit.is_some() => output.pipe = None,
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => output.pipe = None,
+        }
+    }
+
+    /// The command ended.
+    pub fn ended(&mut self, exit: Exit) {
+        self.exit = Some(exit);
+        for output in &mut self.outputs {
+            let waiting = output.pipe.as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
+            output.left = Some(waiting.and_then(|count| usize::try_from(count).ok()).unwrap_or(0));
         }
     }
 

@@ -250,7 +250,7 @@ impl Server {
             if let Some(command) =
                 self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none())
             {
-                command.exit = Some(exit_of(status));
+                command.ended(exit_of(status));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use bathy_sandbox::doctor::{Status, examine};
 use bathy_sandbox::{Paths, kvm_probe};
 
-use crate::escape;
+use crate::{escape, output};
 
 /// The name of the hidden verb that runs the probe guest.
 const PROBE: &str = "probe-kvm";
@@ -24,7 +24,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let mut prober = Command::new(std::env::current_exe()?);
     let diagnosis = examine(&Paths::of_user()?, prober.arg(PROBE));
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+        output::line(serde_json::to_string_pretty(&diagnosis)?)?;
     } else {
         for check in &diagnosis.checks {
             let mark = match check.status {
@@ -32,13 +32,17 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
                 Status::Note => "note",
                 Status::Failed => "FAIL",
             };
-            println!("{mark}  {:<16} {}", check.name, escape::text(&check.found));
+            output::line(format_args!("{mark}  {:<16} {}", check.name, escape::text(&check.found)))?;
             if let Some(cure) = &check.cure {
-                println!("      {:<16} -> {}", "", escape::text(cure));
+                output::line(format_args!("      {:<16} -> {}", "", escape::text(cure)))?;
             }
         }
         let engine = serde_json::to_value(diagnosis.engine)?;
-        println!("\nengine: {} ({})", engine.as_str().unwrap_or_default(), diagnosis.engine_reason);
+        output::line(format_args!(
+            "\nengine: {} ({})",
+            engine.as_str().unwrap_or_default(),
+            diagnosis.engine_reason
+        ))?;
         println!(
             "{}",
             if diagnosis.healthy {

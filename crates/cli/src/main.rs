@@ -2,12 +2,14 @@
 
 mod doctor;
 mod escape;
+mod output;
 mod progress;
 mod run;
 mod setup;
 mod sys;
 
 use std::error::Error;
+use std::io;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -58,18 +60,24 @@ fn main() -> ExitCode {
         Verb::Setup(args) => setup::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut io::stdout());
             Ok(0)
         }
         Verb::ProbeKvm => doctor::probe_kvm(),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
+        // Like any program whose reader has gone away.
+        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::from(run::BROKEN_PIPE),
         Err(error) => {
-            eprintln!("bathy: {}", chain(error.as_ref()));
+            output::note(chain(error.as_ref()));
             ExitCode::from(OUR_FAILURE)
         }
     }
+}
+
+fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// An error with its sources: printed once, here.

@@ -20,14 +20,18 @@ use bathy_sandbox::{
 use serde_json::{Value, json};
 
 use crate::progress::Progress;
-use crate::{escape, sys};
+use crate::{escape, output, sys};
 
 const TIMED_OUT: u8 = 124;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-const BROKEN_PIPE: u8 = 141;
+/// The exit code of a run whose output nobody reads any more.
+pub const BROKEN_PIPE: u8 = 141;
 /// How much of each output `--json` keeps.
 const JSON_OUTPUT: usize = 16 * 1024 * 1024;
+
+/// The longest time that can be asked for.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Arguments of `bathy run`.
 #[derive(clap::Args)]
@@ -120,20 +124,24 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let mut sandbox = Sandbox::start(&spec, &assets, &paths)?;
     let spawned = sandbox.spawned_unix_ns;
     let finished = Attach::start(&mut sandbox.connection, &command, &assets.image_config, stdio)?.run();
+    let last_words = if finished.is_err() { sandbox.failure() } else { None };
     // Whatever happened, the sandbox is gone before anything is said about it.
     drop(sandbox);
-    let finished = finished?;
+    let finished = match (finished, last_words) {
+        (Err(_), Some(words)) => return Err(format!("The sandbox's keeper could not {words}").into()),
+        (finished, _) => finished?,
+    };
 
     let (code, message) = verdict(&finished.outcome, &command, &stop)?;
     if args.json {
         let phases = phases(started, spawned, &finished.times);
-        println!("{}", report(code, message.as_deref(), &finished, engine, &phases));
+        output::line(report(code, message.as_deref(), &finished, engine, &phases))?;
     } else {
         for warning in &finished.warnings {
-            eprintln!("bathy: warning: {}", escape::text(warning));
+            output::note(format_args!("warning: {}", escape::text(warning)));
         }
         if let Some(message) = message {
-            eprintln!("bathy: {message}");
+            output::note(message);
         }
     }
     Ok(code)
@@ -232,8 +240,8 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     Duration::try_from_secs_f64(seconds)
         .ok()
-        .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| format!("{text:?} is not a positive number of seconds"))
+        .filter(|duration| !duration.is_zero() && *duration <= LONGEST)
+        .ok_or_else(|| format!("{text:?} is not between zero and a year of seconds"))
 }
 
 fn parse_engine(text: &str) -> Result<Engine, String> {

@@ -7,6 +7,7 @@ use bathy_sandbox::Paths;
 use bathy_sandbox::assets::{IMAGE_CONFIG, IMAGE_FILE, ensure_kernel};
 use serde_json::json;
 
+use crate::output;
 use crate::progress::Progress;
 
 /// Arguments of `bathy setup`.
@@ -29,12 +30,12 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let image = store.ensure(&image_recipe, &[IMAGE_FILE, IMAGE_CONFIG], &mut |step| progress.step(step))?;
     drop(progress);
     if args.json {
-        println!("{}", json!({ "kernel": kernel.manifest, "image": image.manifest }));
+        output::line(json!({ "kernel": kernel.manifest, "image": image.manifest }))?;
     } else {
-        println!(
+        output::line(format_args!(
             "guest kernel {} and image {} ({}) are ready",
             kernel.manifest.version, args.image, image.manifest.version
-        );
+        ))?;
     }
     Ok(0)
 }

@@ -32,6 +32,8 @@ pub enum Reading {
     Empty,
     /// The guest writes too fast: read again after this long.
     Pause(Duration),
+    /// The guest closed its console, or is gone, which its process descriptor tells.
+    Ended,
 }
 
 impl ConsoleLog {
@@ -62,8 +64,8 @@ impl ConsoleLog {
                     self.keep(buffer.get(..count).unwrap_or_default());
                 }
                 Err(Errno::INTR) => {}
-                // End of file too: the guest is gone, which its process descriptor tells.
-                Ok(0) | Err(_) => return Reading::Empty,
+                Err(Errno::AGAIN) => return Reading::Empty,
+                Ok(0) | Err(_) => return Reading::Ended,
             }
         }
     }
@@ -109,6 +111,14 @@ mod tests {
         }
         assert!(paused, "twice the rate was read without a pause");
         assert!(log.kept.len() <= KEPT);
+    }
+
+    #[test]
+    fn u4_a_closed_console_is_told_from_an_empty_one() {
+        let (mut log, guest) = log();
+        assert_eq!(log.read(), Reading::Empty);
+        drop(guest);
+        assert_eq!(log.read(), Reading::Ended);
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct Keeper {
     pub console: ConsoleLog,
     pub guest: Spawned,
     pub ready_timeout: Duration,
+    /// What the client was warned of.
+    pub warned: Vec<io::ErrorKind>,
     /// Held, never used: while it is open the sandbox's processor slot is taken.
     pub _slot: OwnedFd,
 }
@@ -139,24 +141,27 @@ impl Keeper {
     fn serve_until_end(&mut self) -> Result<std::convert::Infallible, End> {
         let mut alarms = Alarms { ready: Some(Instant::now() + self.ready_timeout), ..Alarms::default() };
         loop {
-            let tokens = self.wait(alarms.next()).map_err(|error| failed("wait for events", &error))?;
+            let events = self.wait(alarms.next()).map_err(|error| failed("wait for events", &error))?;
             let now = Instant::now();
             let mut outcome = Outcome::default();
             if alarms.devices.take_if(|at| *at <= now).is_some() {
                 outcome = outcome.merge(self.settle(Devices::service)?);
             }
             if alarms.console.take_if(|at| *at <= now).is_some() {
-                self.set_interest(CONSOLE, EventFlags::IN)?;
+                self.watch_console()?;
             }
-            for token in tokens {
+            for (token, flags) in events {
                 match token {
-                    CLIENT => self.serve_client()?,
-                    CONSOLE => {
-                        if let Reading::Pause(pause) = self.console.read() {
-                            self.set_interest(CONSOLE, EventFlags::empty())?;
+                    CLIENT => self.serve_client(flags.intersects(EventFlags::HUP | EventFlags::ERR))?,
+                    CONSOLE => match self.console.read() {
+                        Reading::Empty => {}
+                        // Not watched at all meanwhile: a hang-up is reported whatever one asks for.
+                        Reading::Pause(pause) => {
+                            self.unwatch_console()?;
                             alarms.console = Some(now + pause);
                         }
-                    }
+                        Reading::Ended => self.unwatch_console()?,
+                    },
                     GUEST => {
                         // What it sent before it ended still counts: a command's last output and status.
                         self.exchange()?;
@@ -180,7 +185,9 @@ impl Keeper {
                 let waited = u64::try_from(self.ready_timeout.as_millis()).unwrap_or(u64::MAX);
                 return Err(End::Because(Cause::NotReady(waited)));
             }
-            if let Some(kind) = self.devices.take_disk_error() {
+            if let Some(kind) = self.devices.take_disk_error().filter(|kind| !self.warned.contains(kind)) {
+                // Once each: a guest can provoke them as often as it likes.
+                self.warned.push(kind);
                 let text = format!("the host failed a request of the sandbox's disk: {kind}");
                 self.hub.tell_client(&FromKeeper::Warning(text));
             }
@@ -188,7 +195,7 @@ impl Keeper {
         }
     }
 
-    fn wait(&self, until: Option<Instant>) -> Result<Vec<u64>, Errno> {
+    fn wait(&self, until: Option<Instant>) -> Result<Vec<(u64, EventFlags)>, Errno> {
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(Instant::now());
             Timespec {
@@ -198,7 +205,7 @@ impl Keeper {
         });
         let mut events = [MaybeUninit::<Event>::uninit(); 32];
         match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => Ok(events.iter().map(|event| event.data.u64()).collect()),
+            Ok((events, _)) => Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect()),
             Err(Errno::INTR) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
@@ -242,11 +249,12 @@ impl Keeper {
         }
     }
 
-    fn serve_client(&mut self) -> Result<(), End> {
+    fn serve_client(&mut self, hung_up: bool) -> Result<(), End> {
         self.write_client()?;
         let mut buffer = [0u8; CHUNK];
         if !self.hub.takes_requests() {
-            return Ok(());
+            // A guest that takes nothing must not keep a sandbox whose client is gone.
+            return if hung_up { Err(End::ClientGone) } else { Ok(()) };
         }
         match rustix::net::recv(&self.client, &mut buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(End::ClientGone),
@@ -280,13 +288,17 @@ impl Keeper {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN, self.hub.takes_requests());
         flags.set(EventFlags::OUT, !self.hub.for_client().is_empty());
-        self.set_interest(CLIENT, flags)
+        epoll::modify(&self.epoll, &self.client, EventData::new_u64(CLIENT), flags)
+            .map_err(|error| failed("watch the client", &error))
     }
 
-    fn set_interest(&self, token: u64, flags: EventFlags) -> Result<(), End> {
-        let fd = if token == CLIENT { self.client.as_fd() } else { self.console.fd() };
-        epoll::modify(&self.epoll, fd, EventData::new_u64(token), flags)
-            .map_err(|error| failed("watch a descriptor", &error))
+    fn watch_console(&self) -> Result<(), End> {
+        epoll::add(&self.epoll, self.console.fd(), EventData::new_u64(CONSOLE), EventFlags::IN)
+            .map_err(|error| failed("watch the console", &error))
+    }
+
+    fn unwatch_console(&self) -> Result<(), End> {
+        epoll::delete(&self.epoll, self.console.fd()).map_err(|error| failed("leave the console", &error))
     }
 }
 

@@ -120,6 +120,7 @@ impl Hub {
     /// The agent opened its port: begins a conversation.
     pub fn greet(&mut self, now_unix_ns: u64) -> Result<(), HubError> {
         self.state.epoch += 1;
+        self.timeline.ready = 0;
         self.from_guest.reset();
         let hello = ToGuest::Hello(Hello { version: VERSION, epoch: self.state.epoch, now_unix_ns });
         let mut greeting = Vec::new();
@@ -240,7 +241,7 @@ impl Hub {
                 if ready.version != VERSION {
                     return Err(HubError::Version(ready.version));
                 }
-                if ready.epoch != self.state.epoch || self.timeline.ready != 0 {
+                if !self.greeted || ready.epoch != self.state.epoch || self.timeline.ready != 0 {
                     return Err(HubError::Epoch(ready.epoch));
                 }
                 self.timeline.pid1 = ready.pid1_unix_ns;

@@ -146,6 +146,7 @@ fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError> {
         console: ConsoleLog::new(console),
         guest,
         ready_timeout: Duration::from_millis(launch.ready_timeout_ms),
+        warned: Vec::new(),
         _slot: inherited._slot,
     };
     keeper.watch().map_err(StartError::Descriptor)?;

@@ -23,12 +23,18 @@ const STREAM: u32 = 1;
 /// A pipe that is ready takes at least this much without blocking.
 const ATOMIC_WRITE: usize = 4096;
 
+/// How many warnings are kept.
+const MAX_WARNINGS: usize = 16;
+
 /// The command's connection failed.
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// The sandbox.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
+    /// The command's output could not be passed on.
+    #[error("Cannot write the command's output")]
+    Output(#[source] io::Error),
     /// Waiting failed.
     #[error("Cannot wait for the sandbox")]
     Wait(#[source] io::Error),
@@ -178,14 +184,15 @@ impl<'c, 'a> Attach<'c, 'a> {
         let mut outcome = None;
         loop {
             self.connection.send()?;
-            if outcome.is_some() && self.outputs.iter().all(|output| output.pending.is_empty()) {
-                return Ok(outcome.unwrap_or(Outcome::TimedOut));
+            let drained = self.outputs.iter().all(|output| output.pending.is_empty());
+            if let Some(outcome) = outcome.take_if(|_| drained) {
+                return Ok(outcome);
             }
             let ready = self.wait(outcome.is_none())?;
             if ready.interrupt {
                 return Ok(Outcome::Interrupted);
             }
-            if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            if outcome.is_none() && self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Ok(Outcome::TimedOut);
             }
             for (index, writable) in ready.outputs.into_iter().enumerate() {
@@ -198,9 +205,9 @@ impl<'c, 'a> Attach<'c, 'a> {
             }
             if ready.connection {
                 for arrival in self.connection.receive()? {
-                    if let Some(end) = self.take(arrival)? {
-                        outcome = Some(end);
-                    }
+                    // The first end counts: a sandbox may end right after its command.
+                    let end = self.take(arrival)?;
+                    outcome = outcome.or(end);
                 }
             }
         }
@@ -208,11 +215,18 @@ impl<'c, 'a> Attach<'c, 'a> {
 
     fn take(&mut self, arrival: Arrival) -> Result<Option<Outcome>, AttachError> {
         match arrival {
+            // Only once: a keeper that a guest has taken over must not move the deadline.
             Arrival::Keeper(FromKeeper::Ready(timeline)) => {
-                self.times.timeline = timeline;
-                self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
+                if self.times.timeline.ready == 0 {
+                    self.times.timeline = timeline;
+                    self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+                }
             }
-            Arrival::Keeper(FromKeeper::Warning(text)) => self.warnings.push(text),
+            Arrival::Keeper(FromKeeper::Warning(text)) => {
+                if self.warnings.len() < MAX_WARNINGS {
+                    self.warnings.push(text);
+                }
+            }
             Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
                 return Ok(Some(Outcome::SandboxEnded { cause, console }));
             }
@@ -258,7 +272,8 @@ impl<'c, 'a> Attach<'c, 'a> {
                 Ok(true)
             }
             Err(Errno::INTR | Errno::AGAIN) => Ok(true),
-            Err(_) => Ok(false),
+            Err(Errno::PIPE) => Ok(false),
+            Err(error) => Err(AttachError::Output(error.into())),
         }
     }
 

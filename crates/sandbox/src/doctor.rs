@@ -129,8 +129,10 @@ fn seccomp() -> Check {
 
 fn landlock() -> Check {
     match sys::landlock_version() {
-        Some(version) => Check::ok("Landlock", format!("version {version}")),
-        None => Check::note("Landlock", "not offered; the empty root and the system call filter do its work"),
+        Some(version) => {
+            Check::note("Landlock", format!("version {version}; not needed: jails have an empty root"))
+        }
+        None => Check::note("Landlock", "not offered; not needed: jails have an empty root"),
     }
 }
 
@@ -138,7 +140,7 @@ fn cgroups() -> Check {
     const NAME: &str = "cgroups";
     let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
     if controllers.split_whitespace().any(|name| name == "memory") {
-        Check::ok(NAME, format!("version 2 with {}", controllers.trim()))
+        Check::note(NAME, format!("version 2 with {}; not used by this version", controllers.trim()))
     } else if Path::new("/sys/fs/cgroup/memory").exists() {
         Check::note(NAME, "version 1 only; sandboxes are limited by rlimits, sealed memory and fixed disks")
     } else {

@@ -3,11 +3,11 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bathy_jail::spawn::{self, Keeper};
-use bathy_jail::{Identity, SpawnError};
+use bathy_jail::{Identity, SpawnError, Spawned};
 use bathy_protocol::launch::{self, Launch};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -46,11 +46,9 @@ pub enum LaunchError {
 pub struct Sandbox {
     /// How to speak to it.
     pub connection: Connection,
-    /// The keeper's process number.
-    pub keeper_pid: u32,
     /// When its keeper was started: wall clock, nanoseconds since 1970.
     pub spawned_unix_ns: u64,
-    keeper: OwnedFd,
+    keeper: Spawned,
 }
 
 impl Sandbox {
@@ -88,15 +86,20 @@ impl Sandbox {
         })?;
         drop(theirs);
         let connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
-        Ok(Self { connection, keeper_pid: spawned.pid, spawned_unix_ns, keeper: spawned.pidfd })
+        Ok(Self { connection, spawned_unix_ns, keeper: spawned })
+    }
+
+    /// Why the keeper's program did not run, if it did not. For a keeper that is gone; it waits for one that is not.
+    pub fn failure(&self) -> Option<String> {
+        self.keeper.failure()
     }
 }
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
         // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
-        let _ = pidfd_send_signal(&self.keeper, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.keeper.as_fd()), WaitIdOptions::EXITED);
+        let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
+        let _ = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), WaitIdOptions::EXITED);
     }
 }
 

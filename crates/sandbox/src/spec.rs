@@ -26,7 +26,7 @@ pub const MAX_PROCESSES: u32 = 32_768;
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SpecError {
     /// Not a size.
-    #[error("{0:?} is not a size. Write a number of bytes, or a number with K, M or G, such as 512M")]
+    #[error("{0:?} is not a size. Write a number of bytes, or a number with K, M, G or T, such as 512M")]
     Size(String),
     /// Not a variable.
     #[error("{0:?} is not an environment variable. Write NAME=value")]

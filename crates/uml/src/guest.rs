@@ -11,8 +11,6 @@ use rustix::process::Resource;
 
 /// Where the guest kernel finds what it was given. 0 is an input that never ends, 1 and 2 are the console.
 pub mod fd {
-    /// The console's output.
-    pub const CONSOLE: usize = 1;
     /// Guest memory.
     pub const RAM: usize = 3;
     /// An empty file for the program that runs guest code.
