@@ -30,6 +30,9 @@ if [ "$(id -u)" != 0 ]; then
 	need_space 3000 "$TMPDIR"
 fi
 export TMPDIR
+# What is run in the new root must find its folders there, not where the caller keeps them.
+unset XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_STATE_HOME XDG_RUNTIME_DIR MPLCONFIGDIR
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE NODE_OPTIONS
 
 mapfile -t dpkg_options < <(sed -n 's/^[^#]/--dpkgopt=&/p' "$here/dpkg.cfg")
 packages=$(grep -v '^#' "$here/packages" | paste -s -d ,)

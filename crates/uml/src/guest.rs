@@ -31,6 +31,9 @@ const LOOPS_PER_JIFFY: u32 = 5_000_000;
 /// The host processes that a guest needs besides one for each of its own.
 const HELPERS: u64 = 8;
 
+/// The descriptors that a guest kernel needs besides one for each of its processes.
+const DEVICE_FILES: u64 = 128;
+
 /// The guest kernel's words.
 pub fn command_line(launch: &Launch) -> Vec<CString> {
     let mut words = vec![
@@ -70,7 +73,8 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
     const MIB: u64 = 1024 * 1024;
     vec![
         Limit { resource: Resource::Nproc, value: launch.processes + HELPERS },
-        Limit { resource: Resource::Nofile, value: 1024 },
+        // The kernel holds a socket for every guest address space, besides its devices.
+        Limit { resource: Resource::Nofile, value: launch.processes + DEVICE_FILES },
         // What it writes, and does not map, is its stub program and one page of its own code in guest memory.
         Limit { resource: Resource::Fsize, value: 16 * MIB },
         Limit { resource: Resource::Data, value: 16 * MIB },
