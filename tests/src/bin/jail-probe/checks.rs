@@ -24,7 +24,7 @@ const INITRAMFS: i32 = 5;
 const GIB: usize = 1 << 30;
 /// The default of a sandbox's processes, and some more for the guest kernel's own.
 const MOST_PROCESSES: usize = 1024 + 32;
-const MOST_DESCRIPTORS: usize = 1024;
+const MOST_DESCRIPTORS: usize = 1024 + 128;
 
 type Check = fn() -> Result<(), String>;
 
