@@ -1,0 +1,128 @@
+//! The rule by which lines follow each other. Appending and verifying use the same one.
+//!
+//! A writer that is killed leaves a beginning of the line that it was writing. The next writer ends it with a line break
+//! and puts down, in a line of its own, how long the half is and what its digest is. So halves are part of the log, and
+//! every byte of them is accounted for. If that writer is killed too, there is one more half.
+
+use crate::event::{Event, RecoveredFrom, What};
+use crate::line::{self, Link, MAX_LINE, Shape};
+
+/// The most that halves of lines may take together.
+const MAX_TORN: usize = 4 * MAX_LINE;
+
+/// Where a chain has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    /// The number of the last line.
+    pub seq: u64,
+    /// Its hash.
+    pub hash: String,
+    /// Halves of lines since then, with the line breaks between them.
+    torn: Option<Vec<u8>>,
+    /// How many halves were accounted for.
+    pub recovered: u64,
+}
+
+/// What became of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It is the next one.
+    Next,
+    /// It is a half, and has to be accounted for.
+    Torn,
+}
+
+/// Why a line is not the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Break {
+    /// Its content is not what was written.
+    Changed,
+    /// The same is true of an earlier one, which could have been a half but is not accounted for.
+    ChangedBefore,
+    /// It has the right number and comes after some other line.
+    Replaced,
+    /// It has another number.
+    Number(u64),
+    /// A writer found that the head was gone.
+    LostHead,
+}
+
+impl Chain {
+    /// After this line.
+    pub fn after(seq: u64, hash: String) -> Self {
+        Self { seq, hash, torn: None, recovered: 0 }
+    }
+
+    /// The halves that are not accounted for yet.
+    pub fn torn(&self) -> Option<&[u8]> {
+        self.torn.as_deref()
+    }
+
+    /// Takes the next line, without its line break.
+    pub fn step(&mut self, line: &[u8]) -> Result<Step, Break> {
+        match line::shape(line) {
+            Shape::Whole(link) => self.whole(link, line),
+            Shape::Changed => Err(self.earlier_or(Break::Changed)),
+            Shape::Other => self.half(line),
+        }
+    }
+
+    fn earlier_or(&self, here: Break) -> Break {
+        if self.torn.is_some() { Break::ChangedBefore } else { here }
+    }
+
+    fn whole(&mut self, link: Link, line: &[u8]) -> Result<Step, Break> {
+        if link.seq != self.seq.wrapping_add(1) {
+            return Err(self.earlier_or(Break::Number(link.seq)));
+        }
+        if link.prev != self.hash {
+            return Err(self.earlier_or(Break::Replaced));
+        }
+        let recovery = if self.torn.is_some() || may_be_recovery(line) {
+            serde_json::from_slice::<Event>(line).ok().map(|event| event.what)
+        } else {
+            None
+        };
+        if let Some(What::Recovered { from: RecoveredFrom::LostHead, .. }) = recovery {
+            return Err(Break::LostHead);
+        }
+        if self.torn.as_ref().is_some_and(|torn| !accounts_for(recovery.as_ref(), torn)) {
+            return Err(Break::ChangedBefore);
+        }
+        self.torn = None;
+        self.recovered += u64::from(matches!(recovery, Some(What::Recovered { .. })));
+        self.seq = link.seq;
+        self.hash = link.hash;
+        Ok(Step::Next)
+    }
+
+    /// A half can only be the beginning of the line that would have come here, and not an empty one.
+    fn half(&mut self, line: &[u8]) -> Result<Step, Break> {
+        let beginning = line::beginning(self.seq.wrapping_add(1), &self.hash).into_bytes();
+        let fits = line.starts_with(&beginning) || beginning.starts_with(line);
+        let so_far = self.torn.as_ref().map_or(0, Vec::len);
+        if !fits || line.is_empty() || so_far + line.len() > MAX_TORN {
+            return Err(self.earlier_or(Break::Changed));
+        }
+        match &mut self.torn {
+            Some(torn) => {
+                torn.push(b'\n');
+                torn.extend_from_slice(line);
+            }
+            None => self.torn = Some(line.to_vec()),
+        }
+        Ok(Step::Torn)
+    }
+}
+
+/// Parsing every line for this would take longer than all the rest.
+fn may_be_recovery(line: &[u8]) -> bool {
+    str::from_utf8(line).is_ok_and(|line| line.contains("\"event\":\"recovered\""))
+}
+
+fn accounts_for(recovery: Option<&What>, torn: &[u8]) -> bool {
+    let Some(What::Recovered { torn_bytes: Some(bytes), torn_digest: Some(digest), .. }) = recovery else {
+        return false;
+    };
+    u64::try_from(torn.len()) == Ok(*bytes) && *digest == blake3::hash(torn).to_hex().as_str()
+}

@@ -1,0 +1,172 @@
+//! The files of a log, and reading them line by line.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Dir, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use crate::line::MAX_LINE;
+
+/// The file that is written.
+pub(crate) const CURRENT: &str = "audit.jsonl";
+/// Held by whoever writes, or looks at what belongs together.
+const LOCK: &str = "audit.lock";
+/// How long somebody else may hold the lock. Writers need it for a fraction of a millisecond.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the file with this first line is called when it is not written any more.
+pub(crate) fn rotated_name(first: u64) -> String {
+    format!("audit-{first:012}.jsonl")
+}
+
+fn rotated_first(name: &str) -> Option<u64> {
+    let first = name.strip_prefix("audit-")?.strip_suffix(".jsonl")?.parse().ok()?;
+    (rotated_name(first) == name).then_some(first)
+}
+
+/// The folder of a log. Everything is opened relative to it, and nothing but regular files.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    dir: OwnedFd,
+    pub path: PathBuf,
+}
+
+impl Folder {
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self { dir: rustix::fs::open(path, flags, Mode::empty())?, path: path.to_owned() })
+    }
+
+    /// Opens a file; none if it is not there.
+    pub fn file(&self, name: &str, flags: OFlags) -> io::Result<Option<File>> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if file.metadata()?.is_file() {
+            Ok(Some(file))
+        } else {
+            Err(io::Error::other("it is not a regular file"))
+        }
+    }
+
+    pub fn size(&self, name: &str) -> io::Result<Option<u64>> {
+        match rustix::fs::statat(&self.dir, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(data) => Ok(u64::try_from(data.st_size).ok()),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Never replaces a file.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat_with(&self.dir, from, &self.dir, to, RenameFlags::NOREPLACE)?)
+    }
+
+    pub fn replace(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.dir, from, &self.dir, to)?)
+    }
+
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.dir, name, rustix::fs::AtFlags::empty())?)
+    }
+
+    /// The first numbers of the files that are not written any more, oldest first.
+    pub fn rotated(&self) -> io::Result<Vec<u64>> {
+        let mut firsts = Vec::new();
+        for entry in Dir::read_from(&self.dir)? {
+            firsts.extend(entry?.file_name().to_str().ok().and_then(rotated_first));
+        }
+        firsts.sort_unstable();
+        Ok(firsts)
+    }
+
+    /// Waits for the lock, making its file if this is a writer. A reader of a copied log has no file to lock, and no need.
+    pub fn lock(&self, writer: bool) -> io::Result<Option<Lock>> {
+        let flags = if writer { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDONLY };
+        let Some(file) = self.file(LOCK, flags)? else { return Ok(None) };
+        let operation = if writer {
+            FlockOperation::NonBlockingLockExclusive
+        } else {
+            FlockOperation::NonBlockingLockShared
+        };
+        let began = Instant::now();
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match rustix::fs::flock(&file, operation) {
+                Ok(()) => return Ok(Some(Lock(file))),
+                Err(Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => thread::sleep(pause),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The lock, held.
+#[derive(Debug)]
+pub(crate) struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A child that is just being started may have a copy of the descriptor, so closing ours is not enough.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// One line, or what is in the place of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Without the line break. Of a line that is too long, only its beginning.
+    pub bytes: Vec<u8>,
+    /// Whether there is a line break after it.
+    pub ended: bool,
+}
+
+/// Reads lines from a place on, never storing more than a line may have.
+pub(crate) struct Lines {
+    input: BufReader<io::Take<File>>,
+}
+
+impl Lines {
+    /// The lines between two places of a file.
+    pub fn new(mut file: File, from: u64, until: u64) -> io::Result<Self> {
+        file.seek(SeekFrom::Start(from))?;
+        Ok(Self { input: BufReader::with_capacity(64 * 1024, file.take(until.saturating_sub(from))) })
+    }
+
+    pub fn next(&mut self) -> io::Result<Option<Piece>> {
+        let limit = u64::try_from(MAX_LINE).unwrap_or(u64::MAX) + 1;
+        let mut bytes = Vec::new();
+        (&mut self.input).take(limit).read_until(b'\n', &mut bytes)?;
+        let mut ended = bytes.last() == Some(&b'\n');
+        if ended {
+            bytes.pop();
+        } else if bytes.len() > MAX_LINE {
+            ended = self.skip_line()?;
+        }
+        Ok((ended || !bytes.is_empty()).then_some(Piece { bytes, ended }))
+    }
+
+    fn skip_line(&mut self) -> io::Result<bool> {
+        loop {
+            let buffer = self.input.fill_buf()?;
+            let (used, ended) = match buffer.iter().position(|byte| *byte == b'\n') {
+                Some(at) => (at + 1, true),
+                None => (buffer.len(), false),
+            };
+            self.input.consume(used);
+            if ended || used == 0 {
+                return Ok(ended);
+            }
+        }
+    }
+}

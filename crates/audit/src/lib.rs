@@ -1,0 +1,39 @@
+//! What crossed the boundary, in an append-only, hash-chained log that anybody can verify.
+//!
+//! * [`event`]: the one type that describes what happened and who asked for it.
+//! * [`line`](mod@line): an event as one line of JSON that carries the hash of the line before and its own.
+//! * [`log`]: appending, by many processes at once; rotation.
+//! * [`verify`](mod@verify): whether every line is there, in order, as it was written.
+//! * [`follow`]: reading, and waiting for more.
+//!
+//! # What the chain is worth
+//!
+//! The log is a folder: `audit.jsonl`, older parts as `audit-<first number>.jsonl`, and `head.json`, which has the number and
+//! hash of the newest line. Changing, removing, inserting or reordering lines breaks the chain. Removing the newest lines
+//! leaves a chain that is whole but ends before what the head says.
+//!
+//! Nothing here is keyed. Whoever can write to the folder can also write a log that never was, with a chain and a head that
+//! fit, or remove the folder. Guests, keepers and guest kernels cannot: they have no access to it. To notice what the
+//! folder's owner does to it, keep the number and hash that verification prints somewhere else, and give them to
+//! [`verify::verify`] as an [`Anchor`] later: no log with another past has them.
+//!
+//! Lines reach the kernel before `append` returns, and are not waited for to reach the disk: what is killed loses
+//! nothing, a machine that loses power may lose its last seconds. Verification cannot tell that from removal, and says so.
+#![forbid(unsafe_code)]
+
+mod chain;
+pub mod event;
+mod files;
+pub mod follow;
+mod head;
+pub mod line;
+pub mod log;
+#[cfg(test)]
+mod testing;
+pub mod verify;
+
+pub use event::{Actor, Argv, Event, RecoveredFrom, What};
+pub use follow::{Entry, Filter, FollowError, Follower};
+pub use line::LineError;
+pub use log::{Log, LogError};
+pub use verify::{Anchor, Fault, Report, VerifyError};

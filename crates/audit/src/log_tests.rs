@@ -1,0 +1,181 @@
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::thread;
+
+use super::*;
+use crate::follow::{Filter, Follower};
+use crate::testing::{Scene, event};
+
+fn events(folder: &Path) -> Vec<Event> {
+    let mut follower = Follower::open(folder, Filter::default()).unwrap();
+    std::iter::from_fn(|| follower.next().unwrap()).map(|entry| entry.event).collect()
+}
+
+fn is_recovery(event: &Event) -> bool {
+    matches!(event.what, What::Recovered { .. })
+}
+
+#[test]
+fn files_are_private() {
+    let scene = Scene::with_lines(1);
+    for name in ["audit.jsonl", "head.json", "audit.lock"] {
+        assert_eq!(fs::metadata(scene.path(name)).unwrap().mode() & 0o777, 0o600, "{name}");
+    }
+    let inner = scene.path("a/b");
+    Log::open(&inner).unwrap();
+    assert_eq!(fs::metadata(&inner).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn many_threads_make_one_chain() {
+    let scene = Scene::new();
+    let log = Log::open(scene.folder.path()).unwrap().rotate_at(40_000);
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let log = &log;
+            scope.spawn(move || {
+                for number in 0..125 {
+                    log.append(&[event(thread * 1000 + number)]).unwrap();
+                }
+            });
+        }
+    });
+    let report = scene.verify().unwrap();
+    assert!(report.files > 1);
+    let mut found: Vec<u32> = events(scene.folder.path())
+        .iter()
+        .filter(|event| event.sandbox.is_some())
+        .map(|event| event.actor.pid)
+        .collect();
+    found.sort_unstable();
+    let wanted: Vec<u32> =
+        (0..8).flat_map(|thread| (0..125).map(move |number| thread * 1000 + number)).collect();
+    assert_eq!(found, wanted);
+}
+
+/// A writer killed after any number of bytes, before it could write the head.
+#[test]
+fn a_writer_killed_at_any_byte_costs_nothing_that_was_recorded() {
+    let scene = Scene::with_lines(2);
+    let (before, head) = (scene.current(), scene.head());
+    scene.log.append(&[event(2), event(3)]).unwrap();
+    let after = scene.current();
+    for size in before.len()..=after.len() {
+        scene.put(&after[..size]);
+        scene.put_head(&head);
+        let whole = 2 + after[before.len()..size].iter().filter(|byte| **byte == b'\n').count();
+        let torn = scene.verify().unwrap();
+        let lacks_only_its_end = after.get(size) == Some(&b'\n') && size > before.len();
+        let whole = whole + usize::from(lacks_only_its_end);
+        assert_eq!(torn.lines, whole as u64, "{size}");
+        scene.append(9);
+        scene.append(10);
+        let found = events(scene.folder.path());
+        let recoveries = found.iter().filter(|event| is_recovery(event)).count();
+        let clean = size == before.len() || after[size - 1] == b'\n';
+        assert_eq!(recoveries, usize::from(!clean), "{size}");
+        assert_eq!(found.len(), whole + recoveries + 2);
+        let report = scene.verify().unwrap();
+        assert_eq!((report.recovered, report.torn_bytes), (recoveries as u64, 0));
+        assert!(scene.current().starts_with(&after[..size]), "nothing that was written is removed");
+    }
+}
+
+/// The writer that recovers is killed as well, at any byte; and then every byte of what they left is changed.
+#[test]
+fn a_writer_killed_while_it_recovers_is_recovered_from() {
+    let scene = Scene::with_lines(1);
+    let head = scene.head();
+    let before = scene.current().len();
+    scene.append(1);
+    let torn = scene.current()[..before + 200].to_vec();
+    scene.put(&torn);
+    scene.put_head(&head);
+    scene.append(2);
+    let after = scene.current();
+    for size in torn.len()..=after.len() {
+        scene.put(&after[..size]);
+        scene.put_head(&head);
+        scene.verify().unwrap();
+        scene.append(3);
+        let report = scene.verify().unwrap();
+        assert!(report.recovered >= 1, "{size}");
+    }
+    let text = scene.current();
+    for at in before..text.len() {
+        let mut changed = text.clone();
+        changed[at] ^= 1;
+        scene.put(&changed);
+        assert!(scene.verify().is_err(), "byte {at}");
+    }
+}
+
+/// Every state that a rotation passes through.
+#[test]
+fn a_rotation_killed_anywhere_goes_on() {
+    let scene = Scene::with_lines(4);
+    let (text, head) = (scene.current(), scene.head());
+    let log = Log::open(scene.folder.path()).unwrap().rotate_at(100);
+    log.append(&[event(5)]).unwrap();
+    let new = scene.current();
+    for size in (0..=new.len()).map(Some).chain([None]) {
+        for file in fs::read_dir(scene.folder.path()).unwrap() {
+            fs::remove_file(file.unwrap().path()).unwrap();
+        }
+        fs::write(scene.path(&rotated_name(1)), &text).unwrap();
+        scene.put_head(&head);
+        if let Some(size) = size {
+            scene.put(&new[..size]);
+        }
+        assert!(scene.verify().unwrap().lines >= 4);
+        scene.append(6);
+        scene.append(7);
+        let report = scene.verify().unwrap();
+        assert_eq!(report.files, 2);
+        let found = events(scene.folder.path());
+        let rotations = found.iter().filter(|event| matches!(event.what, What::Rotated { .. })).count();
+        assert_eq!(rotations, 1, "{size:?}");
+        assert_eq!(found.last().unwrap().actor.pid, 7);
+        assert!(found.iter().any(|event| event.actor.pid == 6 && event.sandbox.is_some()));
+    }
+}
+
+/// For a disk that is really full, see `tests/processes.rs`.
+#[test]
+fn lines_without_a_head_are_taken_back() {
+    let scene = Scene::with_lines(3);
+    let before = (scene.current(), scene.head());
+    let file = File::options().append(true).open(scene.path("audit.jsonl")).unwrap();
+    // The head cannot be written: its place is taken by a folder.
+    fs::remove_file(scene.path("head.json")).unwrap();
+    fs::create_dir(scene.path("head.json")).unwrap();
+    let folder = Folder::open(scene.folder.path()).unwrap();
+    let written = write_all_or_nothing(&folder, &file, b"half a line", &Head::genesis());
+    assert!(written.is_err());
+    assert_eq!(scene.current(), before.0);
+    fs::remove_dir(scene.path("head.json")).unwrap();
+    scene.put_head(&before.1);
+    scene.verify().unwrap();
+}
+
+#[test]
+fn an_event_that_cannot_be_put_down_takes_no_other_with_it() {
+    let scene = Scene::with_lines(1);
+    let argv = vec!["x".to_owned(); 100_000];
+    let (exec, user) = ("e".to_owned(), "u".to_owned());
+    let what =
+        What::ExecStarted { exec, argv, user, job: None, terminal: false, argv_bytes: 1, argv_digest: None };
+    let refused = scene.log.append(&[event(1), Event { what, ..event(2) }]);
+    assert!(matches!(refused, Err(LogError::Line(LineError::TooLong(_)))));
+    assert_eq!(scene.verify().unwrap().lines, 1);
+}
+
+#[test]
+fn links_are_not_followed() {
+    let scene = Scene::new();
+    let target = scene.path("target");
+    fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, scene.path("audit.jsonl")).unwrap();
+    assert!(matches!(scene.log.append(&[event(1)]), Err(LogError::Io(..))));
+    assert_eq!(fs::read(&target).unwrap(), b"precious");
+}

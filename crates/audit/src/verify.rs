@@ -1,0 +1,336 @@
+//! Whether every line is there, in order, as it was written.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use thiserror::Error;
+
+use crate::chain::{Break, Chain, Step};
+use crate::files::{CURRENT, Folder, Lines, rotated_name};
+use crate::head::{self, Found, Head};
+use crate::line::{self, Shape};
+
+/// How often a log is looked at again whose oldest files were removed meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// A log that is whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// How many events it has.
+    pub lines: u64,
+    /// In how many files.
+    pub files: u64,
+    /// The number of the first line. It is above 1 if only so many files are kept.
+    pub first_seq: u64,
+    /// The number of the last line; 0 if there is none.
+    pub last_seq: u64,
+    /// The last line's hash. Kept elsewhere, it is an [`Anchor`].
+    pub head_hash: String,
+    /// How often a writer was killed while it wrote. Every byte that it left is accounted for.
+    pub recovered: u64,
+    /// How many bytes of half a line are at the end, not accounted for yet because nothing was written since.
+    pub torn_bytes: u64,
+}
+
+/// A line that somebody noted down elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// Its number.
+    pub seq: u64,
+    /// Its hash.
+    pub hash: String,
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Fault {
+    /// Its content, or its hash, is not what was written.
+    #[error("was changed")]
+    Changed,
+    /// It is not the line that the next one was written after.
+    #[error("does not follow from the line before it: one of the two was replaced or inserted")]
+    Replaced,
+    /// Lines before it are gone.
+    #[error("follows a gap: the events {from} to {to} were removed")]
+    Removed {
+        /// The first missing number.
+        from: u64,
+        /// The last missing number.
+        to: u64,
+    },
+    /// It should be further down.
+    #[error("is event {found} where event {expected} should be: the order was changed")]
+    Reordered {
+        /// Its number.
+        found: u64,
+        /// The one that belongs here.
+        expected: u64,
+    },
+    /// A line with its number came before.
+    #[error("has the number {0} of an earlier line: it was inserted")]
+    Inserted(u64),
+    /// The log should go on after it.
+    #[error(
+        "is where the log ends, though it went on to event {0}: lines were removed, or lost with the machine's power"
+    )]
+    Truncated(u64),
+    /// A writer found no usable head before it wrote this line. The log stays doubtful: whoever looked into it puts the
+    /// folder aside, and a new log begins.
+    #[error("was written without a usable head.json: lines before it may have been removed")]
+    LostHead,
+    /// It is not the line that was noted down.
+    #[error("is not the one that was noted down elsewhere: the log was replaced")]
+    NotTheAnchor,
+}
+
+/// A log that is not whole, or that cannot be looked at.
+#[derive(Debug, Error)]
+pub enum VerifyError {
+    /// There is none.
+    #[error("There is no audit log in {0}")]
+    NoLog(PathBuf),
+    /// The first bad line.
+    #[error("{file} line {line} {fault}")]
+    Bad {
+        /// Its file.
+        file: String,
+        /// Its number in the file, counted from 1. The line before the first one is 0.
+        line: u64,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// The head is gone.
+    #[error("{0} was removed: whether the newest lines are there cannot be known", head::NAME)]
+    NoHead,
+    /// The head is not one.
+    #[error("{0} was changed: whether the newest lines are there cannot be known", head::NAME)]
+    HeadChanged,
+    /// The log ends before the line that was noted down, or begins after it.
+    #[error("Event {0}, which was noted down elsewhere, is not in the log any more")]
+    NoAnchor(u64),
+    /// Reading fails.
+    #[error("Cannot read {0}")]
+    Io(PathBuf, #[source] io::Error),
+}
+
+/// Verifies the log in `folder`, as it is now; writers go on meanwhile. With an `anchor`, the line of that number must be
+/// the one that was noted down.
+pub fn verify(folder: &Path, anchor: Option<&Anchor>) -> Result<Report, VerifyError> {
+    let mut attempt = 1;
+    loop {
+        match Walk::begin(folder).and_then(|walk| walk.finish(anchor)) {
+            Err(VerifyError::Io(_, error))
+                if error.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS =>
+            {
+                attempt += 1;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// A file to be walked through.
+struct Part {
+    name: String,
+    /// The one that is written was opened under the lock, and has a size from then.
+    open: Option<(File, u64)>,
+}
+
+/// A walk through a log.
+struct Walk {
+    folder: Folder,
+    head: Head,
+    parts: Vec<Part>,
+}
+
+/// Where a walk is.
+struct Place {
+    part: usize,
+    line: u64,
+}
+
+impl Walk {
+    /// Under the lock, takes in what belongs together.
+    fn begin(path: &Path) -> Result<Self, VerifyError> {
+        let failed = |error| VerifyError::Io(path.to_owned(), error);
+        let folder = match Folder::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(VerifyError::NoLog(path.to_owned()));
+            }
+            folder => folder.map_err(failed)?,
+        };
+        let _lock = folder.lock(false).map_err(failed)?;
+        let rotated = folder.rotated().map_err(failed)?;
+        let current = folder.file(CURRENT, OFlags::RDONLY).map_err(failed)?;
+        let head = match Head::read(&folder).map_err(failed)? {
+            Found::Head(head) => head,
+            Found::Nothing if rotated.is_empty() && current.is_none() => {
+                return Err(VerifyError::NoLog(path.to_owned()));
+            }
+            Found::Nothing => return Err(VerifyError::NoHead),
+            Found::Damaged => return Err(VerifyError::HeadChanged),
+        };
+        // Files that were to be removed and are still there prove nothing.
+        let kept = rotated.into_iter().filter(|first| *first > head.pruned_seq);
+        let mut parts: Vec<Part> = kept.map(|first| Part { name: rotated_name(first), open: None }).collect();
+        if let Some(file) = current {
+            let size = file.metadata().map_err(failed)?.len();
+            parts.push(Part { name: CURRENT.to_owned(), open: Some((file, size)) });
+        }
+        Ok(Self { folder, head, parts })
+    }
+
+    fn finish(mut self, anchor: Option<&Anchor>) -> Result<Report, VerifyError> {
+        let mut chain = Chain::after(self.head.pruned_seq, self.head.pruned_hash.clone());
+        let mut report = Report {
+            lines: 0,
+            files: u64::try_from(self.parts.len()).unwrap_or(u64::MAX),
+            first_seq: self.head.pruned_seq + 1,
+            last_seq: 0,
+            head_hash: String::new(),
+            recovered: 0,
+            torn_bytes: 0,
+        };
+        let mut anchored = anchor.is_none_or(|anchor| anchor.seq == chain.seq && anchor.hash == chain.hash);
+        let mut last = Place { part: 0, line: 0 };
+        for part in 0..self.parts.len() {
+            let is_last = part + 1 == self.parts.len();
+            let mut lines = self.lines(part)?;
+            let mut at = Place { part, line: 0 };
+            let mut torn_at = 0;
+            let mut unended = false;
+            while let Some(piece) = self.next(&mut lines, part)? {
+                at.line += 1;
+                unended = !piece.ended;
+                match chain.step(&piece.bytes) {
+                    Ok(Step::Next) => {
+                        report.lines += 1;
+                        torn_at = 0;
+                        let known = [
+                            Some((self.head.seq, &self.head.hash, Fault::Changed)),
+                            anchor.map(|anchor| (anchor.seq, &anchor.hash, Fault::NotTheAnchor)),
+                        ];
+                        for (_, hash, fault) in
+                            known.into_iter().flatten().filter(|known| known.0 == chain.seq)
+                        {
+                            if *hash != chain.hash {
+                                return Err(self.bad(&at, fault));
+                            }
+                        }
+                        anchored |= anchor.is_some_and(|anchor| anchor.seq == chain.seq);
+                    }
+                    Ok(Step::Torn) if torn_at == 0 => torn_at = at.line,
+                    Ok(Step::Torn) => {}
+                    Err(Break::ChangedBefore) => {
+                        return Err(self.bad(&Place { part, line: torn_at }, Fault::Changed));
+                    }
+                    Err(broken) => {
+                        let fault = self.fault(broken, &chain, lines, part)?;
+                        return Err(self.bad(&at, fault));
+                    }
+                }
+            }
+            if is_last {
+                self.check_end(&chain, &at, torn_at, unended)?;
+            } else if torn_at > 0 || unended {
+                let line = if torn_at > 0 { torn_at } else { at.line };
+                return Err(self.bad(&Place { part, line }, Fault::Changed));
+            }
+            last = at;
+        }
+        if chain.seq < self.head.seq {
+            return Err(self.bad(&last, Fault::Truncated(self.head.seq)));
+        }
+        if let (Some(anchor), false) = (anchor, anchored) {
+            return Err(VerifyError::NoAnchor(anchor.seq));
+        }
+        report.recovered = chain.recovered;
+        report.torn_bytes = chain.torn().map_or(0, |torn| u64::try_from(torn.len()).unwrap_or(u64::MAX));
+        report.last_seq = chain.seq;
+        report.head_hash = chain.hash;
+        Ok(report)
+    }
+
+    /// The end of the last file: what a killed writer leaves is behind all that the head knows.
+    fn check_end(&self, chain: &Chain, at: &Place, torn_at: u64, unended: bool) -> Result<(), VerifyError> {
+        if torn_at > 0 && chain.seq < self.head.seq {
+            let size =
+                self.parts.get(at.part).and_then(|part| part.open.as_ref()).map_or(0, |(_, size)| *size);
+            let shorter = unended && size < self.head.bytes;
+            let fault = if shorter { Fault::Truncated(self.head.seq) } else { Fault::Changed };
+            return Err(self.bad(&Place { part: at.part, line: torn_at }, fault));
+        }
+        if torn_at == 0 && unended && chain.seq <= self.head.seq {
+            return Err(self.bad(at, Fault::Truncated(self.head.seq)));
+        }
+        Ok(())
+    }
+
+    fn bad(&self, at: &Place, fault: Fault) -> VerifyError {
+        let file = self.parts.get(at.part).map_or_else(|| CURRENT.to_owned(), |part| part.name.clone());
+        VerifyError::Bad { file, line: at.line, fault }
+    }
+
+    fn failed(&self, part: usize, error: io::Error) -> VerifyError {
+        let name = self.parts.get(part).map_or(CURRENT, |part| &part.name);
+        VerifyError::Io(self.folder.path.join(name), error)
+    }
+
+    fn lines(&mut self, part: usize) -> Result<Lines, VerifyError> {
+        let opened = match self.parts.get_mut(part) {
+            Some(Part { open: Some((file, size)), .. }) => file.try_clone().map(|file| (file, *size)),
+            Some(Part { name, .. }) => self
+                .folder
+                .file(name, OFlags::RDONLY)
+                .and_then(|file| Ok((file.ok_or(io::ErrorKind::NotFound)?, u64::MAX))),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        opened.and_then(|(file, size)| Lines::new(file, 0, size)).map_err(|error| self.failed(part, error))
+    }
+
+    fn next(&self, lines: &mut Lines, part: usize) -> Result<Option<crate::files::Piece>, VerifyError> {
+        lines.next().map_err(|error| self.failed(part, error))
+    }
+
+    /// Names what happened to a line that is not the next one.
+    fn fault(
+        &mut self,
+        broken: Break,
+        chain: &Chain,
+        rest: Lines,
+        part: usize,
+    ) -> Result<Fault, VerifyError> {
+        let expected = chain.seq + 1;
+        Ok(match broken {
+            Break::Changed | Break::ChangedBefore => Fault::Changed,
+            Break::Replaced => Fault::Replaced,
+            Break::LostHead => Fault::LostHead,
+            Break::Number(found) if found < expected => Fault::Inserted(found),
+            Break::Number(found) if self.is_further_down(expected, rest, part)? => {
+                Fault::Reordered { found, expected }
+            }
+            Break::Number(found) => Fault::Removed { from: expected, to: found.saturating_sub(1) },
+        })
+    }
+
+    fn is_further_down(&mut self, seq: u64, mut rest: Lines, mut part: usize) -> Result<bool, VerifyError> {
+        loop {
+            while let Some(piece) = self.next(&mut rest, part)? {
+                if matches!(line::shape(&piece.bytes), Shape::Whole(link) if link.seq == seq) {
+                    return Ok(true);
+                }
+            }
+            part += 1;
+            if part >= self.parts.len() {
+                return Ok(false);
+            }
+            rest = self.lines(part)?;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "verify_tests.rs"]
+mod tests;
