@@ -18,8 +18,16 @@ pub mod fd {
     pub const DISK: i32 = 8;
     /// The lock that marks the sandbox's processor slot as taken for as long as the keeper lives.
     pub const SLOT: i32 = 9;
-    /// How many there are, from [`CONFIG`] on.
+    /// How many there always are, from [`CONFIG`] on.
     pub const COUNT: usize = 7;
+    /// With [`super::Launch::kept`]: the lock that marks the sandbox as running for as long as the keeper lives.
+    pub const LIFE: i32 = 10;
+    /// With [`super::Launch::kept`]: the ring file for the output of jobs.
+    pub const OUTPUT_LOG: i32 = 11;
+    /// With [`super::Launch::kept`]: the ring file for the guest kernel's console.
+    pub const CONSOLE_LOG: i32 = 12;
+    /// With [`super::Launch::kept`]: where the guest's memory goes while it is paused.
+    pub const PARKING: i32 = 13;
 }
 
 /// How a guest of the uml engine is kept apart from its own kernel.
@@ -48,6 +56,12 @@ pub struct Launch {
     pub ready_timeout_ms: u64,
     /// Whether the guest process has a host user of its own, besides the keeper's: uid 1 of the keeper's namespace.
     pub guest_user: bool,
+    /// The sandbox outlives its first client: its disk is worth keeping, and the descriptors from [`fd::LIFE`] on are there.
+    pub kept: bool,
+    /// With `kept`: the capacity of each of the two log rings, in bytes.
+    pub log_capacity: u64,
+    /// Every command of this sandbox is restricted.
+    pub restricted: Option<crate::Restriction>,
 }
 
 /// Encodes a configuration.

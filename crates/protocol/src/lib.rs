@@ -5,12 +5,14 @@
 //!
 //! * [`frame`]: the wire form: a fixed header, a stream number, a channel, at most [`MAX_PAYLOAD`] bytes.
 //! * [`message`]: what the control channel of a stream carries.
+//! * [`archive`]: files and folders as a byte stream, on the standard input or output of a transfer.
 //! * [`launch`]: what a keeper is started with.
 //! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
 //!
 //! Whatever comes from the other side is hostile input: lengths are checked before anything is stored, nothing is
 //! allocated by a number that the peer chose, and a violation is an error that ends the connection.
 
+pub mod archive;
 pub mod frame;
 pub mod launch;
 pub mod message;
@@ -18,13 +20,14 @@ pub mod window;
 
 pub use frame::{Channel, Decoder, Frame, FrameError};
 pub use message::{
-    Cause, Exec, Exit, FromKeeper, Hello, MessageError, Ready, RefusalKind, Refused, StdChannel, Timeline,
-    ToGuest, ToHost, ToKeeper,
+    Answer, Cause, Direction, Exec, Exit, FromKeeper, Hello, MessageError, Ready, RefusalKind, Refused,
+    Request, Restriction, StdChannel, TerminalSize, Timeline, ToGuest, ToHost, ToKeeper, Transfer, Usage,
+    Work, WorkEnd,
 };
 pub use window::{ReceiveWindow, SendWindow, WindowError};
 
 /// The schema's version. Host and agent must agree exactly: they are built from one source.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The most payload that one frame from a guest, or one frame of bytes, may carry.
 pub const MAX_PAYLOAD: u32 = 64 * 1024;
@@ -35,8 +38,11 @@ pub const MAX_REQUEST: u32 = 4 * 1024 * 1024;
 /// What a sender may send on a fresh channel before the receiver grants more.
 pub const INITIAL_WINDOW: u32 = 64 * 1024;
 
-/// How many streams may be open at once between one client and its sandbox.
+/// How many streams one client may have open at once.
 pub const MAX_STREAMS: usize = 64;
+
+/// How many commands may run at once in one sandbox.
+pub const MAX_COMMANDS: usize = 256;
 
 /// The stream of the connection itself: greeting, power-off, the keeper's own messages.
 pub const CONNECTION: u32 = 0;

@@ -14,10 +14,16 @@ use crate::frame::{self, Channel};
 pub enum ToGuest {
     /// Stream 0: begins a conversation. Commands of an earlier conversation go on running; see [`Ready::running`].
     Hello(Hello),
-    /// Stream 0: ends everything and powers off.
-    PowerOff,
+    /// Stream 0: asks every process to end, ends those that do not within the grace, and powers off.
+    PowerOff {
+        /// Milliseconds between asking and ending.
+        grace_ms: u32,
+    },
     /// Starts a command on this stream.
     Exec(Exec),
+    /// Copies files on this stream: an [`crate::archive`] travels on standard input or standard output. Otherwise the
+    /// stream is like a command's, and ends with an exit code: 0 if all went well, else standard error says why not.
+    Transfer(Transfer),
     /// Takes over the stream of a command that an earlier conversation started.
     Attach,
     /// Sends a signal to the command's process group.
@@ -31,6 +37,10 @@ pub enum ToGuest {
         /// How many more bytes.
         bytes: u32,
     },
+    /// The size of the command's terminal has changed.
+    Resize(TerminalSize),
+    /// Nobody waits for this command any more: it is ended with all of its process group, its output is dropped.
+    Abandon,
 }
 
 /// From the agent to the host. Hostile: never trusted further than its type.
@@ -54,6 +64,84 @@ pub enum ToHost {
     Eof(StdChannel),
     /// The command ended; all its output was sent before.
     Exited(Exit),
+}
+
+/// What a client asks of a stream, whose number it chooses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Starts something on this stream.
+    Start {
+        /// What.
+        work: Work,
+        /// The caller's own number for it, repeated in [`FromKeeper::WorkEnded`].
+        tag: u64,
+        /// A job outlives its client: it is logged under this number, and other clients can attach to it.
+        job: Option<u32>,
+    },
+    /// Takes a running job's output and input over.
+    Attach {
+        /// The job's number.
+        job: u32,
+    },
+    /// Sends a signal to a job's process group; the stream is not opened by it.
+    SignalJob {
+        /// The job's number.
+        job: u32,
+        /// The signal.
+        signal: i32,
+    },
+    /// As in [`ToGuest`].
+    Signal(i32),
+    /// As in [`ToGuest`].
+    CloseStdin,
+    /// As in [`ToGuest`].
+    Grant {
+        /// Which output.
+        channel: StdChannel,
+        /// How many more bytes.
+        bytes: u32,
+    },
+    /// As in [`ToGuest`].
+    Resize(TerminalSize),
+    /// Leaves a job without ending it; the stream is over.
+    Detach,
+}
+
+/// Something that runs on a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// A command.
+    Exec(Exec),
+    /// A copy of files.
+    Transfer(Transfer),
+}
+
+/// What a client is told about a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It runs.
+    Started {
+        /// Its process number in the guest.
+        pid: u32,
+    },
+    /// The job is this client's now.
+    Attached {
+        /// How many bytes of standard input the job takes at present.
+        input: u32,
+    },
+    /// It could not be started, or there is no such job.
+    Refused(Refused),
+    /// Its standard input has room for more.
+    Grant {
+        /// How many more bytes.
+        bytes: u32,
+    },
+    /// One of its outputs is closed.
+    Eof(StdChannel),
+    /// It ended.
+    Exited(Exit),
+    /// Another client took the job over.
+    TakenOver,
 }
 
 /// One of the two outputs of a command.
@@ -117,6 +205,50 @@ pub struct Exec {
     pub user: String,
     /// Whether standard input is a stream; otherwise the command reads end-of-file at once.
     pub stdin: bool,
+    /// A terminal of this size; all output then comes as standard output.
+    pub terminal: Option<TerminalSize>,
+    /// The command is held back further than its user is.
+    pub restricted: Option<Restriction>,
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters per line.
+    pub columns: u16,
+}
+
+/// How a restricted command is held back: it is not root, gains no privilege by executing anything, has no capability,
+/// and sees every mount with nosuid and nodev.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restriction {
+    /// Whether the root stays writable.
+    pub writable_root: bool,
+}
+
+/// A copy of files into or out of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// Which way.
+    pub direction: Direction,
+    /// The path in the guest. Into the guest: an existing folder receives the archive's one item under
+    /// `name`, anything else is the item's new path.
+    pub path: Vec<u8>,
+    /// The item's name, for a copy into an existing folder.
+    pub name: Vec<u8>,
+    /// Who reads or writes in the guest, as in [`Exec::user`].
+    pub user: String,
+}
+
+/// Which way files go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Direction {
+    /// From the host into the guest.
+    IntoGuest,
+    /// Out of the guest to the host.
+    OutOfGuest,
 }
 
 /// Why a command was not started.
@@ -172,13 +304,70 @@ pub enum FromKeeper {
         /// The last lines of the guest kernel's console. Guest-controlled text: escape before showing.
         console: String,
     },
+    /// To the owner: something that a client started has ended.
+    WorkEnded {
+        /// The caller's number for it.
+        tag: u64,
+        /// The job's number, if it was one.
+        job: Option<u32>,
+        /// How it ended.
+        end: WorkEnd,
+    },
+    /// To the owner: answers [`ToKeeper::Usage`].
+    Usage(Usage),
+    /// To the owner: [`ToKeeper::Park`] or [`ToKeeper::Unpark`] is done.
+    Parked {
+        /// How many bytes were moved.
+        bytes: u64,
+    },
+    /// To the owner: parking failed; the guest's memory is where it was.
+    NotParked(String),
 }
 
-/// From a client to the keeper, on stream 0.
+/// How a piece of work ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WorkEnd {
+    /// It ran and ended.
+    Exited(Exit),
+    /// It was not started. Guest-controlled text: escape before showing.
+    Refused(String),
+}
+
+/// What a sandbox uses, as its keeper sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of guest memory that are occupied.
+    pub memory: u64,
+    /// Bytes that the writable disk occupies on the host.
+    pub disk: u64,
+    /// Bytes read from the disks since the start.
+    pub disk_read: u64,
+    /// Bytes written to the writable disk since the start.
+    pub disk_written: u64,
+    /// Commands and jobs that run.
+    pub commands: u32,
+    /// Connected clients, the owner not counted.
+    pub clients: u32,
+}
+
+/// From the owner, the process that started the keeper, on stream 0. When the owner hangs up, the sandbox ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToKeeper {
     /// End the sandbox now.
     Kill,
+    /// Ask the guest to shut itself down.
+    PowerOff {
+        /// As in [`ToGuest::PowerOff`].
+        grace_ms: u32,
+    },
+    /// A new client; its socket comes with this message.
+    Client,
+    /// What does the sandbox use?
+    Usage,
+    /// The guest is frozen: move its memory to the parking file, and free it.
+    Park,
+    /// Bring the guest's memory back.
+    Unpark,
 }
 
 /// When what happened, as wall clock nanoseconds since 1970. What the guest reports about itself is only reported.
@@ -252,6 +441,8 @@ mod tests {
             cwd: None,
             user: "user".to_owned(),
             stdin: true,
+            terminal: Some(TerminalSize { rows: 24, columns: 80 }),
+            restricted: Some(Restriction { writable_root: true }),
         });
         let mut wire = Vec::new();
         encode(3, &exec, &mut wire).unwrap();

@@ -39,6 +39,11 @@ impl Default for SendWindow {
 }
 
 impl SendWindow {
+    /// A window of which `open` bytes are left.
+    pub fn with(open: u32) -> Self {
+        Self { open: open.min(INITIAL_WINDOW) }
+    }
+
     /// How many bytes may be sent now.
     pub fn open(&self) -> usize {
         self.open as usize
@@ -94,6 +99,13 @@ impl ReceiveWindow {
         })
     }
 
+    /// Everything that arrived counts as passed on: another reader begins with a whole window. Returns what to grant.
+    pub fn reopen(&mut self) -> Option<u32> {
+        let grant = INITIAL_WINDOW.saturating_sub(self.left);
+        *self = Self::default();
+        (grant > 0).then_some(grant)
+    }
+
     /// A grant that somebody further down the line made passes through here.
     pub fn granted(&mut self, bytes: u32) -> Result<(), WindowError> {
         match self.left.checked_add(bytes) {
@@ -129,6 +141,16 @@ mod tests {
         assert_eq!(sender.open(), half as usize);
         receiver.received(half as usize).unwrap();
         assert!(receiver.received(1).is_err());
+    }
+
+    #[test]
+    fn a_new_reader_begins_with_a_whole_window() {
+        let mut window = ReceiveWindow::default();
+        assert_eq!(window.reopen(), None);
+        window.received(100).unwrap();
+        assert_eq!(window.consumed(40), None);
+        assert_eq!(window.reopen(), Some(100));
+        window.received(INITIAL_WINDOW as usize).unwrap();
     }
 
     #[test]
