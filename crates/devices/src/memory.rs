@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use thiserror::Error;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::sys;
 
@@ -104,6 +104,27 @@ impl GuestRam {
     /// The memory file, to be handed to the guest.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Copies memory at `address` into `bytes`.
+    ///
+    /// # Errors
+    /// When the range is not in the memory.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.memory.read_slice(bytes, GuestAddress(address)).map_err(io::Error::other)
+    }
+
+    /// Copies `bytes` into memory at `address`.
+    ///
+    /// # Errors
+    /// When the range is not in the memory.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        self.memory.write_slice(bytes, GuestAddress(address)).map_err(io::Error::other)
+    }
+
+    /// How many bytes of the memory are occupied on the host.
+    pub fn occupied(&self) -> u64 {
+        fstat(&self.file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
     }
 
     /// The memory's size in bytes.

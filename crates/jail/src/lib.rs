@@ -3,6 +3,7 @@
 //! Each process kind closes its jail before the guest's first instruction. Resources arrive as open descriptors, so
 //! that nothing has to be looked up afterwards.
 
+pub mod cgroup;
 pub mod filter;
 pub mod limits;
 pub mod privileges;
@@ -10,6 +11,7 @@ pub mod root;
 pub mod spawn;
 mod sys;
 
+pub use cgroup::{Cgroup, CgroupError, CgroupLimits, CgroupUsage, Enforcement};
 pub use filter::{Filter, FilterError};
 pub use limits::{Limit, LimitsError};
 pub use privileges::PrivilegesError;

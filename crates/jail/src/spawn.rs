@@ -42,6 +42,9 @@ pub enum SpawnError {
     /// A pipe or descriptor could not be made.
     #[error("Cannot prepare the process: {0}")]
     Prepare(#[source] io::Error),
+    /// What the caller wanted to be done first.
+    #[error("Cannot put the process under its limits: {0}")]
+    BeforeStart(#[source] io::Error),
     /// Limits could not be set.
     #[error(transparent)]
     Limits(#[from] LimitsError),
@@ -103,6 +106,9 @@ pub struct Keeper<'a> {
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Its users.
     pub identity: Identity,
+    /// Called with its number before its first instruction: the place to put it into a control group. If that fails, the
+    /// process ends without having run.
+    pub before_start: Option<&'a dyn Fn(u32) -> io::Result<()>>,
 }
 
 /// Starts a keeper in its own user, mount, pid, net, ipc, uts and cgroup namespaces, as that namespace's root.
@@ -128,11 +134,24 @@ pub fn keeper(keeper: &Keeper<'_>) -> Result<Spawned, SpawnError> {
             keeper_child(&go_read, &report_write, &descriptors, &transition)
         }
         Side::Parent(child) => {
-            map_users(child.pid, keeper.identity).map_err(SpawnError::Map)?;
-            rustix::io::write(&go_write, &[1]).map_err(|error| SpawnError::Prepare(error.into()))?;
-            Ok(Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read })
+            let result = let_go(keeper, child.pid, &go_write);
+            if result.is_err() {
+                // Without the word to go, and anybody who could give it, the child ends; it is not left as a zombie.
+                drop(go_write);
+                let _ = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
+            }
+            result.map(|()| Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read })
         }
     }
+}
+
+fn let_go(keeper: &Keeper<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnError> {
+    map_users(pid, keeper.identity).map_err(SpawnError::Map)?;
+    if let Some(prepare) = keeper.before_start {
+        prepare(pid).map_err(SpawnError::BeforeStart)?;
+    }
+    rustix::io::write(go, &[1]).map_err(|error| SpawnError::Prepare(error.into()))?;
+    Ok(())
 }
 
 fn keeper_child(go: &OwnedFd, report: &OwnedFd, descriptors: &[RawFd], transition: &Transition<'_>) -> ! {

@@ -7,7 +7,10 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use bathy_logs::{CONSOLE, Meta, Ring};
 use rustix::io::Errno;
+
+use crate::unix_ns;
 
 /// How much of the output is kept.
 const KEPT: usize = 16 * 1024;
@@ -20,6 +23,8 @@ const SHOWN_LINES: usize = 20;
 /// The end of the guest's console output.
 pub struct ConsoleLog {
     pipe: OwnedFd,
+    /// Where more of it is kept, if the sandbox is.
+    ring: Option<Ring>,
     kept: VecDeque<u8>,
     period_started: Instant,
     in_period: usize,
@@ -38,8 +43,8 @@ pub enum Reading {
 
 impl ConsoleLog {
     /// Reads from the non-blocking `pipe`.
-    pub fn new(pipe: OwnedFd) -> Self {
-        Self { pipe, kept: VecDeque::new(), period_started: Instant::now(), in_period: 0 }
+    pub fn new(pipe: OwnedFd, ring: Option<Ring>) -> Self {
+        Self { pipe, ring, kept: VecDeque::new(), period_started: Instant::now(), in_period: 0 }
     }
 
     /// The pipe to wait for.
@@ -71,6 +76,10 @@ impl ConsoleLog {
     }
 
     fn keep(&mut self, bytes: &[u8]) {
+        if let Some(ring) = &mut self.ring {
+            // A log that cannot be written is no reason to end a sandbox; the ring counts what it dropped.
+            let _ = ring.write(&Meta { unix_ns: unix_ns(), source: 0, channel: CONSOLE }, bytes);
+        }
         self.kept.extend(bytes);
         let excess = self.kept.len().saturating_sub(KEPT);
         self.kept.drain(..excess);
@@ -96,7 +105,7 @@ mod tests {
 
     fn log() -> (ConsoleLog, std::fs::File) {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK).unwrap();
-        (ConsoleLog::new(read), std::fs::File::from(write))
+        (ConsoleLog::new(read, None), std::fs::File::from(write))
     }
 
     #[test]

@@ -9,6 +9,7 @@ use bathy_devices::block::{Block, BlockConfig, BlockError};
 use bathy_devices::console::Console;
 use bathy_devices::entropy::Entropy;
 use bathy_devices::{GuestRam, Outcome};
+use bathy_protocol::Usage;
 use bathy_uml::vhost::{Backend, VhostError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thiserror::Error;
@@ -54,6 +55,7 @@ impl Devices {
     pub fn new(
         image: File,
         disk: File,
+        disk_is_kept: bool,
         ram: &Rc<GuestRam>,
         epoll: &Rc<OwnedFd>,
     ) -> Result<(Self, GuestEnds), DevicesError> {
@@ -64,7 +66,7 @@ impl Devices {
         let image_config = BlockConfig { read_only: true, volatile: true, id: "image".to_owned() };
         let image =
             Block::new(image, image_config).map_err(|error| DevicesError::Disk("root image", error))?;
-        let disk_config = BlockConfig { read_only: false, volatile: true, id: "disk".to_owned() };
+        let disk_config = BlockConfig { read_only: false, volatile: !disk_is_kept, id: "disk".to_owned() };
         let disk =
             Block::new(disk, disk_config).map_err(|error| DevicesError::Disk("writable disk", error))?;
         let (ram, epoll) = (|| Rc::clone(ram), || Rc::clone(epoll));
@@ -112,6 +114,17 @@ impl Devices {
     /// Lets the control channel move what the host's side changed.
     pub fn service_control(&mut self) -> Result<Outcome, VhostError> {
         self.control.service()
+    }
+
+    /// Bytes that the disks have moved, and those that the writable one occupies on the host.
+    pub fn disk_usage(&self) -> Usage {
+        let (image, disk) = (self.image.device(), self.disk.device());
+        Usage {
+            disk: disk.occupied(),
+            disk_read: image.traffic().read.saturating_add(disk.traffic().read),
+            disk_written: disk.traffic().written,
+            ..Usage::default()
+        }
     }
 
     /// The host's reason for failing a request of the guest's disks, once.

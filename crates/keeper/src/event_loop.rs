@@ -1,16 +1,19 @@
 //! The keeper's one loop: devices, client, console, the guest's end, deadlines.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 use std::fmt::Write;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use bathy_devices::Outcome;
+use bathy_devices::{GuestRam, Outcome};
 use bathy_jail::Spawned;
-use bathy_protocol::{Cause, FromKeeper};
+use bathy_logs::{Meta, Ring, STDERR, STDOUT};
+use bathy_protocol::{Cause, FromKeeper, StdChannel};
 use bathy_uml::vhost::{SocketError, VhostError};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
@@ -20,40 +23,54 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::console_log::{ConsoleLog, Reading};
 use crate::devices::{Devices, FIRST_TOKEN};
-use crate::hub::{Demand, Hub, HubError};
+use crate::hub::{ClientId, Hub, HubError, OWNER};
 use crate::unix_ns;
 
-const CLIENT: u64 = 1;
 const CONSOLE: u64 = 2;
-const GUEST: u64 = 3;
+pub(crate) const GUEST: u64 = 3;
+/// Clients have tokens from here on, above those of the devices.
+const FIRST_CLIENT: u64 = 1 << 32;
 
 /// How long the last message may take to reach a client.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How much is taken from the agent, or read from a client, at once.
-const CHUNK: usize = 64 * 1024;
+pub(crate) const CHUNK: usize = 64 * 1024;
+/// How often the log's rate is measured.
+const LOG_PERIOD: Duration = Duration::from_millis(100);
 
 /// Everything that the loop works on.
 pub struct Keeper {
     pub epoll: Rc<OwnedFd>,
     pub devices: Devices,
     pub hub: Hub,
-    pub client: OwnedFd,
+    /// The clients' sockets; the owner's is always among them.
+    pub clients: BTreeMap<ClientId, OwnedFd>,
+    /// Sockets that came with a message of the owner's that is not read yet.
+    pub new_clients: VecDeque<OwnedFd>,
+    pub last_client: ClientId,
     pub console: ConsoleLog,
+    /// Where the output of jobs goes.
+    pub output: Option<Ring>,
+    pub ram: Rc<GuestRam>,
+    /// Where the guest's memory goes while it is paused.
+    pub parking: Option<File>,
+    /// What is waited for meanwhile: the owner, and the guest's end.
+    pub asleep: OwnedFd,
     pub guest: Spawned,
     pub ready_timeout: Duration,
-    /// What the client was warned of.
+    /// What the clients were warned of.
     pub warned: Vec<io::ErrorKind>,
-    /// Held, never used: while it is open the sandbox's processor slot is taken.
-    pub _slot: OwnedFd,
+    /// Held, never used: while they are open the sandbox's processor slot is taken, and the sandbox counts as running.
+    pub _locks: (OwnedFd, Option<OwnedFd>),
 }
 
 /// Why the loop ends.
-enum End {
+pub(crate) enum End {
     /// Nobody is left to be told.
-    ClientGone,
+    OwnerGone,
     /// The guest's process ended by itself.
     GuestGone,
-    /// The client is told why.
+    /// The clients are told why.
     Because(Cause),
 }
 
@@ -69,11 +86,12 @@ struct Alarms {
     devices: Option<Instant>,
     console: Option<Instant>,
     ready: Option<Instant>,
+    log: Option<Instant>,
 }
 
 impl Alarms {
     fn next(&self) -> Option<Instant> {
-        [self.devices, self.console, self.ready].into_iter().flatten().min()
+        [self.devices, self.console, self.ready, self.log].into_iter().flatten().min()
     }
 }
 
@@ -83,17 +101,26 @@ impl Keeper {
         let add = |fd: BorrowedFd<'_>, token| {
             epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN)
         };
-        add(self.client.as_fd(), CLIENT)?;
+        for (id, client) in &self.clients {
+            add(client.as_fd(), FIRST_CLIENT + id)?;
+        }
         add(self.console.fd(), CONSOLE)?;
         add(self.guest.pidfd.as_fd(), GUEST)?;
+        let asleep = |fd: BorrowedFd<'_>, token| {
+            epoll::add(&self.asleep, fd, EventData::new_u64(token), EventFlags::IN)
+        };
+        if let Some(owner) = self.clients.get(&OWNER) {
+            asleep(owner.as_fd(), FIRST_CLIENT)?;
+        }
+        asleep(self.guest.pidfd.as_fd(), GUEST)?;
         Ok(())
     }
 
-    /// Serves until the sandbox ends, and tells the client why. The guest ends with the keeper, which is the first
+    /// Serves until the sandbox ends, and tells everybody why. The guest ends with the keeper, which is the first
     /// process of the pid namespace that the guest's is nested in: no signal has to be allowed for that.
     pub fn run(mut self) {
         let cause = match self.serve() {
-            End::ClientGone => return,
+            End::OwnerGone => return,
             End::Because(cause) => cause,
             End::GuestGone => {
                 let status =
@@ -112,22 +139,26 @@ impl Keeper {
             console.push_str(&words);
         }
         self.hub.tell_end(cause, console);
+        self.say_farewell();
+    }
+
+    fn say_farewell(&mut self) {
         let deadline = Instant::now() + FAREWELL;
-        while !self.hub.for_client().is_empty() && Instant::now() < deadline {
-            match rustix::net::send(
-                &self.client,
-                self.hub.for_client(),
-                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-            ) {
-                Ok(count) => self.hub.client_took(count),
-                Err(Errno::AGAIN) => {
-                    // Waiting on epoll and not by sleeping: the filter knows no sleep.
-                    let _ = self.rearm_client();
-                    let _ = self.wait(Some(Instant::now() + Duration::from_millis(10)));
+        loop {
+            let ids: Vec<_> = self.clients.keys().copied().collect();
+            for id in ids {
+                if self.write_client(id).is_err() {
+                    self.hub.drop_client(id);
+                    self.clients.remove(&id);
                 }
-                Err(Errno::INTR) => {}
-                Err(_) => return,
             }
+            let unread = self.hub.clients().any(|id| !self.hub.for_client(id).is_empty());
+            if !unread || Instant::now() >= deadline {
+                return;
+            }
+            // Waiting on epoll and not by sleeping: the filter knows no sleep.
+            let _ = self.rearm_clients();
+            let _ = wait(&self.epoll, Some(Instant::now() + Duration::from_millis(10)));
         }
     }
 
@@ -141,7 +172,8 @@ impl Keeper {
     fn serve_until_end(&mut self) -> Result<std::convert::Infallible, End> {
         let mut alarms = Alarms { ready: Some(Instant::now() + self.ready_timeout), ..Alarms::default() };
         loop {
-            let events = self.wait(alarms.next()).map_err(|error| failed("wait for events", &error))?;
+            let events =
+                wait(&self.epoll, alarms.next()).map_err(|error| failed("wait for events", &error))?;
             let now = Instant::now();
             let mut outcome = Outcome::default();
             if alarms.devices.take_if(|at| *at <= now).is_some() {
@@ -150,9 +182,11 @@ impl Keeper {
             if alarms.console.take_if(|at| *at <= now).is_some() {
                 self.watch_console()?;
             }
+            if alarms.log.take_if(|at| *at <= now).is_some() {
+                self.hub.refill_log_budget();
+            }
             for (token, flags) in events {
                 match token {
-                    CLIENT => self.serve_client(flags.intersects(EventFlags::HUP | EventFlags::ERR))?,
                     CONSOLE => match self.console.read() {
                         Reading::Empty => {}
                         // Not watched at all meanwhile: a hang-up is reported whatever one asks for.
@@ -167,6 +201,10 @@ impl Keeper {
                         self.exchange()?;
                         return Err(End::GuestGone);
                     }
+                    token if token >= FIRST_CLIENT => {
+                        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+                        self.serve_client(token - FIRST_CLIENT, hung_up)?;
+                    }
                     token if token >= FIRST_TOKEN => {
                         outcome = outcome.merge(self.settle(|devices| devices.on_event(token))?);
                     }
@@ -179,6 +217,9 @@ impl Keeper {
             } else if let Some(pause) = outcome.retry_after {
                 alarms.devices = Some(alarms.devices.map_or(now + pause, |at| at.min(now + pause)));
             }
+            if self.hub.owes_grants() && alarms.log.is_none() {
+                alarms.log = Some(now + LOG_PERIOD);
+            }
             if self.hub.is_ready() {
                 alarms.ready = None;
             } else if alarms.ready.is_some_and(|at| at <= now) {
@@ -189,25 +230,12 @@ impl Keeper {
                 // Once each: a guest can provoke them as often as it likes.
                 self.warned.push(kind);
                 let text = format!("the host failed a request of the sandbox's disk: {kind}");
-                self.hub.tell_client(&FromKeeper::Warning(text));
+                self.hub.tell_all(&FromKeeper::Warning(text));
             }
-            self.rearm_client()?;
-        }
-    }
-
-    fn wait(&self, until: Option<Instant>) -> Result<Vec<(u64, EventFlags)>, Errno> {
-        let timeout = until.map(|until| {
-            let left = until.saturating_duration_since(Instant::now());
-            Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(left.subsec_nanos()),
+            if let Some((id, error)) = self.hub.slow_client() {
+                self.lose_client(id, error)?;
             }
-        });
-        let mut events = [MaybeUninit::<Event>::uninit(); 32];
-        match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect()),
-            Err(Errno::INTR) => Ok(Vec::new()),
-            Err(error) => Err(error),
+            self.rearm_clients()?;
         }
     }
 
@@ -233,63 +261,130 @@ impl Keeper {
         let mut outcome = Outcome::default();
         loop {
             let mut moved = 0;
-            if self.hub.takes_output() {
-                let bytes = self.devices.take_from_agent(CHUNK);
-                moved += bytes.len();
-                self.hub.hear_guest(&bytes, unix_ns())?;
-            }
+            let bytes = self.devices.take_from_agent(CHUNK);
+            moved += bytes.len();
+            self.hub.hear_guest(&bytes, unix_ns())?;
+            self.log();
             let count = self.devices.send_to_agent(self.hub.for_guest());
             self.hub.guest_took(count);
             moved += count;
             if moved == 0 {
+                self.write_clients()?;
                 return Ok(outcome);
             }
             outcome = outcome.merge(self.settle(Devices::service_control)?);
-            self.write_client()?;
+            self.write_clients()?;
         }
     }
 
-    fn serve_client(&mut self, hung_up: bool) -> Result<(), End> {
-        self.write_client()?;
-        let mut buffer = [0u8; CHUNK];
-        if !self.hub.takes_requests() {
-            // A guest that takes nothing must not keep a sandbox whose client is gone.
-            return if hung_up { Err(End::ClientGone) } else { Ok(()) };
+    fn serve_client(&mut self, id: ClientId, hung_up: bool) -> Result<(), End> {
+        if self.write_client(id).is_err() {
+            return self.client_gone(id);
         }
-        match rustix::net::recv(&self.client, &mut buffer, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => Err(End::ClientGone),
-            Ok((count, _)) => match self.hub.hear_client(buffer.get(..count).unwrap_or_default())? {
-                Demand::Kill => Err(End::Because(Cause::Killed)),
-                Demand::None => Ok(()),
+        if !self.hub.takes_requests() {
+            // A guest that takes nothing must not keep a sandbox whose owner is gone.
+            return if hung_up { self.client_gone(id) } else { Ok(()) };
+        }
+        if id == OWNER {
+            return self.serve_owner();
+        }
+        let Some(client) = self.clients.get(&id) else { return Ok(()) };
+        let mut buffer = [0u8; CHUNK];
+        match rustix::net::recv(client, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => self.client_gone(id),
+            Ok((count, _)) => match self.hub.hear_client(id, buffer.get(..count).unwrap_or_default()) {
+                Ok(_) => Ok(()),
+                Err(error) => self.lose_client(id, error),
             },
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(_) => Err(End::ClientGone),
+            Err(_) => self.client_gone(id),
         }
     }
 
-    fn write_client(&mut self) -> Result<(), End> {
-        while !self.hub.for_client().is_empty() {
-            match rustix::net::send(
-                &self.client,
-                self.hub.for_client(),
-                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-            ) {
-                Ok(count) => self.hub.client_took(count),
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => {}
-                Err(_) => return Err(End::ClientGone),
+    /// A client broke the rules: it is told, if it listens, and let go. The owner's rules are the sandbox's.
+    fn lose_client(&mut self, id: ClientId, error: HubError) -> Result<(), End> {
+        if id == OWNER {
+            return Err(error.into());
+        }
+        self.client_gone(id)
+    }
+
+    fn client_gone(&mut self, id: ClientId) -> Result<(), End> {
+        if id == OWNER {
+            return Err(End::OwnerGone);
+        }
+        self.hub.drop_client(id);
+        if let Some(socket) = self.clients.remove(&id) {
+            // The monitor holds a copy, to know when the client leaves: closing ours would tell nobody.
+            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+            // A copy keeps the socket in the epoll set until it is taken out.
+            let _ = epoll::delete(&self.epoll, &socket);
+        }
+        Ok(())
+    }
+
+    /// Takes over the socket of a new client.
+    pub(crate) fn take_client(&mut self, socket: OwnedFd) -> Result<(), End> {
+        self.last_client += 1;
+        let id = self.last_client;
+        if !self.hub.add_client(id) {
+            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+            return Ok(());
+        }
+        epoll::add(&self.epoll, &socket, EventData::new_u64(FIRST_CLIENT + id), EventFlags::IN)
+            .map_err(|error| failed("watch a client", &error))?;
+        self.clients.insert(id, socket);
+        Ok(())
+    }
+
+    fn write_clients(&mut self) -> Result<(), End> {
+        let waiting: Vec<_> = self.hub.clients().filter(|id| !self.hub.for_client(*id).is_empty()).collect();
+        for id in waiting {
+            if self.write_client(id).is_err() {
+                self.client_gone(id)?;
             }
         }
         Ok(())
     }
 
-    /// Waits for the client to read only while something waits for it, and to write only while there is room.
-    fn rearm_client(&self) -> Result<(), End> {
-        let mut flags = EventFlags::empty();
-        flags.set(EventFlags::IN, self.hub.takes_requests());
-        flags.set(EventFlags::OUT, !self.hub.for_client().is_empty());
-        epoll::modify(&self.epoll, &self.client, EventData::new_u64(CLIENT), flags)
-            .map_err(|error| failed("watch the client", &error))
+    /// Sends what a client takes now.
+    pub(crate) fn write_client(&mut self, id: ClientId) -> Result<(), Errno> {
+        let Some(client) = self.clients.get(&id) else { return Ok(()) };
+        while !self.hub.for_client(id).is_empty() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(client, self.hub.for_client(id), flags) {
+                Ok(count) => self.hub.client_took(id, count),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for clients to read only while something waits for them, and to write only while there is room.
+    fn rearm_clients(&self) -> Result<(), End> {
+        for (id, client) in &self.clients {
+            let mut flags = EventFlags::empty();
+            flags.set(EventFlags::IN, self.hub.takes_requests());
+            flags.set(EventFlags::OUT, !self.hub.for_client(*id).is_empty());
+            epoll::modify(&self.epoll, client, EventData::new_u64(FIRST_CLIENT + id), flags)
+                .map_err(|error| failed("watch a client", &error))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what jobs said to their log.
+    fn log(&mut self) {
+        for logged in self.hub.take_logged() {
+            let Some(ring) = &mut self.output else { continue };
+            let channel = match logged.channel {
+                StdChannel::Stdout => STDOUT,
+                StdChannel::Stderr => STDERR,
+            };
+            // A log that cannot be written is no reason to end a sandbox; the ring counts what it dropped.
+            let _ = ring.write(&Meta { unix_ns: unix_ns(), source: logged.job, channel }, &logged.bytes);
+        }
     }
 
     fn watch_console(&self) -> Result<(), End> {
@@ -302,7 +397,24 @@ impl Keeper {
     }
 }
 
-fn failed(what: &str, error: &Errno) -> End {
+/// Waits for something to happen.
+pub(crate) fn wait(epoll: &OwnedFd, until: Option<Instant>) -> Result<Vec<(u64, EventFlags)>, Errno> {
+    let timeout = until.map(|until| {
+        let left = until.saturating_duration_since(Instant::now());
+        Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        }
+    });
+    let mut events = [MaybeUninit::<Event>::uninit(); 32];
+    match epoll::wait(epoll, &mut events, timeout.as_ref()) {
+        Ok((events, _)) => Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect()),
+        Err(Errno::INTR) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+pub(crate) fn failed(what: &str, error: &Errno) -> End {
     End::Because(Cause::Failed(format!("Cannot {what}: {error}")))
 }
 

@@ -8,8 +8,11 @@ mod console_log;
 mod devices;
 mod event_loop;
 pub mod hub;
+mod owner;
+mod parking;
 mod sys;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +25,7 @@ use bathy_jail::filter::{Filter, KEEPER};
 use bathy_jail::limits::{self, Limit};
 use bathy_jail::spawn::{self, Guest, Waiting};
 use bathy_jail::{FilterError, LimitsError, PrivilegesError, RootError, SpawnError, privileges, root};
+use bathy_logs::{Ring, RingError};
 use bathy_protocol::launch::{self, Launch};
 use bathy_protocol::{Cause, FromKeeper, MessageError, Timeline};
 use bathy_uml::guest;
@@ -35,7 +39,7 @@ use thiserror::Error;
 use crate::console_log::ConsoleLog;
 use crate::devices::{Devices, DevicesError, GuestEnds};
 use crate::event_loop::{Keeper, chain};
-use crate::hub::Hub;
+use crate::hub::{Hub, OWNER};
 
 /// What kept the sandbox from starting.
 #[derive(Debug, Error)]
@@ -50,6 +54,8 @@ enum StartError {
     Memory(#[from] MemoryError),
     #[error("The guest's devices cannot be made")]
     Devices(#[from] DevicesError),
+    #[error("The sandbox's logs cannot be written")]
+    Logs(#[from] RingError),
     #[error("A descriptor cannot be made")]
     Descriptor(#[source] io::Error),
     #[error("The guest cannot be started")]
@@ -71,7 +77,41 @@ struct Inherited {
     image: File,
     disk: File,
     /// Held, never used: while it is open the sandbox's processor slot is taken.
-    _slot: OwnedFd,
+    slot: OwnedFd,
+}
+
+/// The descriptors of a sandbox that outlives its first client.
+struct Kept {
+    /// Held, never used: while it is open the sandbox counts as running.
+    life: OwnedFd,
+    output: Ring,
+    console: Ring,
+    parking: File,
+}
+
+impl Kept {
+    /// # Safety
+    /// As for [`run`].
+    unsafe fn inherit(launch: &Launch) -> Result<Option<Self>, StartError> {
+        if !launch.kept {
+            return Ok(None);
+        }
+        // SAFETY: by the function's contract, because the configuration says that these are there too.
+        let (life, output, console, parking) = unsafe {
+            (
+                sys::inherit(launch::fd::LIFE),
+                sys::inherit(launch::fd::OUTPUT_LOG),
+                sys::inherit(launch::fd::CONSOLE_LOG),
+                sys::inherit(launch::fd::PARKING),
+            )
+        };
+        Ok(Some(Self {
+            life,
+            output: Ring::writer(output.into(), launch.log_capacity)?,
+            console: Ring::writer(console.into(), launch.log_capacity)?,
+            parking: parking.into(),
+        }))
+    }
 }
 
 /// The whole life of a keeper.
@@ -89,11 +129,12 @@ pub unsafe fn run() -> ExitCode {
             initramfs: sys::inherit(launch::fd::INITRAMFS),
             image: sys::inherit(launch::fd::IMAGE).into(),
             disk: sys::inherit(launch::fd::DISK).into(),
-            _slot: sys::inherit(launch::fd::SLOT),
+            slot: sys::inherit(launch::fd::SLOT),
         }
     };
     let Ok(client) = inherited.client.try_clone() else { return ExitCode::FAILURE };
-    match start(inherited, started) {
+    // SAFETY: by the function's contract.
+    match unsafe { start(inherited, started) } {
         Ok(keeper) => {
             drop(client);
             keeper.run();
@@ -111,18 +152,22 @@ pub unsafe fn run() -> ExitCode {
     }
 }
 
-fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError> {
+/// # Safety
+/// As for [`run`].
+unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError> {
     let mut config = Vec::new();
     inherited.config.take(64 * 1024).read_to_end(&mut config).map_err(StartError::ReadConfig)?;
     let launch: Launch = bathy_protocol::message::decode(&config)?;
+    // SAFETY: by the function's contract.
+    let kept = unsafe { Kept::inherit(&launch)? };
     let disk_size = inherited.disk.metadata().map_err(StartError::ReadConfig)?.len();
 
     root::enter_empty_root()?;
     let ram = Rc::new(GuestRam::create(launch.memory)?);
-    let epoll =
-        epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))?;
-    let epoll = Rc::new(epoll);
-    let (devices, ends) = Devices::new(inherited.image, inherited.disk, &ram, &epoll)?;
+    let new_epoll =
+        || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()));
+    let (epoll, asleep) = (Rc::new(new_epoll()?), new_epoll()?);
+    let (devices, ends) = Devices::new(inherited.image, inherited.disk, launch.kept, &ram, &epoll)?;
     let (console, console_write) = pipe()?;
     rustix::io::ioctl_fionbio(&console, true).map_err(|error| StartError::Descriptor(error.into()))?;
 
@@ -134,20 +179,31 @@ fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError> {
         console: console_write,
     };
     let waiting = parts.start(&launch)?;
-    confine(disk_size)?;
+    // The largest file that it writes: the disk, the parked memory, or a log with its header.
+    confine(if launch.kept { disk_size.max(launch.memory).max(launch.log_capacity * 2) } else { disk_size })?;
     let guest = waiting.release()?;
 
-    let hub = Hub::new(Timeline { keeper: started, jailed: unix_ns(), ..Timeline::default() });
+    let timeline = Timeline { keeper: started, jailed: unix_ns(), ..Timeline::default() };
+    let (life, output, console_ring, parking) = match kept {
+        Some(kept) => (Some(kept.life), Some(kept.output), Some(kept.console), Some(kept.parking)),
+        None => (None, None, None, None),
+    };
     let keeper = Keeper {
         epoll,
         devices,
-        hub,
-        client: inherited.client,
-        console: ConsoleLog::new(console),
+        hub: Hub::new(timeline, launch.restricted),
+        clients: BTreeMap::from([(OWNER, inherited.client)]),
+        new_clients: VecDeque::new(),
+        last_client: OWNER,
+        console: ConsoleLog::new(console, console_ring),
+        output,
+        ram,
+        parking,
+        asleep,
         guest,
         ready_timeout: Duration::from_millis(launch.ready_timeout_ms),
         warned: Vec::new(),
-        _slot: inherited._slot,
+        _locks: (inherited.slot, life),
     };
     keeper.watch().map_err(StartError::Descriptor)?;
     Ok(keeper)
@@ -192,12 +248,12 @@ impl GuestParts {
 }
 
 /// Closes the keeper's own jail. From here on it can only work on descriptors that it already has.
-fn confine(disk_size: u64) -> Result<(), StartError> {
+fn confine(largest_file: u64) -> Result<(), StartError> {
     limits::apply(limits::COMMON)?;
     limits::apply(&[
-        Limit { resource: Resource::Nofile, value: 128 },
+        Limit { resource: Resource::Nofile, value: 256 },
         Limit { resource: Resource::Nproc, value: 0 },
-        Limit { resource: Resource::Fsize, value: disk_size },
+        Limit { resource: Resource::Fsize, value: largest_file },
         Limit { resource: Resource::Data, value: 256 * 1024 * 1024 },
     ])?;
     let filter = KEEPER.compile()?;

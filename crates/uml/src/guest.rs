@@ -55,6 +55,14 @@ pub fn command_line(launch: &Launch) -> Vec<CString> {
     for (number, kind) in (fd::DEVICES..).zip(DEVICES) {
         words.push(format!("virtio_uml.device=fd:{number}:{kind}"));
     }
+    if let Some(restriction) = launch.restricted {
+        // What follows the dashes is for PID 1.
+        words.push("--".to_owned());
+        words.push("restricted".to_owned());
+        if restriction.writable_root {
+            words.push("writable-root".to_owned());
+        }
+    }
     // No word contains a zero byte: they are made of literals and numbers.
     words.into_iter().filter_map(|word| CString::new(word).ok()).collect()
 }
@@ -88,7 +96,17 @@ mod tests {
     use super::*;
 
     fn launch(mode: UmlMode) -> Launch {
-        Launch { memory: 128 << 20, cpu: 0, processes: 10, mode, ready_timeout_ms: 1, guest_user: false }
+        Launch {
+            memory: 128 << 20,
+            cpu: 0,
+            processes: 10,
+            mode,
+            ready_timeout_ms: 1,
+            guest_user: false,
+            kept: false,
+            log_capacity: 0,
+            restricted: None,
+        }
     }
 
     #[test]
@@ -100,6 +118,14 @@ mod tests {
         for word in words {
             assert!(!forbidden.iter().any(|bad| word.starts_with(bad)), "{word}");
         }
+    }
+
+    #[test]
+    fn a_restricted_guest_is_told_so() {
+        let restricted = Some(bathy_protocol::Restriction { writable_root: false });
+        let words = command_line(&Launch { restricted, ..launch(UmlMode::Ptrace) });
+        let last: Vec<_> = words.iter().rev().take(2).map(|word| word.to_str().unwrap()).collect();
+        assert_eq!(last, ["restricted", "--"]);
     }
 
     #[test]

@@ -38,7 +38,17 @@ pub struct Block {
     acked_features: u64,
     host_error: Option<io::ErrorKind>,
     host_errors: u64,
+    traffic: Traffic,
     chain: Chain,
+}
+
+/// How much a disk has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
 }
 
 impl Block {
@@ -65,6 +75,7 @@ impl Block {
             acked_features: 0,
             host_error: None,
             host_errors: 0,
+            traffic: Traffic::default(),
             chain: Chain::new(),
         })
     }
@@ -98,6 +109,18 @@ impl Block {
     /// an I/O error; the host may want to say that its disk is full.
     pub fn take_host_error(&mut self) -> Option<io::ErrorKind> {
         self.host_error.take()
+    }
+
+    /// How much was asked of the disk since it was made.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// How many bytes the disk's file occupies on the host.
+    pub fn occupied(&self) -> u64 {
+        // Not through std, which would ask with a call that the keeper's filter does not know.
+        let blocks = rustix::fs::fstat(&self.file).map_or(0, |data| data.st_blocks);
+        u64::try_from(blocks).unwrap_or(0).saturating_mul(512)
     }
 
     /// How many requests failed because of the host.
@@ -141,8 +164,14 @@ impl Block {
     ) -> Result<(Status, u32), RingError> {
         let result = match request {
             Request::Refused(status) => return Ok((status, 0)),
-            Request::Read(extent) => self.read(extent, chain, mem)?,
-            Request::Write(extent) => self.write(extent, chain, mem)?,
+            Request::Read(extent) => {
+                self.traffic.read = self.traffic.read.saturating_add(extent.bytes);
+                self.read(extent, chain, mem)?
+            }
+            Request::Write(extent) => {
+                self.traffic.written = self.traffic.written.saturating_add(extent.bytes);
+                self.write(extent, chain, mem)?
+            }
             Request::Flush => self.flush().map(|()| 0),
             Request::GetId => {
                 let mut id = [0; ID_BYTES];

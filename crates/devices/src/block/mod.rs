@@ -14,7 +14,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use device::Block;
+pub use device::{Block, Traffic};
 
 /// Requests address the disk in units of this many bytes.
 pub const SECTOR: u64 = 512;

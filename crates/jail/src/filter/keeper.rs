@@ -6,10 +6,11 @@ use libc::{
     AT_EMPTY_PATH, F_GETFD, F_GETFL, MAP_ANONYMOUS, MAP_PRIVATE, PROT_EXEC, SIGABRT, SO_DOMAIN, SO_TYPE,
     SOL_SOCKET, SYS_brk, SYS_clock_gettime, SYS_close, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2,
     SYS_epoll_wait, SYS_exit, SYS_exit_group, SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex,
-    SYS_getpid, SYS_getrandom, SYS_getsockopt, SYS_gettid, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap,
-    SYS_munmap, SYS_newfstatat, SYS_pread64, SYS_preadv, SYS_pwrite64, SYS_pwritev, SYS_read, SYS_recvfrom,
-    SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_sigaltstack, SYS_tgkill, SYS_waitid, SYS_write,
+    SYS_getpid, SYS_getrandom, SYS_getsockopt, SYS_gettid, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect,
+    SYS_mremap, SYS_munmap, SYS_newfstatat, SYS_pread64, SYS_preadv, SYS_pwrite64, SYS_pwritev, SYS_read,
+    SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_shutdown, SYS_sigaltstack, SYS_tgkill, SYS_waitid,
+    SYS_write,
 };
 
 use super::{Condition, Filter, Group, Otherwise, Test, any, is, only, without};
@@ -32,6 +33,7 @@ pub const KEEPER: Filter = Filter {
                 any(SYS_recvfrom),
                 any(SYS_sendmsg),
                 any(SYS_sendto),
+                any(SYS_shutdown),
                 any(SYS_close),
             ],
         },
@@ -58,6 +60,7 @@ pub const KEEPER: Filter = Filter {
                 any(SYS_fdatasync),
             ],
         },
+        Group { purpose: "find what a paused guest's memory occupies", rules: &[any(SYS_lseek)] },
         Group {
             purpose: "manage memory, none of it executable",
             rules: &[

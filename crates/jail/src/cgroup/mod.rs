@@ -1,0 +1,384 @@
+//! Control groups: limits that hold for all processes of a sandbox together, and stopping them all at once.
+//!
+//! Nothing here is a must. An ordinary user seldom may make groups, and a container may have none; so each limit says by
+//! which mechanism it is held, or why by none, and the sandbox's other limits stand by themselves.
+//!
+//! The keeper is put into the group before its first instruction, and everything it starts is born there. Then
+//! [`Cgroup::leave_freezer`] takes only the keeper out of the part that can be frozen: it answers while its guest stands
+//! still, and still shares the guest's limits.
+
+mod folder;
+mod freezer;
+mod hierarchy;
+mod priority;
+#[cfg(test)]
+mod tests;
+mod v1;
+mod v2;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+pub use self::freezer::CgroupFreezer;
+use self::freezer::Version;
+use self::hierarchy::{Folders, Hierarchies};
+pub use self::priority::Priority;
+
+/// How long processes have to stop, to go on, or to vanish.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// How often that is looked at.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The smallest share of a CPU that can be asked for; the kernel does not deal in smaller ones.
+pub const MIN_QUOTA: f64 = 0.01;
+/// The largest share that makes sense to ask for.
+pub const MAX_QUOTA: f64 = 1024.0;
+
+/// What went wrong with a group.
+#[derive(Debug, Error)]
+pub enum CgroupError {
+    /// Not a name.
+    #[error("{0:?} cannot name a control group. Use up to 64 letters, digits, '-', '_' and '.'")]
+    Id(String),
+    /// Not a share.
+    #[error("A CPU quota of {0} is not possible. It is between {MIN_QUOTA} and {MAX_QUOTA} CPUs")]
+    Quota(f64),
+    /// A group of this name has processes.
+    #[error("There is a control group {0} already, and processes are in it")]
+    Taken(PathBuf),
+    /// A process could not be moved.
+    #[error("Cannot move process {pid} into the control group {folder}")]
+    Move {
+        /// The process.
+        pid: u32,
+        /// The group.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is nothing to freeze with.
+    #[error("This sandbox's processes cannot be frozen by a control group ({0})")]
+    NoFreezer(String),
+    /// The freezer could not be told.
+    #[error("Cannot change whether the control group {0} is frozen")]
+    Freezer(PathBuf, #[source] io::Error),
+    /// The freezer did not do it in time.
+    #[error("The processes of the control group {0} did not {1} within {DEADLINE:?}")]
+    Slow(PathBuf, &'static str),
+    /// No group holds the processes.
+    #[error("No control group holds this sandbox's processes")]
+    Unheld,
+    /// Processes that do not end.
+    #[error("{0} processes of the sandbox's control group do not end")]
+    Alive(usize),
+    /// A group stays.
+    #[error("Cannot remove the control group {0}")]
+    Remove(PathBuf, #[source] io::Error),
+}
+
+/// What a group is to limit. What is `None` is not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CgroupLimits {
+    /// CPUs' worth of time: 0.5 is half of one.
+    pub cpu_quota: Option<f64>,
+    /// Bytes of memory, of all processes together and without swapping.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+}
+
+/// By which mechanism each limit is held: `cgroup v1`, `cgroup v2`, or `none: why`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enforcement {
+    /// The share of a CPU.
+    pub cpu: String,
+    /// Memory.
+    pub memory: String,
+    /// Processes.
+    pub processes: String,
+    /// Stopping all processes.
+    pub freezer: String,
+}
+
+/// What the group's processes use together, as far as the group tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CgroupUsage {
+    /// Nanoseconds of CPU time, of ended processes too.
+    pub cpu_ns: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+}
+
+/// A sandbox's control group, in as many trees as it takes. Dropping it removes it if no process is left in it.
+#[derive(Debug)]
+pub struct Cgroup {
+    folders: Folders,
+    enforced: Enforcement,
+    /// Groups in version 1 trees, besides the freezer's.
+    v1: Vec<PathBuf>,
+    v2: Option<v2::Layout>,
+    freezer: Option<CgroupFreezer>,
+}
+
+impl Cgroup {
+    /// Makes the group `bathysphere-<id>` below this process's own groups. Only bad input and a group that is in use
+    /// are errors; see [`Cgroup::enforced`] for everything that this machine does not let us have.
+    ///
+    /// A tree without a part in `limits` is left alone, except for those that measure CPU time and freeze.
+    pub fn create(id: &str, limits: &CgroupLimits) -> Result<Self, CgroupError> {
+        Self::create_in(&Hierarchies::of_this_process(), id, limits)
+    }
+
+    fn create_in(trees: &Hierarchies, id: &str, limits: &CgroupLimits) -> Result<Self, CgroupError> {
+        let name = group_name(id)?;
+        if let Some(quota) = limits.cpu_quota.filter(|quota| !(MIN_QUOTA..=MAX_QUOTA).contains(quota)) {
+            return Err(CgroupError::Quota(quota));
+        }
+        let mut group = Self::empty(trees.folders);
+        v1::make_limits(&mut group, trees, &name, limits)?;
+        v2::make(&mut group, trees, &name, limits)?;
+        if group.freezer.is_none() {
+            v1::make_freezer(&mut group, trees, &name)?;
+        }
+        Ok(group)
+    }
+
+    fn empty(folders: Folders) -> Self {
+        let none = || "none: this machine has no control groups".to_owned();
+        let enforced = Enforcement { cpu: none(), memory: none(), processes: none(), freezer: none() };
+        Self { folders, enforced, v1: Vec::new(), v2: None, freezer: None }
+    }
+
+    /// By which mechanism each limit is held.
+    pub fn enforced(&self) -> &Enforcement {
+        &self.enforced
+    }
+
+    /// What stops and continues the processes, if this machine lets us have it.
+    pub fn freezer(&self) -> Option<&CgroupFreezer> {
+        self.freezer.as_ref()
+    }
+
+    /// Puts a process under the limits, with everything that it will start.
+    pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
+        let freezer = self.freezer.as_ref().and_then(CgroupFreezer::own_folder);
+        let guest = self.v2.as_ref().map(|layout| &layout.guest);
+        self.v1.iter().chain(freezer).chain(guest).try_for_each(|folder| put(folder, pid))
+    }
+
+    /// Takes one process out of what [`Cgroup::freeze`] stops. The other limits go on holding for it.
+    pub fn leave_freezer(&self, pid: u32) -> Result<(), CgroupError> {
+        if let Some(freezer) = &self.freezer {
+            freezer.leave(pid)?;
+        }
+        self.v2.as_ref().map_or(Ok(()), |layout| put(&layout.keeper, pid))
+    }
+
+    /// Stops all processes except those that left the freezer, and waits until they stand still.
+    pub fn freeze(&self) -> Result<(), CgroupError> {
+        self.freezer_or_why()?.freeze()
+    }
+
+    /// Lets the processes go on.
+    pub fn thaw(&self) -> Result<(), CgroupError> {
+        self.freezer_or_why()?.thaw()
+    }
+
+    fn freezer_or_why(&self) -> Result<&CgroupFreezer, CgroupError> {
+        let why = || CgroupError::NoFreezer(self.enforced.freezer.trim_start_matches("none: ").to_owned());
+        self.freezer.as_ref().ok_or_else(why)
+    }
+
+    /// Ends all processes, frozen or not, and waits until they are gone.
+    pub fn kill(&self) -> Result<(), CgroupError> {
+        if self.all_folders().is_empty() {
+            return Err(CgroupError::Unheld);
+        }
+        match &self.freezer {
+            Some(freezer) => freezer.while_frozen(|| self.end_processes()),
+            None => self.end_processes(),
+        }
+        let begin = Instant::now();
+        loop {
+            let left = self.processes();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if begin.elapsed() > DEADLINE {
+                return Err(CgroupError::Alive(left.len()));
+            }
+            thread::sleep(PAUSE);
+            self.end_processes();
+        }
+    }
+
+    fn end_processes(&self) {
+        if let Some(layout) = &self.v2 {
+            // Kernels before 5.14 lack it; then, and in version 1 trees, they are ended one by one.
+            let _ = folder::write(&layout.top, "cgroup.kill", "1");
+        }
+        for folder in self.all_folders() {
+            folder::end_processes(folder);
+        }
+    }
+
+    /// What the group of another process uses, if it is that of the sandbox `id`.
+    pub fn usage_of(id: &str, pid: u32) -> Result<CgroupUsage, CgroupError> {
+        let name = group_name(id)?;
+        let trees = Hierarchies::of_process(&pid.to_string());
+        let mut group = std::mem::ManuallyDrop::new(Self::empty(trees.folders));
+        for controller in v1::CONTROLLERS {
+            group.v1.extend(trees.v1(controller).and_then(Result::ok).filter(|path| path.ends_with(&name)));
+        }
+        let part = trees.v2().and_then(Result::ok);
+        let top = part.as_deref().and_then(Path::parent).filter(|path| path.ends_with(&name));
+        group.v2 = top.map(|top| v2::Layout::at(top.to_owned()));
+        Ok(group.usage())
+    }
+
+    /// What the processes use together.
+    pub fn usage(&self) -> CgroupUsage {
+        let v1 = |file: &str| self.v1.iter().find_map(|folder| folder::number(folder, file));
+        let top = self.v2.as_ref().map(|layout| layout.top.as_path());
+        let v2 = |file: &str| folder::number(top?, file);
+        let v2_cpu_us = || folder::keyed_number(top?, "cpu.stat", "usage_usec");
+        CgroupUsage {
+            cpu_ns: v1("cpuacct.usage").or_else(|| Some(v2_cpu_us()?.saturating_mul(1000))),
+            memory: v1("memory.usage_in_bytes").or_else(|| v2("memory.current")),
+            pids: v1("pids.current").or_else(|| v2("pids.current")),
+        }
+    }
+
+    /// The processes that are in the group now.
+    pub fn processes(&self) -> BTreeSet<u32> {
+        self.all_folders().into_iter().flat_map(folder::processes).collect()
+    }
+
+    /// Removes the group; its processes are ending. A group that is gone already is as good.
+    pub fn remove(&mut self) -> Result<(), CgroupError> {
+        let begin = Instant::now();
+        loop {
+            match self.remove_once() {
+                Ok(()) => break,
+                Err((folder, error)) if begin.elapsed() > DEADLINE => {
+                    return Err(CgroupError::Remove(folder, error));
+                }
+                Err(_) => thread::sleep(PAUSE),
+            }
+        }
+        (self.v1, self.v2, self.freezer) = (Vec::new(), None, None);
+        Ok(())
+    }
+
+    fn remove_once(&self) -> Result<(), (PathBuf, io::Error)> {
+        // All are tried, whatever becomes of one.
+        let results: Vec<_> = self.all_folders().into_iter().map(|path| self.remove_folder(path)).collect();
+        results.into_iter().collect()
+    }
+
+    fn remove_folder(&self, path: &Path) -> Result<(), (PathBuf, io::Error)> {
+        match (self.folders.unmake)(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err((path.to_owned(), error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what a killed monitor left of a sandbox that is not running any more: its groups, thawed, and processes
+    /// in them that did not end. Tells whether there was anything.
+    pub fn remove_stale(id: &str) -> Result<bool, CgroupError> {
+        Self::remove_stale_in(&Hierarchies::of_this_process(), id)
+    }
+
+    fn remove_stale_in(trees: &Hierarchies, id: &str) -> Result<bool, CgroupError> {
+        let found = trees.search(&group_name(id)?, &v1::CONTROLLERS);
+        if found.v1.is_empty() && found.v2.is_empty() {
+            return Ok(false);
+        }
+        for folder in &found.v1 {
+            // What is frozen here cannot end, whichever group it is ended by.
+            let _ = folder::write_if_there(folder, "freezer.state", "THAWED");
+        }
+        let mut group = Self::empty(trees.folders);
+        group.v1 = found.v1;
+        for folder in found.v2 {
+            let mut group = Self::empty(trees.folders);
+            group.v2 = Some(v2::Layout::at(folder));
+            group.kill()?;
+            group.remove()?;
+        }
+        if !group.v1.is_empty() {
+            group.kill()?;
+            group.remove()?;
+        }
+        Ok(true)
+    }
+
+    /// Every folder, in an order in which they can be removed.
+    fn all_folders(&self) -> Vec<&Path> {
+        let mut all: Vec<&Path> = self.v1.iter().map(PathBuf::as_path).collect();
+        all.extend(self.freezer.as_ref().and_then(CgroupFreezer::own_folder).map(PathBuf::as_path));
+        if let Some(layout) = &self.v2 {
+            all.extend([layout.guest.as_path(), &layout.keeper, &layout.top]);
+        }
+        all
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Whoever wants to know calls `remove`.
+        let _ = self.remove_once();
+    }
+}
+
+fn put(folder: &Path, pid: u32) -> Result<(), CgroupError> {
+    folder::put(folder, pid).map_err(|source| CgroupError::Move { pid, folder: folder.to_owned(), source })
+}
+
+fn is_held(mechanism: &str) -> bool {
+    !mechanism.starts_with("none")
+}
+
+fn group_name(id: &str) -> Result<String, CgroupError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if id.is_empty() || id.len() > 64 || !id.chars().all(fits) {
+        return Err(CgroupError::Id(id.to_owned()));
+    }
+    Ok(format!("bathysphere-{id}"))
+}
+
+/// Makes a group's folder. One that is there and has no processes was left behind, and is replaced. `Ok(Err(why))` is a
+/// machine that does not let us.
+fn make_folder(folders: Folders, path: &Path, below: &[&str]) -> Result<Result<(), String>, CgroupError> {
+    let refused = |error: &io::Error| Ok(Err(format!("cannot make {}: {error}", path.display())));
+    match (folders.make)(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            for name in below {
+                // What matters is whether the folder itself can go.
+                let _ = (folders.unmake)(&path.join(name));
+            }
+            if (folders.unmake)(path).is_err() {
+                return Err(CgroupError::Taken(path.to_owned()));
+            }
+            (folders.make)(path).map_or_else(|error| refused(&error), |()| Ok(Ok(())))
+        }
+        Err(error) => refused(&error),
+        Ok(()) => Ok(Ok(())),
+    }
+}
+
+/// The quota of each period of [`PERIOD_US`], in microseconds.
+fn quota_us(quota: f64) -> u64 {
+    let time = Duration::try_from_secs_f64(quota * Duration::from_micros(PERIOD_US).as_secs_f64());
+    time.ok().and_then(|time| u64::try_from(time.as_micros()).ok()).unwrap_or(PERIOD_US)
+}
+
+/// Over which time a quota is counted: the kernel's own choice.
+const PERIOD_US: u64 = 100_000;

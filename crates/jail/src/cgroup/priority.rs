@@ -1,0 +1,50 @@
+//! What is left of a CPU limit where there are no control groups: to be polite to others.
+
+use std::io;
+
+use rustix::process::{Pid, setpriority_process};
+
+use super::{Cgroup, is_held};
+
+/// The politest value that the scheduler knows.
+const POLITEST: i32 = 19;
+/// The share of a CPU, and less, for which a process is as polite as can be.
+const SMALLEST_SHARE: f64 = 0.1;
+
+/// A scheduler priority that stands in for a quota, if one has to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Priority {
+    nice: Option<i32>,
+}
+
+impl Priority {
+    /// What it takes for a quota that was asked for, besides the group.
+    pub fn for_quota(group: &Cgroup, quota: Option<f64>) -> Self {
+        Self { nice: quota.filter(|_| !is_held(&group.enforced().cpu)).map(nice_for) }
+    }
+
+    /// Gives a process, and all that it forks from now on, this priority.
+    pub fn apply(self, pid: u32) -> io::Result<()> {
+        let Some(nice) = self.nice else { return Ok(()) };
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(setpriority_process(Some(pid), nice)?)
+    }
+
+    /// By which mechanism the quota is held: the group's, or `scheduler priority (nice N): why not a group`.
+    pub fn describe(self, group: &Cgroup) -> String {
+        let group = &group.enforced().cpu;
+        match self.nice {
+            Some(nice) => {
+                format!("scheduler priority (nice {nice}): {}", group.trim_start_matches("none: "))
+            }
+            None => group.clone(),
+        }
+    }
+}
+
+/// 0 for a whole CPU, 19 for a tenth.
+pub(super) fn nice_for(quota: f64) -> i32 {
+    let share = |nice: i32| 1.0 - (1.0 - SMALLEST_SHARE) * f64::from(nice) / f64::from(POLITEST);
+    let distance = |nice: &i32| (share(*nice) - quota).abs();
+    (0..=POLITEST).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0)
+}

@@ -1,0 +1,163 @@
+//! The group in the version 2 tree: one folder with the limits, and two below it, of which one can be frozen.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use super::hierarchy::Hierarchies;
+use super::{
+    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, folder, is_held, make_folder,
+    quota_us,
+};
+
+const HELD: &str = "cgroup v2";
+const GUEST: &str = "guest";
+const KEEPER: &str = "keeper";
+
+/// The folders of a group.
+#[derive(Debug)]
+pub struct Layout {
+    /// Has the limits, and no process of its own.
+    pub top: PathBuf,
+    /// Can be frozen.
+    pub guest: PathBuf,
+    /// Is never frozen.
+    pub keeper: PathBuf,
+}
+
+impl Layout {
+    /// The folders below `top`.
+    pub fn at(top: PathBuf) -> Self {
+        Self { guest: top.join(GUEST), keeper: top.join(KEEPER), top }
+    }
+}
+
+/// What is asked of the version 2 tree: what version 1 trees have not given.
+struct Wanted {
+    cpu: Option<f64>,
+    memory: Option<u64>,
+    pids: Option<u64>,
+}
+
+/// Adds what the version 2 tree offers to `group`.
+pub fn make(
+    group: &mut Cgroup,
+    trees: &Hierarchies,
+    name: &str,
+    limits: &CgroupLimits,
+) -> Result<(), CgroupError> {
+    let wanted = Wanted {
+        cpu: limits.cpu_quota.filter(|_| !is_held(&group.enforced.cpu)),
+        memory: limits.memory.filter(|_| !is_held(&group.enforced.memory)),
+        pids: limits.pids.filter(|_| !is_held(&group.enforced.processes)),
+    };
+    let Some(parent) = trees.v2() else { return Ok(()) };
+    let made = match parent {
+        Err(why) => Err(why),
+        Ok(parent) => make_folders(group, trees, &parent, name)?.map(|()| parent),
+    };
+    match made {
+        Err(why) => explain(group, &wanted, &why),
+        Ok(parent) => hold(group, &wanted, &parent),
+    }
+    Ok(())
+}
+
+fn make_folders(
+    group: &mut Cgroup,
+    trees: &Hierarchies,
+    parent: &Path,
+    name: &str,
+) -> Result<Result<(), String>, CgroupError> {
+    // Moving a process from here to below needs this permission too; better to know it now than with a keeper half made.
+    if let Err(error) = access(parent.join("cgroup.procs"), Access::WRITE_OK) {
+        let error = io::Error::from(error);
+        return Ok(Err(format!("cannot move processes out of {}: {error}", parent.display())));
+    }
+    let layout = Layout::at(parent.join(name));
+    if let Err(why) = make_folder(trees.folders, &layout.top, &[GUEST, KEEPER])? {
+        return Ok(Err(why));
+    }
+    let below = [layout.guest.clone(), layout.keeper.clone()];
+    // From here on the folders are the group's to remove.
+    group.v2 = Some(layout);
+    for path in below {
+        if let Err(why) = make_folder(trees.folders, &path, &[])? {
+            // Without both there is no place for processes.
+            let _ = group.remove_once();
+            group.v2 = None;
+            return Ok(Err(why));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// Nothing can be had: say why.
+fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
+    let enforced = &mut group.enforced;
+    for (wanted, place) in [
+        (wanted.cpu.is_some(), &mut enforced.cpu),
+        (wanted.memory.is_some(), &mut enforced.memory),
+        (wanted.pids.is_some(), &mut enforced.processes),
+        (true, &mut enforced.freezer),
+    ] {
+        if wanted {
+            say(place, Err(why.to_owned()));
+        }
+    }
+}
+
+fn hold(group: &mut Cgroup, wanted: &Wanted, parent: &Path) {
+    let Some(layout) = &group.v2 else { return };
+    let enforced = &mut group.enforced;
+    if let Some(quota) = wanted.cpu {
+        let value = format!("{} {PERIOD_US}", quota_us(quota));
+        let limit = || folder::write(&layout.top, "cpu.max", &value);
+        say(&mut enforced.cpu, control(parent, "cpu", limit));
+    }
+    if let Some(bytes) = wanted.memory {
+        let limit = || {
+            folder::write(&layout.top, "memory.max", &bytes.to_string())?;
+            folder::write_if_there(&layout.top, "memory.swap.max", "0")
+        };
+        say(&mut enforced.memory, control(parent, "memory", limit));
+    }
+    if let Some(count) = wanted.pids {
+        let limit = || folder::write(&layout.top, "pids.max", &count.to_string());
+        say(&mut enforced.processes, control(parent, "pids", limit));
+    }
+    if layout.guest.join("cgroup.freeze").exists() {
+        group.freezer = Some(CgroupFreezer { folder: layout.guest.clone(), version: Version::V2 });
+        say(&mut enforced.freezer, Ok(()));
+    } else {
+        let why = "this kernel cannot freeze control groups of version 2 (it takes Linux 5.2)";
+        say(&mut enforced.freezer, Err(why.to_owned()));
+    }
+}
+
+/// Notes how it went; a version 1 tree that is there and refuses has the better reason.
+fn say(place: &mut String, result: Result<(), String>) {
+    match result {
+        Ok(()) => HELD.clone_into(place),
+        Err(why) if place.starts_with("none: this machine has no") => *place = format!("none: {why}"),
+        Err(_) => {}
+    }
+}
+
+/// Has the kernel control groups below `parent` by `controller`, and sets a limit.
+fn control(parent: &Path, controller: &str, limit: impl FnOnce() -> io::Result<()>) -> Result<(), String> {
+    let lists = |file| {
+        let names = folder::read(parent, file).unwrap_or_default();
+        names.split_whitespace().any(|name| name == controller)
+    };
+    if !lists("cgroup.controllers") {
+        return Err(format!("no {controller} controller was given to {}", parent.display()));
+    }
+    if !lists("cgroup.subtree_control") {
+        folder::write(parent, "cgroup.subtree_control", &format!("+{controller}")).map_err(|error| {
+            format!("cannot have the {controller} controller below {}: {error}", parent.display())
+        })?;
+    }
+    limit().map_err(|error| format!("the {controller} control group refuses the limit: {error}"))
+}

@@ -1,0 +1,124 @@
+//! What the guest says: every byte of it hostile.
+
+use bathy_protocol::frame;
+use bathy_protocol::message::decode;
+use bathy_protocol::{
+    Answer, CONNECTION, Channel, Frame, FromKeeper, Ready, StdChannel, ToHost, VERSION, WorkEnd,
+};
+
+use super::{Hub, HubError, Logged};
+
+impl Hub {
+    /// Bytes arrived from the guest.
+    pub fn hear_guest(&mut self, bytes: &[u8], now: u64) -> Result<(), HubError> {
+        // Taken out so that a frame may borrow it while the hub changes.
+        let mut decoder = std::mem::replace(&mut self.from_guest, bathy_protocol::Decoder::new(0));
+        decoder.push(bytes);
+        while let Some(frame) = decoder.next_frame()? {
+            self.hear_frame(&frame, now)?;
+        }
+        self.from_guest = decoder;
+        Ok(())
+    }
+
+    fn hear_frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<(), HubError> {
+        match (frame.stream, frame.channel) {
+            (CONNECTION, Channel::Control) => match decode(frame.payload)? {
+                ToHost::Ready(ready) => self.hear_ready(ready, now),
+                _ => Err(HubError::NoStream(CONNECTION)),
+            },
+            (stream, Channel::Control) => self.hear_message(stream, decode(frame.payload)?),
+            (stream, Channel::Stdout) => self.hear_output(stream, StdChannel::Stdout, frame.payload),
+            (stream, Channel::Stderr) => self.hear_output(stream, StdChannel::Stderr, frame.payload),
+            (_, Channel::Stdin) => Err(HubError::WrongDirection(Channel::Stdin)),
+        }
+    }
+
+    fn hear_ready(&mut self, ready: Ready, now: u64) -> Result<(), HubError> {
+        if ready.version != VERSION {
+            return Err(HubError::Version(ready.version));
+        }
+        if !self.greeted || ready.epoch != self.state.epoch || self.timeline.ready != 0 {
+            return Err(HubError::Epoch(ready.epoch));
+        }
+        self.timeline.pid1 = ready.pid1_unix_ns;
+        self.timeline.mounted = ready.mounted_unix_ns;
+        self.timeline.kernel = ready.kernel;
+        self.timeline.ready = now;
+        self.tell_all(&FromKeeper::Ready(self.timeline.clone()));
+        Ok(())
+    }
+
+    fn hear_output(&mut self, number: u32, channel: StdChannel, bytes: &[u8]) -> Result<(), HubError> {
+        let stream = self.state.streams.get_mut(&number).ok_or(HubError::NoStream(number))?;
+        // An empty frame would be one that no window counts.
+        if bytes.is_empty() {
+            return Err(HubError::Repeated(number));
+        }
+        stream.output(channel).received(bytes.len())?;
+        let (job, holder, abandoned) = (stream.job, stream.holder, stream.abandoned);
+        if let Some(job) = job.filter(|_| !abandoned) {
+            self.to_log.push(Logged { job, channel, bytes: bytes.to_vec() });
+        }
+        match holder {
+            Some(holder) => {
+                if let Some(client) = self.clients.get_mut(&holder.client) {
+                    frame::encode(holder.stream, channel.channel(), bytes, &mut client.outbox);
+                }
+            }
+            // Nobody reads it: the window closes, and the command waits or is ended.
+            None if abandoned || job.is_none() => {}
+            None => self.consume_logged(number, channel, u32::try_from(bytes.len()).unwrap_or(u32::MAX)),
+        }
+        Ok(())
+    }
+
+    fn hear_message(&mut self, number: u32, message: ToHost) -> Result<(), HubError> {
+        let stream = self.state.streams.get_mut(&number).ok_or(HubError::NoStream(number))?;
+        let answer = match message {
+            ToHost::Started { pid } => {
+                if std::mem::replace(&mut stream.started, true) {
+                    return Err(HubError::Repeated(number));
+                }
+                Answer::Started { pid }
+            }
+            ToHost::Grant { bytes } => {
+                if bytes == 0 {
+                    return Err(HubError::Repeated(number));
+                }
+                stream.stdin.grant(bytes)?;
+                Answer::Grant { bytes }
+            }
+            ToHost::Eof(channel) => {
+                if !stream.end_output(channel) {
+                    return Err(HubError::Repeated(number));
+                }
+                Answer::Eof(channel)
+            }
+            ToHost::Exited(exit) => {
+                self.end(number, WorkEnd::Exited(exit), &Answer::Exited(exit));
+                return Ok(());
+            }
+            ToHost::Refused(refused) => {
+                let end = WorkEnd::Refused(refused.message.clone());
+                self.end(number, end, &Answer::Refused(refused));
+                return Ok(());
+            }
+            ToHost::Ready(_) => return Err(HubError::NoStream(number)),
+        };
+        if let Some(holder) = stream.holder {
+            self.answer(holder, &answer);
+        }
+        Ok(())
+    }
+
+    /// A piece of work is over.
+    fn end(&mut self, number: u32, end: WorkEnd, answer: &Answer) {
+        let Some(stream) = self.state.streams.remove(&number) else { return };
+        if let Some(holder) = stream.holder {
+            self.answer(holder, answer);
+            self.forget(holder);
+        }
+        self.tell_owner(&FromKeeper::WorkEnded { tag: stream.tag, job: stream.job, end });
+    }
+}

@@ -1,0 +1,267 @@
+use bathy_protocol::frame;
+use bathy_protocol::message::decode;
+use bathy_protocol::{Answer, Exec, Exit, Ready, Request, ToHost, ToKeeper, Work, WorkEnd};
+
+use super::*;
+
+const NOW: u64 = 7;
+/// A client besides the owner.
+const OTHER: ClientId = 5;
+
+fn message<M: Serialize>(stream: u32, message: &M) -> Vec<u8> {
+    let mut wire = Vec::new();
+    encode(stream, message, &mut wire).unwrap();
+    wire
+}
+
+fn data(stream: u32, channel: Channel, length: usize) -> Vec<u8> {
+    let mut wire = Vec::new();
+    frame::encode(stream, channel, &vec![b'x'; length], &mut wire);
+    wire
+}
+
+fn start(tag: u64, job: Option<u32>) -> Request {
+    Request::Start { work: Work::Exec(Exec::default()), tag, job }
+}
+
+fn ready(epoch: u64) -> ToHost {
+    ToHost::Ready(Ready {
+        version: VERSION,
+        epoch,
+        kernel: "test".to_owned(),
+        pid1_unix_ns: 1,
+        mounted_unix_ns: 2,
+        running: Vec::new(),
+    })
+}
+
+fn ready_hub() -> Hub {
+    let mut hub = Hub::new(Timeline::default(), None);
+    hub.greet(NOW).unwrap();
+    hub.hear_guest(&message(CONNECTION, &ready(1)), NOW).unwrap();
+    hub
+}
+
+/// A hub whose guest is ready and runs one command of the owner on stream 1.
+fn hub() -> Hub {
+    let mut hub = ready_hub();
+    hub.hear_client(OWNER, &message(1, &start(1, None))).unwrap();
+    hub
+}
+
+/// Everything that waits for the guest, as messages.
+fn told(hub: &mut Hub) -> Vec<(u32, ToGuest)> {
+    let mut decoder = Decoder::new(MAX_REQUEST);
+    decoder.push(hub.for_guest());
+    hub.guest_took(hub.for_guest().len());
+    let mut messages = Vec::new();
+    while let Some(frame) = decoder.next_frame().unwrap() {
+        messages.push((frame.stream, decode(frame.payload).unwrap()));
+    }
+    messages
+}
+
+/// Everything that waits for a client, as answers and bytes; the keeper's own messages are left out.
+fn answers(hub: &mut Hub, client: ClientId) -> Vec<(u32, Option<Answer>)> {
+    let mut decoder = Decoder::new(MAX_REQUEST);
+    decoder.push(hub.for_client(client));
+    hub.client_took(client, hub.for_client(client).len());
+    let mut messages = Vec::new();
+    while let Some(frame) = decoder.next_frame().unwrap() {
+        match (frame.stream, frame.channel) {
+            (CONNECTION, _) => {}
+            (stream, Channel::Control) => messages.push((stream, Some(decode(frame.payload).unwrap()))),
+            (stream, _) => messages.push((stream, None)),
+        }
+    }
+    messages
+}
+
+#[test]
+fn requests_wait_for_the_greeting() {
+    let mut hub = Hub::new(Timeline::default(), None);
+    hub.hear_client(OWNER, &message(1, &start(1, None))).unwrap();
+    assert!(hub.for_guest().is_empty());
+    hub.greet(NOW).unwrap();
+    assert!(matches!(told(&mut hub)[..], [(CONNECTION, ToGuest::Hello(_)), (1, ToGuest::Exec(_))]));
+}
+
+#[test]
+fn c1_output_beyond_the_window_is_a_violation() {
+    let mut hub = hub();
+    hub.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize), NOW).unwrap();
+    let error = hub.hear_guest(&data(1, Channel::Stdout, 1), NOW).unwrap_err();
+    assert!(matches!(error, HubError::Window(_)), "{error}");
+}
+
+#[test]
+fn each_output_has_a_window_of_its_own() {
+    let mut hub = hub();
+    hub.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize), NOW).unwrap();
+    hub.hear_guest(&data(1, Channel::Stderr, INITIAL_WINDOW as usize), NOW).unwrap();
+    let grant = Request::Grant { channel: StdChannel::Stdout, bytes: 10 };
+    hub.hear_client(OWNER, &message(1, &grant)).unwrap();
+    hub.hear_guest(&data(1, Channel::Stdout, 10), NOW).unwrap();
+    assert!(hub.hear_guest(&data(1, Channel::Stderr, 1), NOW).is_err());
+}
+
+#[test]
+fn c1_wrong_streams_and_directions_are_violations() {
+    let cases = [
+        data(2, Channel::Stdout, 1),
+        data(1, Channel::Stdin, 1),
+        data(1, Channel::Stdout, 0),
+        message(2, &ToHost::Exited(Exit::Code(0))),
+        message(1, &ready(1)),
+        message(1, &ToHost::Grant { bytes: 0 }),
+        message(CONNECTION, &ToHost::Exited(Exit::Code(0))),
+        // A second answer to the same greeting, and one to a greeting that never was.
+        message(CONNECTION, &ready(1)),
+        message(CONNECTION, &ready(9)),
+    ];
+    for (number, wire) in cases.into_iter().enumerate() {
+        assert!(hub().hear_guest(&wire, NOW).is_err(), "case {number}");
+    }
+}
+
+#[test]
+fn c1_a_stream_is_over_when_its_command_is() {
+    let mut hub = hub();
+    hub.hear_guest(&message(1, &ToHost::Exited(Exit::Code(0))), NOW).unwrap();
+    assert!(hub.hear_guest(&message(1, &ToHost::Exited(Exit::Code(1))), NOW).is_err());
+}
+
+#[test]
+fn c1_messages_that_no_window_counts_may_come_once() {
+    for repeated in [ToHost::Started { pid: 1 }, ToHost::Eof(StdChannel::Stdout)] {
+        let mut hub = hub();
+        hub.hear_guest(&message(1, &repeated), NOW).unwrap();
+        let error = hub.hear_guest(&message(1, &repeated), NOW).unwrap_err();
+        assert!(matches!(error, HubError::Repeated(1)), "{error}");
+    }
+}
+
+#[test]
+fn another_version_is_refused() {
+    let mut hub = Hub::new(Timeline::default(), None);
+    hub.greet(NOW).unwrap();
+    let ToHost::Ready(answer) = ready(1) else { unreachable!() };
+    let other = ToHost::Ready(Ready { version: VERSION + 1, ..answer });
+    assert!(matches!(hub.hear_guest(&message(CONNECTION, &other), NOW), Err(HubError::Version(_))));
+}
+
+#[test]
+fn a_client_cannot_open_more_streams_than_there_are() {
+    let mut hub = hub();
+    for stream in 2..=u32::try_from(MAX_STREAMS).unwrap() {
+        hub.hear_client(OWNER, &message(stream, &start(1, None))).unwrap();
+    }
+    hub.hear_client(OWNER, &message(1000, &start(1, None))).unwrap();
+    assert!(matches!(answers(&mut hub, OWNER)[..], [(1000, Some(Answer::Refused(_)))]));
+    assert!(matches!(hub.hear_client(OWNER, &message(1, &start(1, None))), Err(HubError::StreamInUse(1))));
+}
+
+#[test]
+fn clients_choose_their_own_numbers_and_hear_only_of_their_own_streams() {
+    let mut hub = hub();
+    assert!(hub.add_client(OTHER));
+    hub.hear_client(OTHER, &message(1, &start(2, None))).unwrap();
+    assert!(matches!(told(&mut hub)[..], [(0, _), (1, ToGuest::Exec(_)), (2, ToGuest::Exec(_))]));
+    hub.hear_guest(&data(2, Channel::Stdout, 3), NOW).unwrap();
+    hub.hear_guest(&message(1, &ToHost::Started { pid: 9 }), NOW).unwrap();
+    assert_eq!(answers(&mut hub, OTHER), [(1, None)]);
+    assert_eq!(answers(&mut hub, OWNER), [(1, Some(Answer::Started { pid: 9 }))]);
+}
+
+#[test]
+fn what_a_lost_client_started_is_ended_and_its_jobs_go_on() {
+    let mut hub = ready_hub();
+    assert!(hub.add_client(OTHER));
+    hub.hear_client(OTHER, &message(1, &start(1, None))).unwrap();
+    hub.hear_client(OTHER, &message(2, &start(2, Some(7)))).unwrap();
+    hub.hear_guest(&data(2, Channel::Stdout, 1000), NOW).unwrap();
+    told(&mut hub);
+    hub.drop_client(OTHER);
+    // What the client did not grant is granted for it, or the job would wait for ever.
+    let grant = ToGuest::Grant { channel: StdChannel::Stdout, bytes: 1000 };
+    assert_eq!(told(&mut hub), [(1, ToGuest::Abandon), (2, grant)]);
+    hub.hear_guest(&data(2, Channel::Stdout, INITIAL_WINDOW as usize), NOW).unwrap();
+    let logged: usize = hub.take_logged().iter().map(|logged| logged.bytes.len()).sum();
+    assert_eq!(logged, INITIAL_WINDOW as usize + 1000);
+}
+
+#[test]
+fn r4_a_job_that_nobody_reads_is_slowed_down_to_the_logs_rate() {
+    let mut hub = ready_hub();
+    hub.hear_client(OWNER, &message(1, &start(1, Some(0)))).unwrap();
+    hub.hear_client(OWNER, &message(1, &Request::Detach)).unwrap();
+    let mut taken = 0;
+    while hub.hear_guest(&data(1, Channel::Stdout, 4096), NOW).is_ok() {
+        taken += 4096;
+        assert!(taken <= 2 * LOGGED_PER_PERIOD, "the rate is not kept");
+    }
+    assert!(taken >= LOGGED_PER_PERIOD && hub.owes_grants());
+}
+
+#[test]
+fn one_client_at_a_time_holds_a_job() {
+    let mut hub = ready_hub();
+    hub.hear_client(OWNER, &message(1, &start(1, Some(3)))).unwrap();
+    hub.hear_client(OWNER, &data(1, Channel::Stdin, 100)).unwrap();
+    assert!(hub.add_client(OTHER));
+    hub.hear_client(OTHER, &message(4, &Request::Attach { job: 3 })).unwrap();
+    hub.hear_client(OTHER, &message(5, &Request::Attach { job: 99 })).unwrap();
+    hub.hear_guest(&data(1, Channel::Stdout, 1), NOW).unwrap();
+    assert_eq!(answers(&mut hub, OWNER), [(1, Some(Answer::TakenOver))]);
+    let input = INITIAL_WINDOW - 100;
+    let heard = answers(&mut hub, OTHER);
+    assert!(
+        matches!(&heard[..], [(4, Some(Answer::Attached { input: open })), (5, Some(Answer::Refused(_))), (4, None)] if *open == input),
+        "{heard:?}"
+    );
+}
+
+#[test]
+fn only_the_owner_speaks_to_the_keeper() {
+    let mut hub = ready_hub();
+    assert!(hub.add_client(OTHER));
+    let kill = message(CONNECTION, &ToKeeper::Kill);
+    assert!(matches!(hub.hear_client(OTHER, &kill), Err(HubError::NotOwner)));
+    assert_eq!(hub.hear_client(OWNER, &kill).unwrap(), [Demand::Kill]);
+}
+
+#[test]
+fn the_owner_hears_how_all_work_ended() {
+    let mut hub = ready_hub();
+    assert!(hub.add_client(OTHER));
+    hub.hear_client(OTHER, &message(1, &start(77, Some(2)))).unwrap();
+    hub.client_took(OWNER, hub.for_client(OWNER).len());
+    hub.hear_guest(&message(1, &ToHost::Exited(Exit::Code(3))), NOW).unwrap();
+    let mut decoder = Decoder::new(MAX_PAYLOAD);
+    decoder.push(hub.for_client(OWNER));
+    let frame = decoder.next_frame().unwrap().unwrap();
+    let end = WorkEnd::Exited(Exit::Code(3));
+    let heard: FromKeeper = decode(frame.payload).unwrap();
+    assert_eq!(heard, FromKeeper::WorkEnded { tag: 77, job: Some(2), end });
+}
+
+#[test]
+fn a_restricted_sandbox_restricts_every_command() {
+    let restriction = Restriction { writable_root: false };
+    let mut hub = Hub::new(Timeline::default(), Some(restriction));
+    hub.greet(NOW).unwrap();
+    hub.hear_client(OWNER, &message(1, &start(1, None))).unwrap();
+    let heard = told(&mut hub);
+    let [_, (1, ToGuest::Exec(exec))] = &heard[..] else { panic!("{heard:?}") };
+    assert_eq!(exec.restricted, Some(restriction));
+}
+
+#[test]
+fn the_state_survives_being_saved() {
+    let mut hub = hub();
+    hub.hear_guest(&data(1, Channel::Stdout, 5), NOW).unwrap();
+    let saved = postcard::to_allocvec(&hub.state).unwrap();
+    let mut restored = Hub { state: postcard::from_bytes(&saved).unwrap(), ..hub };
+    restored.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize - 5), NOW).unwrap();
+    assert!(restored.hear_guest(&data(1, Channel::Stdout, 1), NOW).is_err());
+}

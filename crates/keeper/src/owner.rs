@@ -1,0 +1,127 @@
+//! What the owner, the process that started the keeper, asks for: new clients, figures, parking.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+
+use bathy_protocol::{Cause, FromKeeper, Usage};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+
+use crate::event_loop::{CHUNK, End, GUEST, Keeper, failed, wait};
+use crate::hub::{Demand, OWNER};
+use crate::parking;
+
+/// The most sockets that come with one message.
+const SOCKETS_AT_ONCE: usize = 8;
+
+impl Keeper {
+    /// Reads what the owner sent, with the sockets that came along.
+    pub(crate) fn serve_owner(&mut self) -> Result<(), End> {
+        let demands = self.hear_owner()?;
+        for demand in demands {
+            self.obey(&demand)?;
+        }
+        Ok(())
+    }
+
+    fn hear_owner(&mut self) -> Result<Vec<Demand>, End> {
+        let Some(owner) = self.clients.get(&OWNER) else { return Err(End::OwnerGone) };
+        let mut buffer = vec![0u8; CHUNK];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_AT_ONCE))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = match recvmsg(owner, &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, flags) {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Vec::new()),
+            Err(_) => return Err(End::OwnerGone),
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(sockets) = message {
+                self.new_clients.extend(sockets);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(End::OwnerGone);
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(End::Because(Cause::Failed("A client's socket was lost on its way".to_owned())));
+        }
+        Ok(self.hub.hear_client(OWNER, buffer.get(..received.bytes).unwrap_or_default())?)
+    }
+
+    fn obey(&mut self, demand: &Demand) -> Result<(), End> {
+        match demand {
+            Demand::Kill => Err(End::Because(Cause::Killed)),
+            Demand::Client => match self.new_clients.pop_front() {
+                Some(socket) => self.take_client(socket),
+                None => Err(End::Because(Cause::Failed("A client came without its socket".to_owned()))),
+            },
+            Demand::Usage => {
+                let (hub, disk) = (self.hub.usage(), self.devices.disk_usage());
+                let usage = Usage {
+                    memory: self.ram.occupied(),
+                    disk: disk.disk,
+                    disk_read: disk.disk_read,
+                    disk_written: disk.disk_written,
+                    ..hub
+                };
+                self.hub.tell_owner(&FromKeeper::Usage(usage));
+                Ok(())
+            }
+            Demand::Park => self.park(),
+            // Not parked: nothing to bring back.
+            Demand::Unpark => {
+                self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 });
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves the memory of the frozen guest away and stays here until it is back: a device that looked at the guest's
+    /// queues meanwhile would find nothing.
+    fn park(&mut self) -> Result<(), End> {
+        let Some(file) = &self.parking else {
+            self.hub.tell_owner(&FromKeeper::NotParked("this sandbox is not kept".to_owned()));
+            return Ok(());
+        };
+        match parking::park(&self.ram, file) {
+            Ok(bytes) => self.hub.tell_owner(&FromKeeper::Parked { bytes }),
+            Err(error) => {
+                self.hub.tell_owner(&FromKeeper::NotParked(error.to_string()));
+                return Ok(());
+            }
+        }
+        self.send_to_owner()?;
+        loop {
+            let events = wait(&self.asleep, None).map_err(|error| failed("wait while parked", &error))?;
+            for (token, _) in events {
+                if token == GUEST {
+                    return Err(End::GuestGone);
+                }
+                for demand in self.hear_owner()? {
+                    match demand {
+                        Demand::Unpark => return self.unpark(),
+                        Demand::Park => self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 }),
+                        other => self.obey(&other)?,
+                    }
+                }
+                self.send_to_owner()?;
+            }
+        }
+    }
+
+    fn unpark(&mut self) -> Result<(), End> {
+        let Some(file) = &self.parking else { return Ok(()) };
+        match parking::unpark(&self.ram, file) {
+            Ok(bytes) => {
+                self.hub.tell_owner(&FromKeeper::Parked { bytes });
+                self.send_to_owner()
+            }
+            Err(error) => Err(End::Because(Cause::Failed(format!("Cannot bring the memory back: {error}")))),
+        }
+    }
+
+    fn send_to_owner(&mut self) -> Result<(), End> {
+        self.write_client(OWNER).map_err(|_| End::OwnerGone)
+    }
+}
