@@ -79,6 +79,25 @@ impl Assets {
     }
 }
 
+/// What is known about an image that is there.
+#[derive(Debug)]
+pub struct ImageParts {
+    /// How it wants commands to be run, as it is written.
+    pub config_text: Vec<u8>,
+}
+
+/// An image, built if it is missing.
+pub fn ensure_image(
+    store: &Store,
+    image: &str,
+    progress: &mut dyn FnMut(&str),
+) -> Result<ImageParts, AssetsError> {
+    let image = store.ensure(&Recipe::image(image)?, &[IMAGE_FILE, IMAGE_CONFIG], progress)?;
+    let path = image.path(IMAGE_CONFIG);
+    let config_text = fs::read(&path).map_err(|error| AssetsError::ImageConfig(path, error))?;
+    Ok(ImageParts { config_text })
+}
+
 /// The guest kernel, built if it is missing.
 pub fn ensure_kernel(store: &Store, progress: &mut dyn FnMut(&str)) -> Result<Artifact, StoreError> {
     store.ensure(&Recipe::uml_kernel(), &[KERNEL_FILE], progress)

@@ -4,13 +4,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use bathy_protocol::frame;
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{
-    CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, ToGuest, ToHost,
+    Answer, CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, Request,
     ToKeeper, WindowError,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use thiserror::Error;
@@ -33,6 +35,9 @@ pub enum ConnectionError {
     /// Bytes on a channel that only we send.
     #[error("The sandbox sent bytes of {0:?}, which only its caller sends")]
     WrongDirection(Channel),
+    /// It takes too long.
+    #[error("The sandbox did not answer within {0} s. `bathy kill` ends it")]
+    NoAnswer(u64),
     /// The socket failed.
     #[error("Cannot speak to the sandbox's keeper")]
     Socket(#[source] io::Error),
@@ -43,8 +48,8 @@ pub enum ConnectionError {
 pub enum Arrival {
     /// From the keeper.
     Keeper(FromKeeper),
-    /// From the agent, about a stream.
-    Message(u32, ToHost),
+    /// About a stream.
+    Answer(u32, Answer),
     /// Bytes of a command's output.
     Output(u32, Channel, Vec<u8>),
 }
@@ -74,12 +79,12 @@ impl Connection {
         self.outbox.len()
     }
 
-    /// Queues a message about a stream.
-    pub fn tell(&mut self, stream: u32, message: &ToGuest) -> Result<(), ConnectionError> {
-        Ok(encode(stream, message, &mut self.outbox)?)
+    /// Queues a request about a stream.
+    pub fn tell(&mut self, stream: u32, request: &Request) -> Result<(), ConnectionError> {
+        Ok(encode(stream, request, &mut self.outbox)?)
     }
 
-    /// Queues a message for the keeper itself.
+    /// Queues a message for the keeper itself, which listens to its owner only.
     pub fn tell_keeper(&mut self, message: &ToKeeper) -> Result<(), ConnectionError> {
         Ok(encode(CONNECTION, message, &mut self.outbox)?)
     }
@@ -104,6 +109,20 @@ impl Connection {
         Ok(())
     }
 
+    /// Waits until something arrives.
+    pub fn wait(&self, patience: Duration) -> Result<(), ConnectionError> {
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+        let timeout = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => Err(ConnectionError::NoAnswer(patience.as_secs())),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(ConnectionError::Socket(error.into())),
+        }
+    }
+
     /// Takes what has arrived.
     pub fn receive(&mut self) -> Result<Vec<Arrival>, ConnectionError> {
         let mut buffer = [0u8; 64 * 1024];
@@ -117,7 +136,7 @@ impl Connection {
         while let Some(frame) = self.decoder.next_frame()? {
             arrivals.push(match (frame.stream, frame.channel) {
                 (CONNECTION, _) => Arrival::Keeper(decode(frame.payload)?),
-                (stream, Channel::Control) => Arrival::Message(stream, decode(frame.payload)?),
+                (stream, Channel::Control) => Arrival::Answer(stream, decode(frame.payload)?),
                 (_, Channel::Stdin) => return Err(ConnectionError::WrongDirection(Channel::Stdin)),
                 (stream, channel) => Arrival::Output(stream, channel, frame.payload.to_vec()),
             });

@@ -32,22 +32,42 @@ pub enum DiskError {
     MakeFileSystem(String),
 }
 
-/// Makes a disk of `size` for one sandbox.
+/// Makes a disk of `size` for a sandbox that does not outlive us: it has no name.
 pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
-    let template = template(cache, size)?;
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |error: io::Error| match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => DiskError::Full(path),
-            _ => DiskError::Io(path, error),
-        }
-    };
-    let source = open_template(&template, size).map_err(failed(&template))?;
     fs::create_dir_all(state).map_err(failed(state))?;
     let disk = nameless_file(state).map_err(failed(state))?;
-    disk.set_len(size.0).map_err(failed(state))?;
-    copy_data(&source, &disk).map_err(failed(state))?;
+    fill(&disk, state, &template(cache, size, Journal::Without)?, size)?;
     Ok(disk)
+}
+
+/// Makes a disk of `size` for a sandbox that is kept, at `path`, where nothing may be yet.
+pub fn make_kept(cache: &Path, path: &Path, size: Size) -> Result<(), DiskError> {
+    let template = template(cache, size, Journal::With)?;
+    let mut options = File::options();
+    let disk = options.read(true).write(true).create_new(true).mode(0o600).open(path);
+    fill(&disk.map_err(failed(path))?, path, &template, size)
+}
+
+fn fill(disk: &File, place: &Path, template: &Path, size: Size) -> Result<(), DiskError> {
+    let source = open_template(template, size).map_err(failed(template))?;
+    disk.set_len(size.0).map_err(failed(place))?;
+    copy_data(&source, disk).map_err(failed(place))
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> DiskError {
+    let path = path.to_owned();
+    move |error: io::Error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => DiskError::Full(path),
+        _ => DiskError::Io(path, error),
+    }
+}
+
+/// Whether a file system keeps a journal. The disk of a sandbox that is kept is read again after any sudden end, and a
+/// journal brings it in order; the disk of one that is not is never read again.
+#[derive(Clone, Copy)]
+enum Journal {
+    With,
+    Without,
 }
 
 /// Opens a template as what it has to be: whatever else lies at its place is not followed, waited for, or copied.
@@ -102,18 +122,22 @@ fn copy_data(source: &File, target: &File) -> io::Result<()> {
 }
 
 /// The file with an empty file system of this size, made if it is not there.
-fn template(cache: &Path, size: Size) -> Result<PathBuf, DiskError> {
+fn template(cache: &Path, size: Size, journal: Journal) -> Result<PathBuf, DiskError> {
     let folder = cache.join("disk");
-    let path = folder.join(format!("ext4-{size}"));
+    let kind = match journal {
+        Journal::With => "journal-ext4",
+        Journal::Without => "ext4",
+    };
+    let path = folder.join(format!("{kind}-{size}"));
     if path.symlink_metadata().is_ok() {
         return Ok(path);
     }
     let failed = |error| DiskError::Io(folder.clone(), error);
     fs::create_dir_all(&folder).map_err(failed)?;
-    let fresh = folder.join(format!("ext4-{size}.{}-{}", std::process::id(), unix_ns()));
+    let fresh = folder.join(format!("{kind}-{size}.{}-{}", std::process::id(), unix_ns()));
     // A new file, or none: nothing that somebody put at its place is written to.
     let file = File::options().write(true).create_new(true).open(&fresh).map_err(failed)?;
-    let made = file.set_len(size.0).map_err(failed).and_then(|()| format(&fresh));
+    let made = file.set_len(size.0).map_err(failed).and_then(|()| format(&fresh, size, journal));
     match made {
         Ok(()) => fs::rename(&fresh, &path).map_err(failed)?,
         Err(error) => {
@@ -125,12 +149,19 @@ fn template(cache: &Path, size: Size) -> Result<PathBuf, DiskError> {
     Ok(path)
 }
 
-/// No journal: the disk of a sandbox that dies is not read again. No reserved blocks: all of it is the sandbox's.
-fn format(path: &Path) -> Result<(), DiskError> {
+/// No reserved blocks: all of it is the sandbox's. A journal of a few megabytes holds what a sandbox changes at once.
+fn format(path: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
+    const SMALL: u64 = 256 * 1024 * 1024;
+    let journal: &[&str] = match journal {
+        Journal::Without => &["-O", "^has_journal"],
+        Journal::With if size.0 < SMALL => &["-O", "has_journal", "-J", "size=4"],
+        Journal::With => &["-O", "has_journal", "-J", "size=16"],
+    };
     let output = Command::new("mke2fs")
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-I", "256", "-O"])
-        .arg("^has_journal,^resize_inode,sparse_super2,^huge_file")
-        .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-L", "sandbox"])
+        .arg("^resize_inode,sparse_super2,^huge_file")
+        .args(journal)
+        .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0", "-L", "sandbox"])
         .arg(path)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .stdin(Stdio::null())

@@ -44,17 +44,52 @@ pub enum LaunchError {
 /// A running sandbox. Dropping it ends it.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// How to speak to it.
+    /// How to speak to it, as its owner.
     pub connection: Connection,
     /// When its keeper was started: wall clock, nanoseconds since 1970.
     pub spawned_unix_ns: u64,
     keeper: Spawned,
 }
 
+/// The files of a sandbox that outlives its first client.
+#[derive(Debug)]
+pub struct KeptFiles {
+    /// Locked for as long as the sandbox runs.
+    pub life: File,
+    /// The ring for the output of jobs.
+    pub output: File,
+    /// The ring for the guest kernel's console.
+    pub console: File,
+    /// Where memory goes while it is paused.
+    pub parking: File,
+    /// The capacity of each ring.
+    pub log_capacity: u64,
+}
+
+/// What a sandbox is started with, besides its description.
+pub struct Resources<'a> {
+    /// What every sandbox is made of.
+    pub assets: &'a Assets,
+    /// The user's folders.
+    pub paths: &'a Paths,
+    /// Its writable disk.
+    pub disk: File,
+    /// For a sandbox that is kept.
+    pub kept: Option<KeptFiles>,
+    /// Called with the keeper's number before its first instruction.
+    pub before_start: Option<&'a dyn Fn(u32) -> io::Result<()>>,
+}
+
 impl Sandbox {
-    /// Starts a sandbox. `spec` has been checked.
+    /// Starts a sandbox that does not outlive us. `spec` has been checked.
     pub fn start(spec: &SandboxSpec, assets: &Assets, paths: &Paths) -> Result<Self, LaunchError> {
         let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
+        Self::start_with(spec, Resources { assets, paths, disk, kept: None, before_start: None })
+    }
+
+    /// Starts a sandbox with resources of the caller's.
+    pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
+        let Resources { assets, paths, disk, kept, before_start } = resources;
         let slot = slot::take(&paths.state)?;
         let identity = identity(slot.number);
         let config = Launch {
@@ -64,11 +99,14 @@ impl Sandbox {
             mode: spec.uml_mode,
             ready_timeout_ms: spec.ready_timeout_ms,
             guest_user: matches!(identity, Identity::Pair { .. }),
+            kept: kept.is_some(),
+            log_capacity: kept.as_ref().map_or(0, |kept| kept.log_capacity),
+            restricted: spec.restriction(),
         };
         let config = config_file(&config).map_err(LaunchError::Prepare)?;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|error| LaunchError::Prepare(error.into()))?;
-        let descriptors: [_; launch::fd::COUNT] = [
+        let always: [_; launch::fd::COUNT] = [
             config.as_fd(),
             theirs.as_fd(),
             assets.kernel.as_fd(),
@@ -77,16 +115,33 @@ impl Sandbox {
             disk.as_fd(),
             slot.lock.as_fd(),
         ];
+        let mut descriptors = always.to_vec();
+        if let Some(kept) = &kept {
+            let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
+            descriptors.extend(files.map(AsFd::as_fd));
+        }
         let spawned_unix_ns = unix_ns();
         let spawned = spawn::keeper(&Keeper {
             program: assets.keeper.as_fd(),
             args: &[CString::from(c"bathy-keeper")],
             descriptors: &descriptors,
             identity,
+            before_start,
         })?;
         drop(theirs);
         let connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
         Ok(Self { connection, spawned_unix_ns, keeper: spawned })
+    }
+
+    /// The keeper's process number.
+    pub fn keeper_pid(&self) -> u32 {
+        self.keeper.pid
+    }
+
+    /// Ends the sandbox at once; its connection tells when it is gone.
+    pub fn kill(&self) {
+        // Fails only if it is gone already.
+        let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
     }
 
     /// Why the keeper's program did not run, if it did not. For a keeper that is gone; it waits for one that is not.

@@ -1,6 +1,9 @@
 //! A sandbox from the host's side: what is asked for, what it is made of, how it is started and spoken to.
 //!
 //! * [`spec`]: the one description of a sandbox, for every face of the product.
+//! * [`config`] and [`policy`]: files and flags that become it, and what the operator allows.
+//! * [`store`]: what is known about sandboxes that outlive their first client.
+//! * [`manager`] and [`monitor`]: those sandboxes: making them, entering them, and the process that watches each.
 //! * [`launch`]: from a description to a running keeper.
 //! * [`connection`]: speaking to it.
 //! * [`attach`]: one command with the caller's own standard input, output and error.
@@ -8,21 +11,69 @@
 
 pub mod assets;
 pub mod attach;
+pub mod command;
+pub mod config;
 pub mod connection;
 pub mod disk;
 pub mod doctor;
+pub mod ending;
 pub mod engine;
+pub mod folder;
+pub mod freeze;
 pub mod host;
 pub mod kvm_probe;
 pub mod launch;
+pub mod manager;
+pub mod monitor;
+pub mod name;
 pub mod paths;
+pub mod policy;
+pub mod processes;
 pub mod slot;
 pub mod spec;
+pub mod stats;
+pub mod store;
 mod sys;
+pub mod transfer;
 
 pub use assets::Assets;
 pub use attach::{Attach, AttachError, Outcome};
+pub use config::{ConfigError, Layers};
 pub use connection::{Connection, ConnectionError};
 pub use launch::{LaunchError, Sandbox};
+pub use manager::{Manager, ManagerError, NewSandbox, Sandboxed, Status};
+pub use name::NameError;
 pub use paths::Paths;
-pub use spec::{CommandSpec, Engine, SandboxSpec, Size, SpecError};
+pub use policy::{Policy, PolicyError};
+pub use spec::{CommandSpec, CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, SpecError};
+pub use store::{Store, StoreError};
+
+use std::error::Error;
+use std::path::PathBuf;
+
+/// An error with its sources, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// Where the audit log is.
+pub fn audit_folder(paths: &Paths) -> PathBuf {
+    paths.state.join("audit")
+}
+
+/// The user's audit log, rotated as the operator says.
+pub fn audit_log(paths: &Paths, policy: &Policy) -> Result<bathy_audit::Log, bathy_audit::LogError> {
+    let log =
+        bathy_audit::Log::open(&audit_folder(paths))?.keep(policy.audit.keep.map(|files| files as usize));
+    Ok(match policy.audit.rotate_size {
+        Some(size) => log.rotate_at(size.0),
+        None => log,
+    })
+}

@@ -1,8 +1,8 @@
 //! The one description of a sandbox. Flags, files and requests all become this type; limits are checked here, once.
 
+mod units;
+
 use std::collections::BTreeMap;
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use bathy_protocol::launch::UmlMode;
@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::host;
+
+pub use units::{CpuQuota, Seconds, Size};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -21,6 +23,15 @@ pub const MIN_DISK: Size = Size(16 * MIB);
 pub const MAX_DISK: Size = Size(1024 * 1024 * MIB);
 /// The most host processes of one sandbox.
 pub const MAX_PROCESSES: u32 = 32_768;
+/// The smallest bound of the logs of one sandbox.
+pub const MIN_LOG: Size = Size(MIB);
+/// The largest bound of the logs of one sandbox.
+pub const MAX_LOG: Size = Size(1024 * MIB);
+
+const MAX_LABEL_KEY: usize = 63;
+const MAX_LABEL_VALUE: usize = 256;
+const MAX_USER: usize = 128;
+const MAX_PATH: usize = 4095;
 
 /// What is wrong with a description.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -53,59 +64,48 @@ pub enum SpecError {
     /// No or too many processes.
     #[error("A limit of {0} processes is not possible. It is between 16 and {MAX_PROCESSES}")]
     Processes(u32),
+    /// Not a length of time.
+    #[error(
+        "{0:?} is not a length of time. Write a number of seconds, or a number with ms, s, m, h or d, such as 15m"
+    )]
+    Seconds(String),
+    /// Not a share of processors.
+    #[error("{0:?} is not a number of processors. Write a number such as 0.5")]
+    Quota(String),
+    /// A share that is nothing, or more than there is.
+    #[error(
+        "A CPU quota of {wanted} is not possible. It is between {} and {cpus}, the CPUs of the sandbox",
+        CpuQuota::MIN
+    )]
+    QuotaRange {
+        /// Asked for.
+        wanted: CpuQuota,
+        /// Processors of the sandbox.
+        cpus: u32,
+    },
+    /// Logs that are too small or too large.
+    #[error("A log size of {0} is not possible. It is between {MIN_LOG} and {MAX_LOG}")]
+    LogSize(Size),
+    /// A limit that leaves no time.
+    #[error("{0} is zero, which would end the sandbox at once. Leave it out for no limit")]
+    NoTime(&'static str),
+    /// A path that no process can start in.
+    #[error("{0:?} is not a working directory. Give an absolute path in the sandbox")]
+    Workdir(String),
+    /// A user that nobody can be.
+    #[error("{0:?} is not a user. Write a name or a number, with :group if wanted")]
+    User(String),
+    /// A label that cannot be written as a flag.
+    #[error(
+        "{0:?} is not a label. Write key=value: the key has 1 to {MAX_LABEL_KEY} letters, digits, '.', '_', '/' or '-', the value at most {MAX_LABEL_VALUE} characters, none of them a control character"
+    )]
+    Label(String),
+    /// An argument that no program can be given.
+    #[error("An argument of the command contains a NUL character, which no program can be given")]
+    NulInCommand,
     /// Nothing to run.
     #[error("The command is empty. Give a program to run, such as: bathy run -- python3 -c 'print(1)'")]
     EmptyCommand,
-}
-
-/// A number of bytes, written as people do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Size(pub u64);
-
-impl FromStr for Size {
-    type Err = SpecError;
-
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        let wrong = || SpecError::Size(text.to_owned());
-        let lower = text.trim().to_ascii_lowercase();
-        let unit = lower.trim_start_matches(|c: char| c.is_ascii_digit());
-        let number: u64 =
-            lower.get(..lower.len() - unit.len()).and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
-        let factor = match unit {
-            "" | "b" => 1,
-            "k" | "kb" | "kib" => 1024,
-            "m" | "mb" | "mib" => MIB,
-            "g" | "gb" | "gib" => 1024 * MIB,
-            "t" | "tb" | "tib" => 1024 * 1024 * MIB,
-            _ => return Err(wrong()),
-        };
-        number.checked_mul(factor).map(Self).ok_or_else(wrong)
-    }
-}
-
-impl TryFrom<String> for Size {
-    type Error = SpecError;
-
-    fn try_from(text: String) -> Result<Self, SpecError> {
-        text.parse()
-    }
-}
-
-impl From<Size> for String {
-    fn from(size: Size) -> Self {
-        size.to_string()
-    }
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(1024 * MIB, "G"), (MIB, "M"), (1024, "K")];
-        match units.into_iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {
-            Some((unit, letter)) => write!(out, "{}{letter}", self.0 / unit),
-            None => write!(out, "{}", self.0),
-        }
-    }
 }
 
 /// Which engine runs a sandbox.
@@ -119,6 +119,27 @@ pub enum Engine {
     Kvm,
     /// A jailed User Mode Linux kernel.
     Uml,
+}
+
+/// How far the commands of a sandbox are held back. The later one is the stricter one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Security {
+    /// A command is what its user is in the guest.
+    #[default]
+    Default,
+    /// Not root, no new privileges, no capabilities, nosuid and nodev everywhere, and a read-only root.
+    Restricted,
+}
+
+impl Security {
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Restricted => "restricted",
+        }
+    }
 }
 
 /// A sandbox, as asked for.
@@ -141,6 +162,28 @@ pub struct SandboxSpec {
     pub uml_mode: UmlMode,
     /// How long the guest may take to get ready, in milliseconds.
     pub ready_timeout_ms: u64,
+    /// Variables of every command, on top of the image's.
+    pub env: BTreeMap<String, String>,
+    /// Working directory of every command; the image's if absent.
+    pub workdir: Option<String>,
+    /// User of every command; the image's if absent.
+    pub user: Option<String>,
+    /// The main command; none if empty.
+    pub command: Vec<String>,
+    /// What the caller finds its sandboxes by.
+    pub labels: BTreeMap<String, String>,
+    /// How far commands are held back.
+    pub security: Security,
+    /// Whether restricted commands may write to the root.
+    pub writable_root: bool,
+    /// The share of processor time; all of `cpus` if absent.
+    pub cpu_quota: Option<CpuQuota>,
+    /// How much of the output and the console is kept, together.
+    pub log_size: Size,
+    /// How long the sandbox may run; as long as it likes if absent.
+    pub max_duration: Option<Seconds>,
+    /// How long it may run with nobody using it; as long as it likes if absent.
+    pub idle_timeout: Option<Seconds>,
 }
 
 impl Default for SandboxSpec {
@@ -154,6 +197,17 @@ impl Default for SandboxSpec {
             processes: 1024,
             uml_mode: UmlMode::default(),
             ready_timeout_ms: 30_000,
+            env: BTreeMap::new(),
+            workdir: None,
+            user: None,
+            command: Vec::new(),
+            labels: BTreeMap::new(),
+            security: Security::default(),
+            writable_root: false,
+            cpu_quota: None,
+            log_size: Size(16 * MIB),
+            max_duration: None,
+            idle_timeout: None,
         }
     }
 }
@@ -177,9 +231,59 @@ impl SandboxSpec {
         if !(16..=MAX_PROCESSES).contains(&self.processes) {
             return Err(SpecError::Processes(self.processes));
         }
+        if let Some(wanted) = self.cpu_quota
+            && !(CpuQuota::MIN.thousandths()..=self.cpus.saturating_mul(1000)).contains(&wanted.thousandths())
+        {
+            return Err(SpecError::QuotaRange { wanted, cpus: self.cpus });
+        }
+        if !(MIN_LOG..=MAX_LOG).contains(&self.log_size) {
+            return Err(SpecError::LogSize(self.log_size));
+        }
+        for (time, name) in [(self.max_duration, "max_duration"), (self.idle_timeout, "idle_timeout")] {
+            if time.is_some_and(|time| time.as_millis() == 0) {
+                return Err(SpecError::NoTime(name));
+            }
+        }
+        self.check_texts()?;
         self.memory = Size(self.memory.0.next_multiple_of(MIB));
         self.disk = Size(self.disk.0.next_multiple_of(MIB));
-        Ok(self)
+        Ok(self.consistent())
+    }
+
+    /// Users inside a restricted guest are a boundary, which they are in one mode of the uml engine only.
+    pub(crate) fn consistent(mut self) -> Self {
+        if self.security == Security::Restricted {
+            self.uml_mode = UmlMode::Ptrace;
+        }
+        self
+    }
+
+    fn check_texts(&self) -> Result<(), SpecError> {
+        for (name, value) in &self.env {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                return Err(SpecError::Variable(format!("{name}={value}")));
+            }
+        }
+        let impossible =
+            |path: &&String| !path.starts_with('/') || path.contains('\0') || path.len() > MAX_PATH;
+        if let Some(path) = self.workdir.as_ref().filter(impossible) {
+            return Err(SpecError::Workdir(path.clone()));
+        }
+        let nobody = |user: &&String| {
+            user.is_empty()
+                || user.len() > MAX_USER
+                || user.contains(|c: char| c.is_control() || c.is_whitespace())
+        };
+        if let Some(user) = self.user.as_ref().filter(nobody) {
+            return Err(SpecError::User(user.clone()));
+        }
+        if self.command.first().is_some_and(String::is_empty) {
+            return Err(SpecError::EmptyCommand);
+        }
+        if self.command.iter().any(|argument| argument.contains('\0')) {
+            return Err(SpecError::NulInCommand);
+        }
+        self.labels.iter().try_for_each(|(key, value)| check_label(key, value))
     }
 }
 
@@ -198,6 +302,20 @@ pub struct CommandSpec {
     pub timeout: Option<Duration>,
 }
 
+fn check_label(key: &str, value: &str) -> Result<(), SpecError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '-');
+    let key_fits = (1..=MAX_LABEL_KEY).contains(&key.len()) && key.chars().all(fits);
+    let value_fits = value.chars().count() <= MAX_LABEL_VALUE && !value.contains(char::is_control);
+    if key_fits && value_fits { Ok(()) } else { Err(SpecError::Label(format!("{key}={value}"))) }
+}
+
+/// Takes a label's `key=value` apart.
+pub fn label(text: &str) -> Result<(String, String), SpecError> {
+    let (key, value) = text.split_once('=').ok_or_else(|| SpecError::Label(text.to_owned()))?;
+    check_label(key, value)?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 /// Takes `NAME=value` apart.
 pub fn variable(text: &str) -> Result<(String, Vec<u8>), SpecError> {
     match text.split_once('=') {
@@ -211,23 +329,6 @@ pub fn variable(text: &str) -> Result<(String, Vec<u8>), SpecError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in [("512M", 512 * MIB), ("1g", 1024 * MIB), ("64KiB", 65536), ("4096", 4096)] {
-            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
-        }
-        for text in ["", "M", "12X", "-1", "1.5G", "99999999999G"] {
-            assert!(text.parse::<Size>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_written_as_they_are_read() {
-        for text in ["512M", "4G", "1K", "1000"] {
-            assert_eq!(text.parse::<Size>().unwrap().to_string(), text);
-        }
-    }
 
     #[test]
     fn the_default_is_possible() {
@@ -248,6 +349,92 @@ mod tests {
         assert_eq!(with(|s| s.cpus = 2), SpecError::Cpus(2));
         assert_eq!(with(|s| s.cpus = 0), SpecError::Cpus(0));
         assert_eq!(with(|s| s.processes = 0), SpecError::Processes(0));
+        let half_more = CpuQuota::from_thousandths(1500);
+        assert_eq!(
+            with(|s| s.cpu_quota = Some(CpuQuota::from_thousandths(1500))),
+            SpecError::QuotaRange { wanted: half_more, cpus: 1 }
+        );
+        assert!(matches!(
+            with(|s| s.cpu_quota = Some(CpuQuota::from_thousandths(0))),
+            SpecError::QuotaRange { .. }
+        ));
+        assert_eq!(with(|s| s.log_size = Size(MIB - 1)), SpecError::LogSize(Size(MIB - 1)));
+        assert!(matches!(with(|s| s.log_size = Size(1025 * MIB)), SpecError::LogSize(_)));
+        assert_eq!(
+            with(|s| s.max_duration = Some(Seconds::from_millis(0))),
+            SpecError::NoTime("max_duration")
+        );
+        assert_eq!(
+            with(|s| s.idle_timeout = Some(Seconds::from_millis(0))),
+            SpecError::NoTime("idle_timeout")
+        );
+    }
+
+    #[test]
+    fn texts_that_cannot_be_used_are_refused() {
+        let with = |change: &dyn Fn(&mut SandboxSpec)| {
+            let mut spec = SandboxSpec::default();
+            change(&mut spec);
+            spec.checked().err()
+        };
+        for name in ["", "A=B", "A\0"] {
+            let error = with(&|s| drop(s.env.insert(name.to_owned(), "x".to_owned())));
+            assert!(matches!(error, Some(SpecError::Variable(_))), "{name:?}");
+        }
+        for path in ["", "tmp", "/a\0b", &"/x".repeat(3000)] {
+            assert!(
+                matches!(with(&|s| s.workdir = Some(path.to_owned())), Some(SpecError::Workdir(_))),
+                "{path:?}"
+            );
+        }
+        for user in ["", "a b", "root\n", &"u".repeat(200)] {
+            assert!(
+                matches!(with(&|s| s.user = Some(user.to_owned())), Some(SpecError::User(_))),
+                "{user:?}"
+            );
+        }
+        assert_eq!(with(&|s| s.command = vec![String::new()]), Some(SpecError::EmptyCommand));
+        assert_eq!(
+            with(&|s| s.command = vec!["a".to_owned(), "b\0".to_owned()]),
+            Some(SpecError::NulInCommand)
+        );
+        assert_eq!(with(&|s| s.command = vec!["a".to_owned(), String::new()]), None);
+    }
+
+    #[test]
+    fn labels_have_a_form() {
+        assert_eq!(label("team/a=x=y"), Ok(("team/a".to_owned(), "x=y".to_owned())));
+        assert_eq!(label("a="), Ok(("a".to_owned(), String::new())));
+        assert!(label(&format!("a={}", "\u{e9}".repeat(256))).is_ok());
+        let (long_key, long_value) = (format!("{}=x", "k".repeat(64)), format!("a={}", "v".repeat(257)));
+        for text in ["a", "=x", "a b=x", "\u{e9}=x", "a=\u{1b}[2J", "a=x\n", &long_key, &long_value] {
+            assert!(matches!(label(text), Err(SpecError::Label(_))), "{text:?}");
+        }
+        let labels = BTreeMap::from([("a b".to_owned(), "x".to_owned())]);
+        let error = SandboxSpec { labels, ..SandboxSpec::default() }.checked().unwrap_err();
+        assert_eq!(error, SpecError::Label("a b=x".to_owned()));
+    }
+
+    #[test]
+    fn a_restricted_sandbox_keeps_its_users_apart() {
+        let spec = SandboxSpec { security: Security::Restricted, ..SandboxSpec::default() };
+        assert_eq!(spec.checked().unwrap().uml_mode, UmlMode::Ptrace);
+        assert_eq!(SandboxSpec::default().checked().unwrap().uml_mode, UmlMode::Seccomp);
+    }
+
+    #[test]
+    fn a_description_survives_being_written_down() {
+        let spec = SandboxSpec {
+            env: BTreeMap::from([("A".to_owned(), "b\"\n".to_owned())]),
+            command: vec!["sleep".to_owned(), "1".to_owned()],
+            cpu_quota: Some(CpuQuota::from_thousandths(333)),
+            max_duration: Some(Seconds::from_millis(90_000)),
+            security: Security::Restricted,
+            ..SandboxSpec::default()
+        };
+        let text = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<SandboxSpec>(&text).unwrap(), spec);
+        assert!(text.contains("\"security\":\"restricted\""), "{text}");
     }
 
     #[test]

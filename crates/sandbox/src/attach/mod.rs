@@ -1,14 +1,15 @@
 //! One command, connected to the caller's own standard input, output and error.
 
-use std::collections::VecDeque;
+mod keys;
+mod output;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use bathy_image::ImageConfig;
 use bathy_protocol::{
-    Cause, Channel, Exec, Exit, FromKeeper, ReceiveWindow, Refused, SendWindow, StdChannel, Timeline,
-    ToGuest, ToHost,
+    Answer, Cause, Channel, Exec, Exit, FromKeeper, Refused, Request, SendWindow, StdChannel, TerminalSize,
+    Timeline, Work,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -16,12 +17,18 @@ use thiserror::Error;
 
 use crate::connection::{Arrival, Connection, ConnectionError};
 use crate::launch::unix_ns;
-use crate::spec::CommandSpec;
+
+use keys::DetachKeys;
+use output::Output;
+pub use output::{Filter, Sink};
 
 /// The stream of the only command.
 const STREAM: u32 = 1;
 /// A pipe that is ready takes at least this much without blocking.
 const ATOMIC_WRITE: usize = 4096;
+
+/// How long a guest may take to say that it has started a command, or why not.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// How many warnings are kept.
 const MAX_WARNINGS: usize = 16;
@@ -53,6 +60,12 @@ pub enum Outcome {
     Interrupted,
     /// Nobody reads the command's output any more.
     BrokenPipe,
+    /// The job goes on without us: the caller left, or never wanted to stay.
+    Detached,
+    /// Another client took the job over.
+    TakenOver,
+    /// The guest did not say in time that it has started the command.
+    NoAnswer,
     /// The sandbox ended under it.
     SandboxEnded {
         /// Why.
@@ -60,29 +73,6 @@ pub enum Outcome {
         /// The guest kernel's last lines.
         console: String,
     },
-}
-
-/// Where output goes.
-#[derive(Debug)]
-pub enum Sink<'a> {
-    /// To a descriptor, as it comes.
-    Descriptor(BorrowedFd<'a>),
-    /// Into memory, up to a limit; the rest is counted.
-    Memory {
-        /// What came.
-        kept: Vec<u8>,
-        /// The most to keep.
-        limit: usize,
-        /// How much came in all.
-        total: u64,
-    },
-}
-
-impl Sink<'_> {
-    /// Keeps at most `limit` bytes in memory.
-    pub fn memory(limit: usize) -> Self {
-        Self::Memory { kept: Vec::new(), limit, total: 0 }
-    }
 }
 
 /// What happened when.
@@ -96,12 +86,25 @@ pub struct Times {
     pub exited: u64,
 }
 
-/// One output on its way to the caller.
-struct Output<'a> {
-    which: StdChannel,
-    sink: Sink<'a>,
-    window: ReceiveWindow,
-    pending: VecDeque<u8>,
+/// What to run, or to join.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// A command.
+    Start {
+        /// The agent's request.
+        exec: Exec,
+        /// The caller's number for it.
+        tag: u64,
+        /// The number of a job, which outlives us.
+        job: Option<u32>,
+        /// Leave as soon as it runs.
+        leave: bool,
+    },
+    /// A job that runs already.
+    Join {
+        /// Its number.
+        job: u32,
+    },
 }
 
 /// A command being run.
@@ -111,10 +114,32 @@ pub struct Attach<'c, 'a> {
     stdin_window: SendWindow,
     outputs: [Output<'a>; 2],
     interrupt: Option<BorrowedFd<'a>>,
+    terminal: Option<Terminal<'a>>,
+    keys: Option<DetachKeys>,
+    leave: bool,
     timeout: Option<Duration>,
     deadline: Option<Instant>,
+    /// When the guest has to have answered; nothing once it has.
+    answer: Option<Instant>,
     times: Times,
     warnings: Vec<String>,
+}
+
+/// The caller's terminal.
+#[derive(Clone, Copy, Debug)]
+pub struct Terminal<'a> {
+    /// Whose size counts.
+    pub fd: BorrowedFd<'a>,
+    /// Becomes readable when the size has changed.
+    pub resized: BorrowedFd<'a>,
+}
+
+impl Terminal<'_> {
+    /// Its present size.
+    pub fn size(&self) -> Option<TerminalSize> {
+        let size = rustix::termios::tcgetwinsize(self.fd).ok()?;
+        Some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
+    }
 }
 
 /// What is left when a command is done.
@@ -141,27 +166,42 @@ pub struct Stdio<'a> {
     pub stderr: Sink<'a>,
     /// Becomes readable when the caller wants to stop.
     pub interrupt: Option<BorrowedFd<'a>>,
+    /// The caller's terminal, whose size the command's follows.
+    pub terminal: Option<Terminal<'a>>,
+    /// Whether Ctrl-P Ctrl-Q leaves the command running.
+    pub detach_keys: bool,
 }
 
 impl<'c, 'a> Attach<'c, 'a> {
-    /// Asks for `command` to be run; it will be started as soon as the guest is ready.
+    /// Asks for something to be run, or joined; it begins as soon as the guest is ready. `timeout` counts from then.
     pub fn start(
         connection: &'c mut Connection,
-        command: &CommandSpec,
-        image: &ImageConfig,
+        what: What,
+        timeout: Option<Duration>,
         stdio: Stdio<'a>,
     ) -> Result<Self, AttachError> {
-        connection.tell(STREAM, &ToGuest::Exec(request(command, image, stdio.stdin.is_some())))?;
-        let output =
-            |which, sink| Output { which, sink, window: ReceiveWindow::default(), pending: VecDeque::new() };
+        let (request, leave) = match what {
+            What::Start { exec, tag, job, leave } => {
+                (Request::Start { work: Work::Exec(exec), tag, job }, leave)
+            }
+            What::Join { job } => (Request::Attach { job }, false),
+        };
+        connection.tell(STREAM, &request)?;
         Ok(Self {
             connection,
-            stdin: stdio.stdin,
+            stdin: stdio.stdin.filter(|_| !leave),
             stdin_window: SendWindow::default(),
-            outputs: [output(StdChannel::Stdout, stdio.stdout), output(StdChannel::Stderr, stdio.stderr)],
+            outputs: [
+                Output::new(StdChannel::Stdout, stdio.stdout),
+                Output::new(StdChannel::Stderr, stdio.stderr),
+            ],
             interrupt: stdio.interrupt,
-            timeout: command.timeout,
+            terminal: stdio.terminal,
+            keys: stdio.detach_keys.then(DetachKeys::default),
+            leave,
+            timeout,
             deadline: None,
+            answer: None,
             times: Times::default(),
             warnings: Vec::new(),
         })
@@ -192,16 +232,25 @@ impl<'c, 'a> Attach<'c, 'a> {
             if ready.interrupt {
                 return Ok(Outcome::Interrupted);
             }
-            if outcome.is_none() && self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            let passed = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+            if outcome.is_none() && passed(self.deadline) {
                 return Ok(Outcome::TimedOut);
+            }
+            if outcome.is_none() && passed(self.answer) {
+                return Ok(Outcome::NoAnswer);
+            }
+            if ready.resized {
+                self.resize()?;
             }
             for (index, writable) in ready.outputs.into_iter().enumerate() {
                 if writable && !self.write_output(index)? {
                     return Ok(Outcome::BrokenPipe);
                 }
             }
-            if ready.stdin {
-                self.read_stdin()?;
+            if ready.stdin && self.read_stdin()? {
+                self.connection.tell(STREAM, &Request::Detach)?;
+                self.connection.send()?;
+                return Ok(Outcome::Detached);
             }
             if ready.connection {
                 for arrival in self.connection.receive()? {
@@ -220,6 +269,7 @@ impl<'c, 'a> Attach<'c, 'a> {
                 if self.times.timeline.ready == 0 {
                     self.times.timeline = timeline;
                     self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+                    self.answer = Instant::now().checked_add(ANSWER);
                 }
             }
             Arrival::Keeper(FromKeeper::Warning(text)) => {
@@ -230,45 +280,73 @@ impl<'c, 'a> Attach<'c, 'a> {
             Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
                 return Ok(Some(Outcome::SandboxEnded { cause, console }));
             }
-            Arrival::Message(_, ToHost::Exited(exit)) => {
-                self.times.exited = unix_ns();
-                return Ok(Some(Outcome::Exited(exit)));
-            }
-            Arrival::Message(_, ToHost::Refused(refused)) => return Ok(Some(Outcome::Refused(refused))),
-            Arrival::Message(_, ToHost::Grant { bytes }) => {
-                self.stdin_window.grant(bytes).map_err(ConnectionError::from)?;
-            }
-            Arrival::Message(_, ToHost::Started { .. } | ToHost::Eof(_) | ToHost::Ready(_)) => {}
-            Arrival::Output(_, channel, bytes) => {
+            // What only a sandbox's owner cares about.
+            Arrival::Keeper(_) => {}
+            Arrival::Answer(STREAM, answer) => return self.take_answer(answer),
+            Arrival::Output(STREAM, channel, bytes) => {
                 if self.times.first_byte == 0 {
                     self.times.first_byte = unix_ns();
                 }
                 let index = usize::from(channel == Channel::Stderr);
                 let Some(output) = self.outputs.get_mut(index) else { return Ok(None) };
                 output.window.received(bytes.len()).map_err(ConnectionError::from)?;
-                if let Sink::Memory { kept, limit, total } = &mut output.sink {
-                    let room = limit.saturating_sub(kept.len()).min(bytes.len());
-                    kept.extend_from_slice(bytes.get(..room).unwrap_or_default());
-                    *total += bytes.len() as u64;
-                    self.grant(index, bytes.len())?;
-                } else {
-                    output.pending.extend(bytes);
-                }
+                let done = output.take(&bytes);
+                self.grant(index, done)?;
             }
+            // Nothing else was asked for.
+            Arrival::Answer(..) | Arrival::Output(..) => {}
         }
         Ok(None)
+    }
+
+    fn take_answer(&mut self, answer: Answer) -> Result<Option<Outcome>, AttachError> {
+        match answer {
+            Answer::Started { .. } => {
+                self.answer = None;
+                if self.leave {
+                    self.connection.tell(STREAM, &Request::Detach)?;
+                    return Ok(Some(Outcome::Detached));
+                }
+            }
+            Answer::Attached { input } => {
+                self.answer = None;
+                self.stdin_window = SendWindow::with(input);
+                self.resize()?;
+            }
+            Answer::Exited(exit) => {
+                self.times.exited = unix_ns();
+                return Ok(Some(Outcome::Exited(exit)));
+            }
+            Answer::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
+            Answer::Grant { bytes } => self.stdin_window.grant(bytes).map_err(ConnectionError::from)?,
+            Answer::Eof(_) => {}
+            Answer::TakenOver => return Ok(Some(Outcome::TakenOver)),
+        }
+        Ok(None)
+    }
+
+    /// Tells the command's terminal the size of the caller's.
+    fn resize(&mut self) -> Result<(), AttachError> {
+        let Some(terminal) = self.terminal else { return Ok(()) };
+        // Signals merge: the descriptor only tells that there was one.
+        let mut drain = [0u8; 512];
+        let _ = rustix::io::read(terminal.resized, &mut drain);
+        match terminal.size() {
+            Some(size) => Ok(self.connection.tell(STREAM, &Request::Resize(size))?),
+            None => Ok(()),
+        }
     }
 
     /// Passes one ready chunk on; `false` if nobody reads.
     fn write_output(&mut self, index: usize) -> Result<bool, AttachError> {
         let Some(output) = self.outputs.get_mut(index) else { return Ok(true) };
-        let Sink::Descriptor(fd) = &output.sink else { return Ok(true) };
+        let Some(fd) = output.sink.fd() else { return Ok(true) };
         let (chunk, _) = output.pending.as_slices();
         let chunk = chunk.get(..ATOMIC_WRITE.min(chunk.len())).unwrap_or_default();
         match rustix::io::write(fd, chunk) {
             Ok(count) => {
-                output.pending.drain(..count);
-                self.grant(index, count)?;
+                let done = output.written(count);
+                self.grant(index, done)?;
                 Ok(true)
             }
             Err(Errno::INTR | Errno::AGAIN) => Ok(true),
@@ -281,28 +359,36 @@ impl<'c, 'a> Attach<'c, 'a> {
         if let Some(output) = self.outputs.get_mut(index)
             && let Some(bytes) = output.window.consumed(count)
         {
-            self.connection.tell(STREAM, &ToGuest::Grant { channel: output.which, bytes })?;
+            self.connection.tell(STREAM, &Request::Grant { channel: output.which, bytes })?;
         }
         Ok(())
     }
 
-    fn read_stdin(&mut self) -> Result<(), AttachError> {
-        let Some(stdin) = self.stdin else { return Ok(()) };
+    /// Passes input on; `true` if the caller typed the keys that leave.
+    fn read_stdin(&mut self) -> Result<bool, AttachError> {
+        let Some(stdin) = self.stdin else { return Ok(false) };
         let mut buffer = [0u8; 16 * 1024];
-        let room = self.stdin_window.open().min(buffer.len());
+        // A key that was held back may come on top.
+        let room = self.stdin_window.open().saturating_sub(1).min(buffer.len());
         match rustix::io::read(stdin, buffer.get_mut(..room).unwrap_or_default()) {
             Ok(count @ 1..) => {
-                self.stdin_window.sent(count);
-                self.connection.input(STREAM, buffer.get(..count).unwrap_or_default());
+                let bytes = buffer.get(..count).unwrap_or_default();
+                let typed = self.keys.as_mut().map(|keys| keys.take(bytes));
+                let bytes = typed.as_ref().map_or(bytes, |typed| &typed.bytes);
+                self.stdin_window.sent(bytes.len());
+                if !bytes.is_empty() {
+                    self.connection.input(STREAM, bytes);
+                }
+                return Ok(typed.is_some_and(|typed| typed.leave));
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
             // An input that fails is an input that ended.
             Ok(_) | Err(_) => {
                 self.stdin = None;
-                self.connection.tell(STREAM, &ToGuest::CloseStdin)?;
+                self.connection.tell(STREAM, &Request::CloseStdin)?;
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn wait(&self, running: bool) -> Result<Ready, AttachError> {
@@ -312,18 +398,21 @@ impl<'c, 'a> Attach<'c, 'a> {
             fds.len() - 1
         };
         let interrupt = self.interrupt.map(|fd| watch(fd, PollFlags::IN));
-        let outputs = self.outputs.each_ref().map(|output| match output.sink {
-            Sink::Descriptor(fd) if !output.pending.is_empty() => Some(watch(fd, PollFlags::OUT)),
+        let resized = self.terminal.map(|terminal| watch(terminal.resized, PollFlags::IN));
+        let outputs = self.outputs.each_ref().map(|output| match output.sink.fd() {
+            Some(fd) if !output.pending.is_empty() => Some(watch(fd, PollFlags::OUT)),
             _ => None,
         });
-        let takes_input = running && self.stdin_window.open() > 0 && self.connection.unsent() == 0;
+        let takes_input =
+            running && self.answer.is_none() && self.stdin_window.open() > 1 && self.connection.unsent() == 0;
         let stdin = self.stdin.filter(|_| takes_input).map(|fd| watch(fd, PollFlags::IN));
         // After the end there is nothing more to read, and the hang-up would only wake us.
         let connection = running.then(|| {
             let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
             watch(self.connection.fd(), PollFlags::IN | out)
         });
-        let timeout = self.deadline.map(|deadline| {
+        let deadline = self.deadline.into_iter().chain(self.answer).min();
+        let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -339,6 +428,7 @@ impl<'c, 'a> Attach<'c, 'a> {
         };
         Ok(Ready {
             interrupt: fired(interrupt),
+            resized: fired(resized),
             outputs: outputs.map(fired),
             stdin: fired(stdin),
             connection: fired(connection),
@@ -349,21 +439,8 @@ impl<'c, 'a> Attach<'c, 'a> {
 /// What can be done without waiting.
 struct Ready {
     interrupt: bool,
+    resized: bool,
     outputs: [bool; 2],
     stdin: bool,
     connection: bool,
-}
-
-fn request(command: &CommandSpec, image: &ImageConfig, stdin: bool) -> Exec {
-    let mut env: std::collections::BTreeMap<&str, &[u8]> =
-        image.env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-    env.extend(command.env.iter().map(|(name, value)| (name.as_str(), value.as_slice())));
-    Exec {
-        argv: command.argv.clone(),
-        env: env.into_iter().map(|(name, value)| [name.as_bytes(), b"=", value].concat()).collect(),
-        // The image's folder belongs to the image's user; another user starts at home.
-        cwd: command.cwd.clone().or_else(|| command.user.is_none().then(|| image.cwd.clone().into_bytes())),
-        user: command.user.clone().unwrap_or_else(|| image.user.clone()),
-        stdin,
-    }
 }

@@ -1,0 +1,258 @@
+//! Making a guest stand still, and go on.
+//!
+//! A control group does it best. Where none can be had, signals do: to the guest kernel first, so that it starts nothing
+//! new, then to everything below it. That is not for a traced guest: its kernel is told of every signal that reaches its
+//! processes, takes it for one of their own, and panics.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use bathy_jail::cgroup::Priority;
+use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupFreezer};
+use bathy_protocol::launch::UmlMode;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use thiserror::Error;
+
+use crate::processes::{Process, Processes};
+
+/// How long processes have to stop.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// How often that is looked at.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How many looks in a row have to find everything stopped: a process that was born during one is seen by the next.
+const SURE: u32 = 2;
+
+/// A guest could not be made to stand still, or to go on.
+#[derive(Debug, Error)]
+pub enum FreezeError {
+    /// The control group.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// Neither way is open.
+    #[error(
+        "This sandbox cannot be paused: it takes a control group ({0}), because a guest in ptrace mode does not survive being stopped by signals. Run bathy as root, or use the seccomp mode"
+    )]
+    Impossible(String),
+    /// The processes cannot be listed.
+    #[error("Cannot list the sandbox's processes")]
+    List(#[source] io::Error),
+    /// There is no guest.
+    #[error("The sandbox has no guest any more")]
+    NoGuest,
+    /// A process does not take the signal.
+    #[error("Cannot stop or continue process {0} of the sandbox")]
+    Signal(u32, #[source] io::Error),
+    /// Some process goes on.
+    #[error("{0} of the sandbox's processes did not stop within {DEADLINE:?}")]
+    Slow(usize),
+}
+
+/// How a guest is made to stand still.
+#[derive(Debug)]
+pub enum Freezer {
+    /// By its control group.
+    Cgroup {
+        /// The group's part that does it.
+        freezer: CgroupFreezer,
+        /// What it is called.
+        mechanism: String,
+    },
+    /// By signals to all its processes.
+    Signals {
+        /// The keeper's process.
+        keeper: u32,
+        /// Why not by a control group.
+        why: String,
+    },
+    /// Not at all.
+    Impossible {
+        /// Why not by a control group.
+        why: String,
+    },
+}
+
+impl Freezer {
+    /// The best way for the guest of this keeper. The keeper has left the group's freezer.
+    pub fn new(group: &Cgroup, keeper: u32, mode: UmlMode) -> Self {
+        let mechanism = group.enforced().freezer.clone();
+        let why = || mechanism.trim_start_matches("none: ").to_owned();
+        match (group.freezer(), mode) {
+            (Some(freezer), _) => Self::Cgroup { freezer: freezer.clone(), mechanism },
+            (None, UmlMode::Seccomp) => Self::Signals { keeper, why: why() },
+            (None, UmlMode::Ptrace) => Self::Impossible { why: why() },
+        }
+    }
+
+    /// By which mechanism: `cgroup v1`, `cgroup v2`, `signals: why not a group`, or `none: why`.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Cgroup { mechanism, .. } => mechanism.clone(),
+            Self::Signals { why, .. } => format!("signals: {why}"),
+            Self::Impossible { why } => format!("none: {why}"),
+        }
+    }
+
+    /// Makes the guest stand still. If that fails, it goes on.
+    pub fn freeze(&self) -> Result<(), FreezeError> {
+        match self {
+            Self::Cgroup { freezer, .. } => Ok(freezer.freeze()?),
+            Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
+            Self::Signals { keeper, .. } => stop(*keeper).inspect_err(|_| {
+                // Half stopped would be neither.
+                let _ = go_on(*keeper);
+            }),
+        }
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<(), FreezeError> {
+        match self {
+            Self::Cgroup { freezer, .. } => Ok(freezer.thaw()?),
+            Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
+            Self::Signals { keeper, .. } => go_on(*keeper),
+        }
+    }
+}
+
+fn guest_processes(keeper: u32) -> Result<Vec<Process>, FreezeError> {
+    let below = Processes::read().map_err(FreezeError::List)?.below(keeper);
+    if below.is_empty() { Err(FreezeError::NoGuest) } else { Ok(below) }
+}
+
+fn stop(keeper: u32) -> Result<(), FreezeError> {
+    let begin = Instant::now();
+    let mut quiet = 0;
+    loop {
+        let running: Vec<_> =
+            guest_processes(keeper)?.into_iter().filter(|process| !process.is_stopped()).collect();
+        quiet = if running.is_empty() { quiet + 1 } else { 0 };
+        if quiet == SURE {
+            return Ok(());
+        }
+        if begin.elapsed() > DEADLINE {
+            return Err(FreezeError::Slow(running.len()));
+        }
+        // The guest kernel is the first of them.
+        for process in &running {
+            signal(process, Signal::STOP)?;
+        }
+        if !running.is_empty() {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn go_on(keeper: u32) -> Result<(), FreezeError> {
+    // The guest kernel last: then whatever it expects of its processes can happen.
+    guest_processes(keeper)?.iter().rev().try_for_each(|process| signal(process, Signal::CONT))
+}
+
+/// Sends a signal to exactly this process, not to a later one with its number. One that is gone needs none.
+fn signal(process: &Process, signal: Signal) -> Result<(), FreezeError> {
+    let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
+    let failed = |error: rustix::io::Errno| FreezeError::Signal(process.pid, error.into());
+    let gone = |error: &rustix::io::Errno| *error == rustix::io::Errno::SRCH;
+    let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        Err(error) if gone(&error) => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    if Process::read(process.pid).is_none_or(|now| now.began != process.began) {
+        return Ok(());
+    }
+    match pidfd_send_signal(&pidfd, signal) {
+        Err(error) if !gone(&error) => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// Stands for a keeper with a guest kernel and its processes.
+    struct Keeper(Child);
+
+    impl Keeper {
+        fn new() -> Self {
+            let guest = "while :; do :; done & sleep 100 & while :; do sleep 0.01; done";
+            let child = Command::new("/bin/sh").args(["-c", "sh -c \"$0\"; true", guest]).spawn().unwrap();
+            let keeper = Self(child);
+            let begin = Instant::now();
+            while Processes::read().unwrap().below(keeper.pid()).len() < 4 {
+                assert!(begin.elapsed() < DEADLINE, "the processes do not start");
+                thread::sleep(PAUSE);
+            }
+            keeper
+        }
+
+        fn pid(&self) -> u32 {
+            self.0.id()
+        }
+
+        fn cpu_ns_within(&self, time: Duration) -> u64 {
+            let used = || Processes::read().unwrap().sandbox(self.pid()).cpu_ns;
+            let before = used();
+            thread::sleep(time);
+            used() - before
+        }
+    }
+
+    impl Drop for Keeper {
+        fn drop(&mut self) {
+            for process in Processes::read().unwrap().below(self.pid()) {
+                let _ = signal(&process, Signal::KILL);
+            }
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn signals_stop_everything_below_the_keeper_and_let_it_go_on() {
+        let keeper = Keeper::new();
+        let freezer = Freezer::Signals { keeper: keeper.pid(), why: "a test".to_owned() };
+        assert_eq!(freezer.describe(), "signals: a test");
+        let moment = Duration::from_millis(300);
+        for _ in 0..3 {
+            freezer.freeze().unwrap();
+            assert_eq!(keeper.cpu_ns_within(moment), 0);
+            assert!(!Process::read(keeper.pid()).unwrap().is_stopped(), "the keeper answers");
+            freezer.thaw().unwrap();
+            assert!(keeper.cpu_ns_within(moment) > 0);
+        }
+    }
+
+    #[test]
+    fn a_traced_guest_is_not_stopped_by_signals() {
+        let why = "this machine has no control groups".to_owned();
+        let freezer = Freezer::Impossible { why };
+        let error = freezer.freeze().unwrap_err().to_string();
+        assert!(error.contains("ptrace mode") && error.contains("no control groups"), "{error}");
+        assert_eq!(freezer.describe(), "none: this machine has no control groups");
+    }
+
+    #[test]
+    fn the_mechanism_follows_from_what_the_machine_offers() {
+        let id = format!("test-mechanism-{}", std::process::id());
+        let group = Cgroup::create(&id, &bathy_jail::CgroupLimits::default()).unwrap();
+        for mode in [UmlMode::Seccomp, UmlMode::Ptrace] {
+            let freezer = Freezer::new(&group, 1, mode);
+            match (group.freezer(), mode) {
+                (Some(_), _) => assert_eq!(freezer.describe(), group.enforced().freezer),
+                (None, UmlMode::Seccomp) => assert!(matches!(freezer, Freezer::Signals { .. })),
+                (None, UmlMode::Ptrace) => assert!(matches!(freezer, Freezer::Impossible { .. })),
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_gone_is_said_to_be() {
+        let freezer = Freezer::Signals { keeper: u32::MAX, why: String::new() };
+        assert!(matches!(freezer.freeze(), Err(FreezeError::NoGuest)));
+        assert!(matches!(freezer.thaw(), Err(FreezeError::NoGuest)));
+    }
+}

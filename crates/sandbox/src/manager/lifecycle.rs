@@ -1,0 +1,294 @@
+//! Making, starting, stopping, freezing and removing.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use bathy_audit::What;
+use bathy_image::Store as Cache;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Manager, ManagerError, Sandboxed, Status};
+use crate::assets::{self, Assets};
+use crate::disk;
+use crate::folder::Folder;
+use crate::launch::unix_ns;
+use crate::monitor::Report;
+use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
+use crate::name;
+use crate::spec::SandboxSpec;
+use crate::store::{self, NewRecord, StoreError};
+
+/// How long a monitor may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Moving a large guest's memory to disk and back takes its time.
+const PARKING_PATIENCE: Duration = Duration::from_secs(120);
+/// How long a killed sandbox may take to be gone.
+const BURIAL: Duration = Duration::from_secs(10);
+/// How often something is looked at that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(10);
+/// For how long a lock that somebody holds for a moment is tried.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A sandbox to be made.
+#[derive(Clone, Debug, Default)]
+pub struct NewSandbox {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// What it is; its command is the main command.
+    pub spec: SandboxSpec,
+}
+
+impl Manager {
+    /// Makes a sandbox. Sentences for the caller come with it: what the operator made stricter.
+    pub fn create(
+        &mut self,
+        new: NewSandbox,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(Sandboxed, Vec<String>), ManagerError> {
+        let allowed = self.policy.apply(new.spec)?;
+        let spec = allowed.spec.checked()?;
+        if let Some(name) = &new.name {
+            name::check(name)?;
+            // Only for a quick answer: inserting decides.
+            if self.store.by_name(name)?.is_some() {
+                return Err(StoreError::NameTaken { name: name.clone() }.into());
+            }
+        }
+        let cache = Cache::new(self.paths.cache.clone());
+        let image = assets::ensure_image(&cache, &spec.image, progress)?;
+        assets::ensure_kernel(&cache, progress).map_err(assets::AssetsError::from)?;
+
+        let id = name::new_id().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
+        let folder = Folder::of(&self.paths, &id);
+        let record = NewRecord { id: id.clone(), name: new.name, spec, created_ns: unix_ns() };
+        match self.make(&folder, &record, &image) {
+            Ok(()) => {}
+            Err(error) => {
+                // Nothing of a sandbox that is not there stays.
+                let _ = folder.remove();
+                return Err(error);
+            }
+        }
+        Ok((self.find(&id)?, allowed.notes))
+    }
+
+    fn make(
+        &mut self,
+        folder: &Folder,
+        new: &NewRecord,
+        image: &assets::ImageParts,
+    ) -> Result<(), ManagerError> {
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        folder.create().map_err(failed)?;
+        // While it is held, nobody takes the folder for one that was left behind.
+        let _life = store::take_life(folder.path()).map_err(failed)?;
+        std::fs::write(folder.image_config(), &image.config_text).map_err(failed)?;
+        disk::make_kept(&self.paths.cache, &folder.disk(), new.spec.disk)?;
+        match self.store.insert_at_most(new, self.policy.sandboxes()) {
+            Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
+            result => result?,
+        }
+        let record = self.store.get(&new.id)?.ok_or_else(|| ManagerError::Busy(new.id.clone()))?;
+        let spec = &record.spec;
+        let created = What::SandboxCreated {
+            image: spec.image.clone(),
+            engine: crate::engine::choose(spec.engine).map_or("uml", |_| "uml").to_owned(),
+            memory: spec.memory.0,
+            disk: spec.disk.0,
+            security: spec.security.as_str().to_owned(),
+            processes: Some(spec.processes.into()),
+            cpu: spec.cpu_quota.map(|quota| quota.to_string()),
+            max_duration_ms: spec.max_duration.map(|limit| limit.as_millis()),
+            idle_timeout_ms: spec.idle_timeout.map(|limit| limit.as_millis()),
+        };
+        self.note(&record, created)
+    }
+
+    /// Starts a sandbox and returns when its guest answers.
+    pub fn start(&mut self, sandbox: &Sandboxed, progress: &mut dyn FnMut(&str)) -> Result<(), ManagerError> {
+        let name = sandbox.name().to_owned();
+        // What is missing is built here, where somebody sees the progress, and not by the monitor.
+        let cache = Cache::new(self.paths.cache.clone());
+        drop(Assets::ensure(&cache, &sandbox.record.spec.image, None, progress)?);
+        let folder = self.folder(sandbox);
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        let life = self.take_life(sandbox)?;
+        let program = assets::program("bathy")?;
+        let mut log = File::options();
+        log.create(true).truncate(true).write(true).mode(0o600);
+        let log = log.open(folder.monitor_log()).map_err(failed)?;
+        let mut monitor = Command::new(program)
+            .args(["monitor", &sandbox.record.id])
+            .current_dir("/")
+            .stdin(Stdio::from(life))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::from(log))
+            .spawn()
+            .map_err(failed)?;
+        let mut line = String::new();
+        let read = monitor.stdout.take().map(|output| BufReader::new(output).read_line(&mut line));
+        if let Some(Err(error)) = read {
+            return Err(failed(error));
+        }
+        let reason = match serde_json::from_str(&line) {
+            Ok(Report::Running) => return Ok(()),
+            Ok(Report::Failed(reason)) => reason,
+            Err(_) => "its monitor was killed".to_owned(),
+        };
+        // It is ours to collect: it has said its last word.
+        let _ = monitor.wait();
+        Err(ManagerError::NotStarted { name, reason })
+    }
+
+    /// The lock that says that a sandbox runs, unless it does.
+    fn take_life(&mut self, sandbox: &Sandboxed) -> Result<File, ManagerError> {
+        let folder = self.folder(sandbox);
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match store::take_life(folder.path()) {
+                Ok(Some(life)) => return Ok(life),
+                Ok(None) => {}
+                // Removed meanwhile: finding it says so.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.find(&sandbox.record.id)?;
+                    return Err(ManagerError::File(folder.path().to_owned(), error));
+                }
+                Err(error) => return Err(ManagerError::File(folder.path().to_owned(), error)),
+            }
+            if self.find(&sandbox.record.id)?.is_alive() {
+                return Err(ManagerError::Running(sandbox.name().to_owned()));
+            }
+            if Instant::now() > deadline {
+                return Err(ManagerError::Busy(sandbox.name().to_owned()));
+            }
+            sleep(PAUSE);
+        }
+    }
+
+    /// Shuts a sandbox down: its processes are asked to end, those that do not within `grace` are ended. One that does
+    /// not run stays as it is.
+    pub fn stop(&mut self, sandbox: &Sandboxed, grace: Duration) -> Result<(), ManagerError> {
+        match sandbox.status {
+            // A frozen guest cannot shut itself down.
+            Status::Paused => self.resume(sandbox)?,
+            Status::Running => {}
+            Status::Created | Status::Stopped | Status::Dead => return Ok(()),
+        }
+        let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+        self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + BURIAL)
+    }
+
+    /// Ends a sandbox at once.
+    pub fn kill(&mut self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
+        if !sandbox.is_alive() {
+            return Err(self.not_running(sandbox));
+        }
+        self.note(&sandbox.record, What::Killed { target: "sandbox".to_owned(), signal: libc::SIGKILL })?;
+        self.end(sandbox, &ToMonitor::Kill, BURIAL)
+    }
+
+    fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
+        let folder = self.folder(sandbox);
+        match door::ask(folder.path(), how, PATIENCE) {
+            // It ended by itself meanwhile, which is what was wanted.
+            Ok(_) | Err(DoorError::NotRunning) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let deadline = Instant::now() + patience;
+        while self.refresh(sandbox)?.is_alive() {
+            if Instant::now() > deadline {
+                return Err(ManagerError::DoesNotEnd(sandbox.name().to_owned()));
+            }
+            sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Stops and starts a sandbox.
+    pub fn restart(
+        &mut self,
+        sandbox: &Sandboxed,
+        grace: Duration,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), ManagerError> {
+        self.stop(sandbox, grace)?;
+        let stopped = self.refresh(sandbox)?;
+        self.start(&stopped, progress)
+    }
+
+    /// Removes a sandbox with its disk and its logs. One that runs is only removed by force.
+    pub fn remove(&mut self, sandbox: &Sandboxed, force: bool) -> Result<(), ManagerError> {
+        if sandbox.is_alive() {
+            if !force {
+                return Err(ManagerError::Running(sandbox.name().to_owned()));
+            }
+            self.kill(sandbox)?;
+        }
+        let _life = self.take_life(sandbox)?;
+        if !self.store.delete(&sandbox.record.id)? {
+            // Somebody else was faster; finding it says so.
+            self.find(&sandbox.record.id)?;
+        }
+        let folder = self.folder(sandbox);
+        folder.remove().map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
+        self.note(&sandbox.record, What::SandboxRemoved)
+    }
+
+    /// Freezes a sandbox; with `release_memory` its memory goes to the host's disk.
+    pub fn pause(&mut self, sandbox: &Sandboxed, release_memory: bool) -> Result<(), ManagerError> {
+        self.ask_running(sandbox, &ToMonitor::Pause { release_memory }, PARKING_PATIENCE)
+    }
+
+    /// Lets a frozen sandbox go on.
+    pub fn resume(&mut self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
+        self.ask_running(sandbox, &ToMonitor::Resume, PARKING_PATIENCE)
+    }
+
+    fn ask_running(
+        &mut self,
+        sandbox: &Sandboxed,
+        question: &ToMonitor,
+        patience: Duration,
+    ) -> Result<(), ManagerError> {
+        match door::ask(self.folder(sandbox).path(), question, patience) {
+            Ok((FromMonitor::Done, _)) => Ok(()),
+            Ok(_) => Err(DoorError::Unexpected.into()),
+            Err(DoorError::NotRunning) => Err(self.not_running(sandbox)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The error for a sandbox that should run, with what it is now.
+    pub(super) fn not_running(&mut self, sandbox: &Sandboxed) -> ManagerError {
+        match self.refresh(sandbox) {
+            Ok(now) => ManagerError::NotRunning { name: now.name().to_owned(), status: now.status },
+            Err(error) => error,
+        }
+    }
+
+    /// Waits until a sandbox does not run any more.
+    pub fn wait(
+        &mut self,
+        sandbox: &Sandboxed,
+        interrupt: Option<BorrowedFd<'_>>,
+    ) -> Result<Sandboxed, ManagerError> {
+        loop {
+            let now = self.refresh(sandbox)?;
+            if !now.is_alive() {
+                return Ok(now);
+            }
+            let mut fds: Vec<_> =
+                interrupt.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+            let pause = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+            // A failed wait is a short one.
+            if poll(&mut fds, Some(&pause)).is_ok_and(|ready| ready > 0) {
+                return Err(ManagerError::Interrupted);
+            }
+        }
+    }
+}

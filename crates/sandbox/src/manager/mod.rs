@@ -1,0 +1,287 @@
+//! Sandboxes that are kept: what every face of the product does with them.
+//!
+//! The store says what was last written down, the life lock says what is true now; [`Manager::find`] and
+//! [`Manager::list`] bring the two together.
+
+mod copy;
+mod lifecycle;
+mod work;
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use bathy_audit::{Actor, Event, Log, LogError, What};
+use bathy_jail::cgroup::Cgroup;
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::assets::AssetsError;
+use crate::connection::ConnectionError;
+use crate::disk::DiskError;
+use crate::folder::Folder;
+use crate::launch::unix_ns;
+use crate::monitor::door::{self, DoorError};
+use crate::name::NameError;
+use crate::paths::{Paths, PathsError};
+use crate::policy::{Policy, PolicyError};
+use crate::spec::SpecError;
+use crate::store::{self, Change, Record, State, Store, StoreError};
+use crate::transfer::{PackError, TransferError, UnpackError};
+
+pub use copy::CopyOptions;
+pub use lifecycle::NewSandbox;
+pub use work::{Begun, ExecRequest};
+
+/// The cause that is written down for a sandbox whose processes are gone without a word.
+const KILLED: &str = "its processes were killed from outside";
+/// A folder that belongs to no sandbox is only removed when nobody can be busy making it.
+const ORPHAN_AGE: Duration = Duration::from_secs(30);
+
+/// Something could not be done with a sandbox.
+#[derive(Debug, Error)]
+pub enum ManagerError {
+    /// The folders.
+    #[error(transparent)]
+    Paths(#[from] PathsError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The operator.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The description.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The audit log.
+    #[error("What is not recorded is not done")]
+    Audit(#[from] LogError),
+    /// What it is made of.
+    #[error(transparent)]
+    Assets(#[from] AssetsError),
+    /// Its disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// Its monitor.
+    #[error(transparent)]
+    Door(#[from] DoorError),
+    /// Its keeper.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// What is to be copied in.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// Where it is to be copied to.
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
+    /// A copy.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// A file of the sandbox.
+    #[error("Cannot use {0}")]
+    File(PathBuf, #[source] io::Error),
+    /// It runs, and must not.
+    #[error("The sandbox `{0}` is running. Stop it first with `bathy stop {0}`")]
+    Running(String),
+    /// It does not run, and must.
+    #[error("The sandbox `{name}` is {status}. Start it with `bathy start {name}`")]
+    NotRunning {
+        /// Which.
+        name: String,
+        /// What it is instead.
+        status: Status,
+    },
+    /// It is frozen.
+    #[error("The sandbox `{0}` is paused. Let it go on with `bathy resume {0}`")]
+    Paused(String),
+    /// Somebody else is starting or removing it.
+    #[error("The sandbox `{0}` is being changed by another command. Try again")]
+    Busy(String),
+    /// Its monitor did not get it to run.
+    #[error("The sandbox `{name}` could not be started: {reason}")]
+    NotStarted {
+        /// Which.
+        name: String,
+        /// Why. May hold the guest's text: escape before showing.
+        reason: String,
+    },
+    /// It does not go away.
+    #[error("The sandbox `{0}` does not end. `bathy kill {0}` ends it at once")]
+    DoesNotEnd(String),
+    /// The caller has had enough.
+    #[error("Interrupted")]
+    Interrupted,
+}
+
+/// What a sandbox is right now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It has never run.
+    Created,
+    /// It runs.
+    Running,
+    /// It is frozen.
+    Paused,
+    /// It ended as it should.
+    Stopped,
+    /// Its processes are gone, and nobody said why.
+    Dead,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Dead => "dead",
+        })
+    }
+}
+
+/// A sandbox, and what it is.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sandboxed {
+    /// What is written down.
+    #[serde(flatten)]
+    pub record: Record,
+    /// What is true.
+    pub status: Status,
+}
+
+impl Sandboxed {
+    /// What people call it.
+    pub fn name(&self) -> &str {
+        self.record.display_name()
+    }
+
+    /// Whether its processes are there.
+    pub fn is_alive(&self) -> bool {
+        matches!(self.status, Status::Running | Status::Paused)
+    }
+}
+
+/// Everything that is needed to work with kept sandboxes.
+pub struct Manager {
+    paths: Paths,
+    store: Store,
+    audit: Log,
+    policy: Policy,
+    /// Who asks: the name of the command.
+    program: String,
+}
+
+impl Manager {
+    /// Opens the user's store and audit log. `program` is who asks, for the audit log.
+    pub fn open(program: &str) -> Result<Self, ManagerError> {
+        let paths = Paths::of_user()?;
+        let policy = Policy::load()?;
+        let store = Store::open(&paths.state)?;
+        let audit = crate::audit_log(&paths, &policy)?;
+        Ok(Self { paths, store, audit, policy, program: program.to_owned() })
+    }
+
+    /// The operator's settings.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The sandbox that somebody means by a name, an id, or the beginning of an id.
+    pub fn find(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
+        let record = self.store.find(wanted)?;
+        self.settle(record)
+    }
+
+    /// All sandboxes, the oldest first.
+    pub fn list(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
+        let records = self.store.list()?;
+        self.remove_orphans(&records);
+        records.into_iter().map(|record| self.settle(record)).collect()
+    }
+
+    /// The same sandbox, as it is now.
+    pub fn refresh(&mut self, sandbox: &Sandboxed) -> Result<Sandboxed, ManagerError> {
+        self.find(&sandbox.record.id)
+    }
+
+    /// Where a sandbox's files are.
+    pub fn folder(&self, sandbox: &Sandboxed) -> Folder {
+        Folder::of(&self.paths, &sandbox.record.id)
+    }
+
+    /// Writes to the audit log on behalf of the caller.
+    pub fn note(&self, sandbox: &Record, what: What) -> Result<(), ManagerError> {
+        let event = Event::now(Actor::this_process(self.program.clone()), what);
+        Ok(self.audit.append(&[event.in_sandbox(&sandbox.id, sandbox.name.clone())])?)
+    }
+
+    /// The audit log's folder.
+    pub fn audit_folder(&self) -> PathBuf {
+        crate::audit_folder(&self.paths)
+    }
+
+    /// Compares what is written with what is true, and writes down what nobody else could: that its monitor was killed.
+    fn settle(&mut self, record: Record) -> Result<Sandboxed, ManagerError> {
+        let folder = Folder::of(&self.paths, &record.id);
+        let claims_life = matches!(record.state, State::Running | State::Paused);
+        let alive = claims_life
+            && store::alive(folder.path())
+                .map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
+        if claims_life && !alive {
+            return self.bury(record, &folder);
+        }
+        let status = match record.state {
+            State::Created => Status::Created,
+            State::Running => Status::Running,
+            State::Paused => Status::Paused,
+            State::Stopped if record.end_cause.as_deref() == Some(KILLED) => Status::Dead,
+            State::Stopped => Status::Stopped,
+        };
+        Ok(Sandboxed { record, status })
+    }
+
+    fn bury(&mut self, record: Record, folder: &Folder) -> Result<Sandboxed, ManagerError> {
+        // Whoever holds the lock now is starting it, or burying it as well.
+        let Ok(Some(_life)) = store::take_life(folder.path()) else {
+            return Ok(Sandboxed { record, status: Status::Dead });
+        };
+        let ended = Change::Ended { at_ns: unix_ns(), cause: KILLED.to_owned(), exit_code: None };
+        let from = [State::Running, State::Paused];
+        if self.store.transition(&record.id, &from, State::Stopped, &[ended])? {
+            self.store.end_all_jobs(&record.id, "the sandbox was killed")?;
+            let _ = Cgroup::remove_stale(&record.id);
+            let _ = fs::remove_file(folder.path().join(door::SOCKET));
+            self.note(&record, What::SandboxEnded { cause: KILLED.to_owned() })?;
+        }
+        let record = self.store.get(&record.id)?.unwrap_or(record);
+        let status = if record.end_cause.as_deref() == Some(KILLED) { Status::Dead } else { Status::Stopped };
+        Ok(Sandboxed { record, status })
+    }
+
+    /// Removes folders that a killed `create` or `rm` left. Whatever fails here is tried again by the next command.
+    fn remove_orphans(&self, known: &[Record]) {
+        for entry in fs::read_dir(Folder::all(&self.paths)).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().filter(|id| known.iter().all(|record| record.id != **id)) else {
+                continue;
+            };
+            let old = entry.metadata().and_then(|data| data.modified()).is_ok_and(|modified| {
+                SystemTime::now().duration_since(modified).unwrap_or_default() > ORPHAN_AGE
+            });
+            // Written down meanwhile?
+            let unknown = matches!(self.store.get(id), Ok(None));
+            let folder = Folder::of(&self.paths, id);
+            if old && unknown && matches!(store::alive(folder.path()), Ok(false)) {
+                let _ = folder.remove();
+                let _ = Cgroup::remove_stale(id);
+            }
+        }
+    }
+}

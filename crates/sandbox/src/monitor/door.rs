@@ -1,0 +1,141 @@
+//! How commands reach a running sandbox's monitor: one socket in the sandbox's folder, one request, one answer.
+//!
+//! The folder is the user's alone. A connection that asks to be connected is handed on to the keeper after the answer.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bathy_protocol::message::{decode, encode};
+use bathy_protocol::{CONNECTION, Decoder, FrameError, MessageError, Usage};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The socket's name in the sandbox's folder.
+pub const SOCKET: &str = "control.sock";
+/// The most bytes of a request or an answer.
+pub const LIMIT: u32 = 4096;
+
+/// A monitor cannot be asked.
+#[derive(Debug, Error)]
+pub enum DoorError {
+    /// Nobody listens.
+    #[error("The sandbox does not run")]
+    NotRunning,
+    /// It takes too long.
+    #[error("The sandbox's monitor did not answer within {0} s")]
+    Slow(u64),
+    /// It does not want to.
+    #[error("{0}")]
+    Refused(String),
+    /// The socket failed.
+    #[error("Cannot speak to the sandbox's monitor")]
+    Io(#[source] io::Error),
+    /// Its answer is none.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// Its answer does not decode.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// Another answer than was asked for.
+    #[error("The sandbox's monitor answered something else")]
+    Unexpected,
+}
+
+/// What a monitor can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToMonitor {
+    /// To speak to the keeper on this connection.
+    Connect,
+    /// To shut the guest down.
+    Stop {
+        /// Milliseconds that its processes have.
+        grace_ms: u32,
+    },
+    /// To end the sandbox at once.
+    Kill,
+    /// To freeze it.
+    Pause {
+        /// Whether its memory goes to disk.
+        release_memory: bool,
+    },
+    /// To let it go on.
+    Resume,
+    /// What it uses.
+    Usage,
+}
+
+/// What a monitor answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromMonitor {
+    /// The keeper listens now.
+    Connected,
+    /// Done, or begun in the case of [`ToMonitor::Stop`] and [`ToMonitor::Kill`].
+    Done,
+    /// It cannot be done.
+    Refused(String),
+    /// What the sandbox uses.
+    Usage(Usage),
+}
+
+/// Asks the monitor of the sandbox in `folder`. The connection comes back for [`ToMonitor::Connect`].
+pub fn ask(
+    folder: &Path,
+    question: &ToMonitor,
+    patience: Duration,
+) -> Result<(FromMonitor, OwnedFd), DoorError> {
+    let nobody = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => DoorError::NotRunning,
+        _ => DoorError::Io(error),
+    };
+    let (place, _folder) = place(folder).map_err(nobody)?;
+    let mut socket = UnixStream::connect(place).map_err(nobody)?;
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => DoorError::Slow(patience.as_secs()),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            DoorError::NotRunning
+        }
+        _ => DoorError::Io(error),
+    };
+    socket.set_read_timeout(Some(patience)).map_err(DoorError::Io)?;
+    let mut request = Vec::new();
+    encode(CONNECTION, question, &mut request)?;
+    socket.write_all(&request).map_err(failed)?;
+    // Exactly one frame is read: what follows it belongs to the keeper.
+    let mut decoder = Decoder::new(LIMIT);
+    let mut header = [0; bathy_protocol::frame::HEADER_LEN];
+    socket.read_exact(&mut header).map_err(failed)?;
+    decoder.push(&header);
+    let [l0, l1, l2, l3, ..] = header;
+    let length = u32::from_le_bytes([l0, l1, l2, l3]).min(LIMIT);
+    let mut payload = vec![0; usize::try_from(length).unwrap_or(0)];
+    socket.read_exact(&mut payload).map_err(failed)?;
+    decoder.push(&payload);
+    let frame = decoder.next_frame()?.ok_or(DoorError::Unexpected)?;
+    match decode(frame.payload)? {
+        FromMonitor::Refused(reason) => Err(DoorError::Refused(reason)),
+        answer => Ok((answer, socket.into())),
+    }
+}
+
+/// Listens in `folder`; what a killed monitor left there is replaced.
+pub fn listen(folder: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(folder.join(SOCKET)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let (place, _folder) = place(folder)?;
+    let listener = UnixListener::bind(place)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// A short way to the socket: the address of a socket has room for a hundred bytes, and state folders may be anywhere.
+fn place(folder: &Path) -> io::Result<(PathBuf, File)> {
+    let handle = File::open(folder)?;
+    let number = handle.as_fd().as_raw_fd();
+    Ok((PathBuf::from(format!("/proc/self/fd/{number}/{SOCKET}")), handle))
+}

@@ -1,0 +1,311 @@
+//! One process per running sandbox that is kept: it starts the keeper, runs the main command, hands clients over, keeps
+//! the time limits, and writes down how things end.
+//!
+//! It is the user's own process and trusted; what it hears from the keeper it takes with care. When it dies the
+//! keeper's connection to it closes, and the sandbox ends.
+
+pub mod door;
+mod serve;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process;
+use std::time::{Duration, Instant};
+
+use bathy_audit::{Actor, Event, LogError, What};
+use bathy_image::{ImageConfig, Store as Cache};
+use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupLimits};
+use bathy_protocol::FromKeeper;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::assets::{Assets, AssetsError};
+use crate::connection::{Arrival, ConnectionError};
+use crate::ending;
+use crate::folder::Folder;
+use crate::freeze::Freezer;
+use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
+use crate::paths::{Paths, PathsError};
+use crate::policy::{Policy, PolicyError};
+use crate::spec::CpuQuota;
+use crate::store::{Change, Record, State, Store, StoreError};
+
+/// Memory of the host that a sandbox may have besides its guest's: for its processes as such, and for each of them.
+const OVERHEAD: u64 = 96 << 20;
+const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
+/// Host processes besides those of the guest: the keeper, and the guest kernel's helpers.
+const HELPERS: u64 = 16;
+
+/// A sandbox could not be started.
+#[derive(Debug, Error)]
+pub enum MonitorError {
+    /// The folders.
+    #[error(transparent)]
+    Paths(#[from] PathsError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no such sandbox.
+    #[error("There is no sandbox {0} any more")]
+    Gone(String),
+    /// The operator's settings.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// What it is made of.
+    #[error(transparent)]
+    Assets(#[from] AssetsError),
+    /// Its files.
+    #[error("Cannot open the sandbox's file {0}")]
+    File(PathBuf, #[source] io::Error),
+    /// Its logs.
+    #[error("Cannot make the sandbox's logs")]
+    Logs(#[from] bathy_logs::CreateError),
+    /// Its start.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// Its cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// Its keeper's connection.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// It ended before it was ready.
+    #[error("{0}")]
+    Ended(String),
+    /// The audit log.
+    #[error(transparent)]
+    Audit(#[from] LogError),
+    /// Something about this process.
+    #[error("Cannot prepare the sandbox's monitor")]
+    Prepare(#[source] io::Error),
+}
+
+/// What a monitor tells the command that started it, as one line of JSON on its standard output.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Report {
+    /// The sandbox runs.
+    Running,
+    /// It does not.
+    Failed(String),
+}
+
+/// A monitor's whole life. Standard input is the sandbox's life lock, standard output wants a [`Report`].
+///
+/// # Errors
+/// When the sandbox could not be started; how it ended later is written to the store.
+pub fn run(id: &str) -> Result<(), MonitorError> {
+    // A session of its own: whatever ends the terminal that started us does not end the sandbox.
+    let _ = rustix::process::setsid();
+    let life = io::stdin().lock_fd().map_err(MonitorError::Prepare)?;
+    match Monitor::start(id, life) {
+        Ok(monitor) => {
+            report(&Report::Running);
+            monitor.serve();
+            Ok(())
+        }
+        Err(error) => {
+            report(&Report::Failed(crate::chain(&error)));
+            Err(error)
+        }
+    }
+}
+
+/// Says how it went and closes standard output, which the command that started us waits for.
+fn report(report: &Report) {
+    if let Ok(line) = serde_json::to_string(report) {
+        // The one who asked may be gone; the sandbox runs all the same.
+        let _ = writeln!(io::stdout(), "{line}");
+    }
+    if let Ok(null) = File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null);
+    }
+}
+
+trait LockFd {
+    fn lock_fd(&self) -> io::Result<File>;
+}
+
+impl LockFd for io::Stdin {
+    /// The lock that standard input is: a copy of the descriptor holds the same lock.
+    fn lock_fd(&self) -> io::Result<File> {
+        let copy: OwnedFd = rustix::io::fcntl_dupfd_cloexec(self, 3)?;
+        Ok(File::from(copy))
+    }
+}
+
+/// A running sandbox and everything that is written down about it.
+struct Monitor {
+    record: Record,
+    folder: Folder,
+    store: Store,
+    audit: bathy_audit::Log,
+    sandbox: Sandbox,
+    image_config: ImageConfig,
+    cgroup: Option<Cgroup>,
+    freezer: Freezer,
+    listener: std::os::unix::net::UnixListener,
+    started: Instant,
+    _life: File,
+}
+
+impl Monitor {
+    fn start(id: &str, life: File) -> Result<Self, MonitorError> {
+        let paths = Paths::of_user()?;
+        let mut store = Store::open(&paths.state)?;
+        let record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
+        let policy = Policy::load()?;
+        let audit = crate::audit_log(&paths, &policy)?;
+        let folder = Folder::of(&paths, id);
+        let listener = door::listen(folder.path()).map_err(MonitorError::Prepare)?;
+        let started = Change::Started { at_ns: unix_ns(), monitor_pid: process::id() };
+        // We hold the life lock, so whatever else is written there is out of date.
+        let any = [State::Created, State::Stopped, State::Running, State::Paused];
+        if !store.transition(id, &any, State::Running, &[started])? {
+            return Err(MonitorError::Gone(id.to_owned()));
+        }
+        let event = |what| Event::now(actor(), what).in_sandbox(id, record.name.clone());
+        match Self::launch(&record, &folder, &paths, &life) {
+            Ok(launched) => {
+                let changes = [
+                    Change::Keeper(launched.sandbox.keeper_pid()),
+                    Change::Enforcement(launched.enforcement.clone()),
+                ];
+                store.transition(id, &[State::Running], State::Running, &changes)?;
+                audit.append(&[event(What::SandboxStarted)])?;
+                let record = store.get(id)?.unwrap_or(record);
+                Ok(Self {
+                    record,
+                    folder,
+                    store,
+                    audit,
+                    sandbox: launched.sandbox,
+                    image_config: launched.image_config,
+                    cgroup: launched.cgroup,
+                    freezer: launched.freezer,
+                    listener,
+                    started: Instant::now(),
+                    _life: life,
+                })
+            }
+            Err(error) => {
+                let cause = format!("it could not be started: {}", crate::chain(&error));
+                let ended = Change::Ended { at_ns: unix_ns(), cause: cause.clone(), exit_code: None };
+                store.transition(id, &[State::Running], State::Stopped, &[ended])?;
+                audit.append(&[event(What::SandboxEnded { cause })])?;
+                let _ = std::fs::remove_file(folder.path().join(door::SOCKET));
+                Err(error)
+            }
+        }
+    }
+
+    fn launch(
+        record: &Record,
+        folder: &Folder,
+        paths: &Paths,
+        life: &File,
+    ) -> Result<Launched, MonitorError> {
+        let spec = &record.spec;
+        let open = |path: PathBuf| Folder::open(&path).map_err(|error| MonitorError::File(path, error));
+        let assets = Assets::ensure(&Cache::new(paths.cache.clone()), &spec.image, None, &mut |_| {})?;
+        let log_capacity = spec.log_size.0 / 2;
+        for ring in [folder.output_log(), folder.console_log()] {
+            if !ring.exists() {
+                bathy_logs::create(&ring, log_capacity)?;
+            }
+        }
+        let kept = KeptFiles {
+            life: life.try_clone().map_err(MonitorError::Prepare)?,
+            output: open(folder.output_log())?,
+            console: open(folder.console_log())?,
+            parking: folder
+                .open_parking(spec)
+                .map_err(|error| MonitorError::File(folder.path().join("parking"), error))?,
+            log_capacity,
+        };
+        // What a monitor left that was killed.
+        let _ = Cgroup::remove_stale(&record.id);
+        let processes = u64::from(spec.processes);
+        let limits = CgroupLimits {
+            cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
+            memory: Some(spec.memory.0 + OVERHEAD + processes * OVERHEAD_PER_PROCESS),
+            pids: Some(processes + HELPERS),
+        };
+        let cgroup = Cgroup::create(&record.id, &limits)?;
+        let priority = bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
+        let before_start = |pid: u32| {
+            priority.apply(pid)?;
+            cgroup.add(pid).map_err(io::Error::other)
+        };
+        let resources = Resources {
+            assets: &assets,
+            paths,
+            disk: open(folder.disk())?,
+            kept: Some(kept),
+            before_start: Some(&before_start),
+        };
+        let mut sandbox = Sandbox::start_with(spec, resources)?;
+        wait_until_ready(&mut sandbox, Duration::from_millis(spec.ready_timeout_ms))?;
+        // The guest has inherited its place; the keeper itself is not to be frozen with it.
+        let _ = cgroup.leave_freezer(sandbox.keeper_pid());
+        let freezer = Freezer::new(&cgroup, sandbox.keeper_pid(), spec.uml_mode);
+        let enforcement = serde_json::json!({
+            "cpu": priority.describe(&cgroup),
+            "memory": cgroup.enforced().memory,
+            "processes": cgroup.enforced().processes,
+            "freezer": freezer.describe(),
+        });
+        Ok(Launched {
+            sandbox,
+            image_config: assets.image_config,
+            cgroup: Some(cgroup),
+            freezer,
+            enforcement,
+        })
+    }
+}
+
+struct Launched {
+    sandbox: Sandbox,
+    image_config: ImageConfig,
+    cgroup: Option<Cgroup>,
+    freezer: Freezer,
+    enforcement: serde_json::Value,
+}
+
+/// Who writes down what no command did.
+fn actor() -> Actor {
+    Actor::this_process("bathy monitor")
+}
+
+/// Waits for the guest's first word. The keeper has a deadline of its own; ours is for a keeper that is no longer ours.
+fn wait_until_ready(sandbox: &mut Sandbox, patience: Duration) -> Result<(), MonitorError> {
+    let deadline = Instant::now() + patience + Duration::from_secs(5);
+    loop {
+        if !serve::readable(sandbox.connection.fd(), deadline) {
+            return Err(MonitorError::Ended("the sandbox's keeper does not answer".to_owned()));
+        }
+        let arrivals = match sandbox.connection.receive() {
+            Err(ConnectionError::Gone) => {
+                let words = sandbox.failure().unwrap_or_else(|| "start: it is gone".to_owned());
+                return Err(MonitorError::Ended(format!("the sandbox's keeper could not {words}")));
+            }
+            other => other?,
+        };
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Keeper(FromKeeper::Ready(_)) => return Ok(()),
+                Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+                    let mut text = ending::describe(&cause);
+                    if !console.is_empty() {
+                        text.push_str("; the guest kernel's last lines: ");
+                        text.push_str(&console);
+                    }
+                    return Err(MonitorError::Ended(text));
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What is known about sandboxes, on disk, for every process of one user.
+//!
+//! One SQLite file with a write-ahead log: a process that is killed at any point leaves the last finished change, readers
+//! never wait, and a change costs no disk flush of its own. (A machine that loses power may lose the last changes, never
+//! the file; the sandboxes are gone with the power anyway.)
+//!
+//! The store says what was last written down. Whether a sandbox runs *now* is what its [`life`] lock says.
+
+mod jobs;
+pub mod life;
+mod record;
+mod schema;
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, OptionalExtension, Params, Row, Transaction, TransactionBehavior,
+};
+use thiserror::Error;
+
+use crate::name::{self, NameError};
+
+pub use jobs::Job;
+pub use life::{alive, take_life};
+pub use record::{Change, NewRecord, Record, State};
+
+/// How long a change waits for the changes of other processes.
+const PATIENCE: Duration = Duration::from_secs(5);
+const COLUMNS: &str = "id, name, spec, created_ns, state, started_ns, ended_ns, end_cause, exit_code, monitor_pid, \
+    keeper_pid, enforcement";
+
+/// The store cannot do what was asked.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Another sandbox has the name.
+    #[error(
+        "There is a sandbox `{name}` already. Take another name, or remove that one with `bathy rm {name}`"
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// No more sandboxes are allowed.
+    #[error("There are {count} sandboxes already, which is as many as there may be")]
+    TooMany {
+        /// There are.
+        count: u32,
+    },
+    /// Not a name, or nobody's.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The sandbox has been removed.
+    #[error("The sandbox {0} has been removed")]
+    Removed(String),
+    /// The folder or file cannot be made or used.
+    #[error("Cannot use {0}")]
+    File(PathBuf, #[source] io::Error),
+    /// Not a database, or no longer one.
+    #[error(
+        "The store {path} is damaged. Move it away to start with an empty one: the disks of sandboxes stay in the folder `sandboxes` beside it"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// A record that this program cannot read.
+    #[error("The record of sandbox {id} in {path} cannot be read. `bathy rm {id}` removes it")]
+    Record {
+        /// The sandbox.
+        id: String,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Made by a later version.
+    #[error(
+        "The store {path} was made by a later version of bathy (its format is {found}, this one knows {known}). Use that version"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: usize,
+        /// The latest format of this version.
+        known: usize,
+    },
+    /// Other processes did not let it go.
+    #[error("The store {0} was busy for {seconds} seconds; is some process stopped in the middle of a change?", seconds = PATIENCE.as_secs())]
+    Busy(PathBuf),
+    /// The disk is full, or not to be written to, and the like.
+    #[error("Cannot use the store {path}")]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: rusqlite::Error,
+    },
+}
+
+/// The open store.
+#[derive(Debug)]
+pub struct Store {
+    connection: Connection,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens the store in the state folder, and makes it if it is not there.
+    pub fn open(state: &Path) -> Result<Self, StoreError> {
+        let path = state.join("store.db");
+        make_file(state, &path).map_err(|error| StoreError::File(path.clone(), error))?;
+        let opened = Connection::open_with_flags(
+            &path,
+            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+        );
+        let connection = opened.map_err(|error| failure(&path, error))?;
+        let prepared = || {
+            connection.busy_timeout(PATIENCE)?;
+            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true)?;
+            connection.pragma_update(None, "synchronous", "NORMAL")
+        };
+        prepared().map_err(|error| failure(&path, error))?;
+        let mut store = Self { connection, path };
+        schema::bring_up_to_date(&mut store, schema::STEPS)?;
+        Ok(store)
+    }
+
+    /// Writes a new sandbox down.
+    pub fn insert(&mut self, new: &NewRecord) -> Result<(), StoreError> {
+        self.insert_at_most(new, None)
+    }
+
+    /// Writes a new sandbox down, unless there are `most` already.
+    pub fn insert_at_most(&mut self, new: &NewRecord, most: Option<u32>) -> Result<(), StoreError> {
+        if let Some(name) = &new.name {
+            name::check(name)?;
+        }
+        // Ids become folders.
+        if !name::is_id(&new.id) {
+            return Err(NameError::Form(new.id.clone()).into());
+        }
+        let spec = serde_json::to_string(&new.spec).map_err(|source| self.bad_record(&new.id, source))?;
+        let change = self.change()?;
+        if let Some(most) = most {
+            let count = change.number("SELECT count(*) FROM sandboxes", ())?;
+            if count >= most {
+                return Err(StoreError::TooMany { count });
+            }
+        }
+        // A name that is another's id would make one word mean two sandboxes.
+        let taken = "SELECT count(*) FROM sandboxes WHERE name = ?1 OR id = ?1";
+        for word in new.name.iter().chain([&new.id]) {
+            if change.number(taken, [word])? > 0 {
+                return Err(StoreError::NameTaken { name: word.clone() });
+            }
+        }
+        change.run(
+            "INSERT INTO sandboxes (id, name, spec, created_ns, state) VALUES (?, ?, ?, ?, ?)",
+            (&new.id, &new.name, spec, record::signed(new.created_ns), State::Created.as_str()),
+        )?;
+        change.finish()
+    }
+
+    /// The sandbox with this id.
+    pub fn get(&self, id: &str) -> Result<Option<Record>, StoreError> {
+        self.one("id", id)
+    }
+
+    /// The sandbox with this name.
+    pub fn by_name(&self, name: &str) -> Result<Option<Record>, StoreError> {
+        self.one("name", name)
+    }
+
+    /// The sandbox that somebody means by `wanted`: its name, its id, or the beginning of its id.
+    pub fn find(&self, wanted: &str) -> Result<Record, StoreError> {
+        if let Some(found) = self.by_name(wanted)? {
+            return Ok(found);
+        }
+        if name::is_prefix(wanted) {
+            // '{' follows 'z': the range is every id that begins with `wanted`.
+            let past = format!("{wanted}{{");
+            let query = format!("SELECT {COLUMNS} FROM sandboxes WHERE id >= ? AND id < ? ORDER BY id");
+            let mut found = self.records(&query, [wanted, &past])?;
+            if found.len() > 1 {
+                return Err(
+                    name::ambiguous(wanted, found.into_iter().map(|record| record.id).collect()).into()
+                );
+            }
+            if let Some(found) = found.pop() {
+                return Ok(found);
+            }
+        }
+        let words = self.query("SELECT id, name FROM sandboxes", (), |row| {
+            Ok([row.get::<_, Option<String>>(0)?, row.get::<_, Option<String>>(1)?])
+        })?;
+        Err(name::unknown(wanted, words.iter().flatten().flatten().map(String::as_str)).into())
+    }
+
+    /// Every sandbox, the oldest first.
+    pub fn list(&self) -> Result<Vec<Record>, StoreError> {
+        self.records(&format!("SELECT {COLUMNS} FROM sandboxes ORDER BY created_ns, id"), ())
+    }
+
+    /// Moves a sandbox from one of the states `from` to the state `to`, with what else changes. Nothing happens, and the
+    /// answer is false, if it is in no such state or is gone.
+    pub fn transition(
+        &mut self,
+        id: &str,
+        from: &[State],
+        to: State,
+        changes: &[Change],
+    ) -> Result<bool, StoreError> {
+        let change = self.change()?;
+        let found = change.text("SELECT state FROM sandboxes WHERE id = ?", [id])?;
+        if !from.iter().any(|state| Some(state.as_str()) == found.as_deref()) {
+            return Ok(false);
+        }
+        change.run("UPDATE sandboxes SET state = ? WHERE id = ?", (to.as_str(), id))?;
+        for what in changes {
+            what.write(id, &change)?;
+        }
+        change.finish()?;
+        Ok(true)
+    }
+
+    /// Changes what is known about a sandbox in whatever state it is. The answer is false if it is gone.
+    pub fn update(&mut self, id: &str, changes: &[Change]) -> Result<bool, StoreError> {
+        let change = self.change()?;
+        if change.number("SELECT count(*) FROM sandboxes WHERE id = ?", [id])? == 0 {
+            return Ok(false);
+        }
+        for what in changes {
+            what.write(id, &change)?;
+        }
+        change.finish()?;
+        Ok(true)
+    }
+
+    /// Forgets a sandbox and its jobs. Of several who do, one is told true.
+    pub fn delete(&mut self, id: &str) -> Result<bool, StoreError> {
+        let change = self.change()?;
+        let deleted = change.run("DELETE FROM sandboxes WHERE id = ?", [id])?;
+        change.finish()?;
+        Ok(deleted > 0)
+    }
+
+    fn one(&self, column: &str, value: &str) -> Result<Option<Record>, StoreError> {
+        Ok(self.records(&format!("SELECT {COLUMNS} FROM sandboxes WHERE {column} = ?"), [value])?.pop())
+    }
+
+    fn records(&self, query: &str, values: impl Params) -> Result<Vec<Record>, StoreError> {
+        let raw = self.query(query, values, record::Raw::read)?;
+        let parse = |raw: record::Raw| {
+            let id = raw.id.clone();
+            raw.parse().map_err(|source| self.bad_record(&id, source))
+        };
+        raw.into_iter().map(parse).collect()
+    }
+
+    fn query<T>(
+        &self,
+        query: &str,
+        values: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        let rows = || -> rusqlite::Result<Vec<T>> {
+            self.connection.prepare_cached(query)?.query_map(values, read)?.collect()
+        };
+        rows().map_err(|error| failure(&self.path, error))
+    }
+
+    /// Begins a change that waits for those of others first: one that begins as a reader could not become a writer
+    /// after somebody else was.
+    fn change(&mut self) -> Result<Changing<'_>, StoreError> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let transaction = transaction.map_err(|error| failure(&self.path, error))?;
+        Ok(Changing { transaction, path: &self.path })
+    }
+
+    fn bad_record(&self, id: &str, source: serde_json::Error) -> StoreError {
+        StoreError::Record { id: id.to_owned(), path: self.path.clone(), source }
+    }
+}
+
+/// A change under way. Dropping it undoes it.
+struct Changing<'a> {
+    transaction: Transaction<'a>,
+    path: &'a Path,
+}
+
+impl Changing<'_> {
+    fn run(&self, statement: &str, values: impl Params) -> Result<usize, StoreError> {
+        let run = || self.transaction.prepare_cached(statement)?.execute(values);
+        run().map_err(|error| failure(self.path, error))
+    }
+
+    fn number(&self, query: &str, values: impl Params) -> Result<u32, StoreError> {
+        let ask = || self.transaction.prepare_cached(query)?.query_row(values, |row| row.get(0));
+        ask().map_err(|error| failure(self.path, error))
+    }
+
+    fn text(&self, query: &str, values: impl Params) -> Result<Option<String>, StoreError> {
+        let ask = || self.transaction.prepare_cached(query)?.query_row(values, |row| row.get(0)).optional();
+        ask().map_err(|error| failure(self.path, error))
+    }
+
+    fn finish(self) -> Result<(), StoreError> {
+        let Self { transaction, path } = self;
+        transaction.commit().map_err(|error| failure(path, error))
+    }
+}
+
+/// Makes an empty file that only its owner reads, which is a valid empty database; SQLite gives its log the same mode.
+fn make_file(state: &Path, path: &Path) -> io::Result<()> {
+    // Closing any descriptor of a file drops this process's record locks on it. Nobody in this process may have the
+    // database open while this one is: they all come through here first.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if path.try_exists()? {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn failure(path: &Path, source: rusqlite::Error) -> StoreError {
+    let path = path.to_owned();
+    match source.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => StoreError::Damaged { path, source },
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy(path),
+        _ => StoreError::Database { path, source },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! The form of the database, and how an older one becomes the present one.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use super::{PATIENCE, Store, StoreError, failure};
+
+/// The steps from an empty file to the present form. A database remembers how many it has taken. Steps are only ever
+/// added: one that was published is never changed.
+pub const STEPS: &[&str] = &["
+    CREATE TABLE sandboxes (
+        id TEXT NOT NULL PRIMARY KEY,
+        name TEXT UNIQUE,
+        spec TEXT NOT NULL,
+        created_ns INTEGER NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('created', 'running', 'paused', 'stopped')),
+        started_ns INTEGER,
+        ended_ns INTEGER,
+        end_cause TEXT,
+        exit_code INTEGER,
+        monitor_pid INTEGER,
+        keeper_pid INTEGER,
+        enforcement TEXT
+    ) STRICT;
+    CREATE TABLE jobs (
+        sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        argv TEXT NOT NULL,
+        user TEXT,
+        started_ns INTEGER NOT NULL,
+        ended_ns INTEGER,
+        exit TEXT,
+        exec_id TEXT NOT NULL,
+        PRIMARY KEY (sandbox, number)
+    ) STRICT, WITHOUT ROWID;
+"];
+
+/// Takes the steps that are missing, all or none of them.
+pub fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreError> {
+    let taken = steps_taken(&store.connection).map_err(|error| failure(&store.path, error))?;
+    if taken == steps.len() {
+        return Ok(());
+    }
+    use_write_ahead_log(store)?;
+    let change = store.change()?;
+    // Another process may have been faster.
+    let taken = steps_taken(&change.transaction).map_err(|error| failure(change.path, error))?;
+    let Some(missing) = steps.get(taken..) else {
+        return Err(StoreError::Newer { path: change.path.to_owned(), found: taken, known: steps.len() });
+    };
+    let take = || {
+        missing.iter().try_for_each(|step| change.transaction.execute_batch(step))?;
+        change.transaction.pragma_update(None, "user_version", i64::try_from(steps.len()).unwrap_or(i64::MAX))
+    };
+    take().map_err(|error| failure(change.path, error))?;
+    change.finish()
+}
+
+fn steps_taken(connection: &Connection) -> rusqlite::Result<usize> {
+    let taken: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    // A number that no store of ours has is as foreign as one of a later version.
+    Ok(usize::try_from(taken).unwrap_or(usize::MAX))
+}
+
+/// A property of the file, set before its first step. SQLite does not wait for others here, so this does.
+fn use_write_ahead_log(store: &Store) -> Result<(), StoreError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let set = store.connection.pragma_update(None, "journal_mode", "WAL");
+        match set.map_err(|error| failure(&store.path, error)) {
+            Err(StoreError::Busy(_)) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Files and folders on their way into and out of a sandbox, on the host's side.
+//!
+//! * [`pack`]: a host's file or tree becomes an archive.
+//! * [`unpack`]: an archive from a guest becomes a file or tree on the host. The guest is hostile: what it says is
+//!   never a path here, only ever one plain name in a folder that is already open.
+//! * [`run`]: either of them, over the connection to a sandbox.
+//!
+//! An archive is [`bathy_protocol::archive`]'s.
+
+mod links;
+mod tally;
+
+pub mod pack;
+pub mod run;
+pub mod unpack;
+
+pub use pack::{PackError, Packer};
+pub use run::{Options, TransferError, into_guest, out_of_guest};
+pub use unpack::{Limits, UnpackError, Unpacker};
+
+/// How many of the left-out entries are named.
+pub const MAX_SKIPPED: usize = 100;
+
+/// What was copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Files.
+    pub files: u64,
+    /// Folders, the topmost one included.
+    pub folders: u64,
+    /// Symbolic links.
+    pub links: u64,
+    /// Bytes of file content.
+    pub bytes: u64,
+    /// In hexadecimal, BLAKE3 of a single file's content, or of a tree.
+    ///
+    /// A tree's digest depends on names, permission bits, link targets and contents; not on times, on the order in
+    /// which a folder is listed, on the topmost folder's name, nor on what was left out. Each entry has a number, and
+    /// the tree's digest is the number of its topmost folder, with an empty name. A number is BLAKE3, in the
+    /// key-derivation mode with the context `bathysphere 2026 entry of a copied tree`, of these bytes:
+    ///
+    /// * one byte for the kind: `d` for a folder, `f` for a file, `l` for a link;
+    /// * the name's length as a little-endian `u32`, and the name;
+    /// * the permission bits (at most 0o777; 0 for a link) as a little-endian `u32`;
+    /// * 32 bytes of plain BLAKE3: of a file's content, of a link's target, of a folder's entries' numbers in
+    ///   ascending order.
+    pub digest: String,
+    /// What was left out and why, at most [`MAX_SKIPPED`] of them. Guest-controlled text: escape before showing.
+    pub skipped: Vec<(String, String)>,
+    /// How many were left out in all.
+    pub skipped_count: u64,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! A host's file or tree becomes an archive.
+//!
+//! The walk goes from open folder to open folder and never through a link, except for the item that the caller named.
+
+use std::ffi::{CStr, OsStr, OsString};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use bathy_protocol::archive::{self, ArchiveError, MAX_DATA, MAX_DEPTH, Record};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::Summary;
+use super::links::MAX_TARGET;
+use super::tally::Tally;
+
+/// Room for the longest record that carries no content: a link with its name and target.
+const MAX_STEP: usize = 5 * 1024;
+/// What a content record adds to its content.
+const DATA_OVERHEAD: usize = 16;
+/// Reading, without becoming anybody's terminal and without waiting for a pipe's other end.
+const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
+
+/// The host's files cannot be packed.
+#[derive(Debug, Error)]
+pub enum PackError {
+    /// Reading failed.
+    #[error("Cannot read {path}")]
+    Read {
+        /// What was read.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A pipe, a socket, a device.
+    #[error("Cannot copy {0}: it is neither a file nor a folder")]
+    Special(String),
+    /// Folders in folders in folders.
+    #[error("Cannot copy {0}: it is more than {MAX_DEPTH} folders deep")]
+    TooDeep(String),
+    /// A record that cannot be written.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+}
+
+/// The item that was named, until its record is written.
+enum Top {
+    Folder(OwnedFd, Stat),
+    File(OwnedFd, Stat),
+}
+
+/// Packs one file or tree.
+pub struct Packer {
+    path: PathBuf,
+    name: Option<OsString>,
+    top: Option<Top>,
+    folders: Vec<Dir>,
+    /// The open file and its name.
+    file: Option<(OwnedFd, Vec<u8>)>,
+    total: Option<u64>,
+    tally: Tally,
+    ended: bool,
+}
+
+impl Packer {
+    /// Opens the file or folder at `path`; a link is followed.
+    pub fn open(path: &Path) -> Result<Self, PackError> {
+        let failed = |errno: Errno| PackError::Read { path: shown(path), source: errno.into() };
+        // Asked first, since opening alone can already do something to a device.
+        let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
+        let flags = match kind(&rustix::fs::stat(path).map_err(failed)?) {
+            FileType::Directory => READ | OFlags::DIRECTORY,
+            FileType::RegularFile => READ,
+            _ => return Err(PackError::Special(shown(path))),
+        };
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        let (top, total) = match kind(&stat) {
+            FileType::Directory => (Top::Folder(fd, stat), None),
+            FileType::RegularFile => (Top::File(fd, stat), Some(size(&stat))),
+            _ => return Err(PackError::Special(shown(path))),
+        };
+        let name = match path.file_name() {
+            Some(name) => Some(name.to_owned()),
+            // Such as `.` and `..`.
+            None => path.canonicalize().ok().and_then(|path| path.file_name().map(OsStr::to_owned)),
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            name,
+            top: Some(top),
+            folders: Vec::new(),
+            file: None,
+            total,
+            tally: Tally::default(),
+            ended: false,
+        })
+    }
+
+    /// The item's name; the root folder has none.
+    pub fn name(&self) -> Option<&OsStr> {
+        self.name.as_deref()
+    }
+
+    /// How many bytes of content there are to send, if that is known before the walk.
+    pub fn total(&self) -> Option<u64> {
+        self.total
+    }
+
+    /// How many bytes of content were packed.
+    pub fn done(&self) -> u64 {
+        self.tally.bytes()
+    }
+
+    /// Appends whole records to `out`, at most `room` bytes of them if `room` is at least 64 KiB, and at least one record
+    /// in any case. Returns whether there are more.
+    pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, PackError> {
+        let full = out.len().saturating_add(room);
+        while !self.ended {
+            self.step(out, full.saturating_sub(out.len()))?;
+            if full.saturating_sub(out.len()) < MAX_STEP {
+                break;
+            }
+        }
+        Ok(!self.ended)
+    }
+
+    /// What was packed; meant for when nothing more is to come.
+    pub fn into_summary(self) -> Summary {
+        self.tally.into_summary()
+    }
+
+    fn step(&mut self, out: &mut Vec<u8>, room: usize) -> Result<(), PackError> {
+        if let Some((file, name)) = self.file.take() {
+            return self.read(file, name, out, room);
+        }
+        match self.top.take() {
+            // It has no name for the other side.
+            Some(Top::Folder(fd, stat)) => return self.enter(b"", fd, &stat, out),
+            Some(Top::File(fd, stat)) => return self.begin(b"", fd, &stat, out),
+            None => {}
+        }
+        let Some(folder) = self.folders.last_mut() else {
+            self.ended = true;
+            return Ok(archive::encode(&Record::End, out)?);
+        };
+        match folder.next() {
+            Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => Ok(()),
+            Some(Ok(entry)) => self.entry(entry.file_name(), out),
+            Some(Err(errno)) => Err(self.failed(b"", errno)),
+            None => {
+                self.folders.pop();
+                self.tally.leave();
+                Ok(archive::encode(&Record::Leave, out)?)
+            }
+        }
+    }
+
+    /// One entry of the innermost folder.
+    fn entry(&mut self, name: &CStr, out: &mut Vec<u8>) -> Result<(), PackError> {
+        let bytes = name.to_bytes();
+        if !archive::is_plain_name(bytes) {
+            return self.skip(b"?", "its name is too long", out);
+        }
+        match self.open_entry(name) {
+            Ok(Entry::Folder(..)) if self.folders.len() >= MAX_DEPTH => {
+                Err(PackError::TooDeep(self.shown(bytes)))
+            }
+            Ok(Entry::Folder(fd, stat)) => self.enter(bytes, fd, &stat, out),
+            Ok(Entry::File(fd, stat)) => self.begin(bytes, fd, &stat, out),
+            Ok(Entry::Link(target)) if target.len() > MAX_TARGET => {
+                self.skip(bytes, "its target is too long", out)
+            }
+            Ok(Entry::Link(target)) => {
+                self.tally.link(bytes, &target);
+                Ok(archive::encode(&Record::Link { name: bytes.to_vec(), target }, out)?)
+            }
+            Ok(Entry::Special(kind)) => self.skip(bytes, kind, out),
+            Err(errno) if concerns_one_entry(errno) => self.skip(bytes, &reason(errno), out),
+            Err(errno) => Err(self.failed(bytes, errno)),
+        }
+    }
+
+    fn open_entry(&self, name: &CStr) -> Result<Entry, Errno> {
+        let folder = self.innermost()?;
+        let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let open = |flags| rustix::fs::openat(folder, name, READ | OFlags::NOFOLLOW | flags, Mode::empty());
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let fd = open(OFlags::DIRECTORY)?;
+                let stat = rustix::fs::fstat(&fd)?;
+                Ok(Entry::Folder(fd, stat))
+            }
+            FileType::RegularFile => {
+                let fd = open(OFlags::empty())?;
+                let stat = rustix::fs::fstat(&fd)?;
+                // It may be another one by now.
+                match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::RegularFile => Ok(Entry::File(fd, stat)),
+                    other => Ok(Entry::Special(special(other))),
+                }
+            }
+            FileType::Symlink => {
+                Ok(Entry::Link(rustix::fs::readlinkat(folder, name, Vec::new())?.into_bytes()))
+            }
+            other => Ok(Entry::Special(special(other))),
+        }
+    }
+
+    fn innermost(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.folders.last().ok_or(Errno::BADF)?.fd()
+    }
+
+    fn enter(&mut self, name: &[u8], fd: OwnedFd, stat: &Stat, out: &mut Vec<u8>) -> Result<(), PackError> {
+        let folder = Dir::new(fd).map_err(|errno| self.failed(name, errno))?;
+        let mode = stat.st_mode & 0o777;
+        archive::encode(&Record::Enter { name: name.to_vec(), mode }, out)?;
+        let known_as = self.known_as(name).to_vec();
+        self.tally.enter(&known_as, mode);
+        self.folders.push(folder);
+        Ok(())
+    }
+
+    fn begin(&mut self, name: &[u8], fd: OwnedFd, stat: &Stat, out: &mut Vec<u8>) -> Result<(), PackError> {
+        let mode = stat.st_mode & 0o777;
+        let (size, modified) = (size(stat), stat.st_mtime);
+        archive::encode(&Record::File { name: name.to_vec(), mode, size, modified }, out)?;
+        self.tally.file(name, mode);
+        self.file = Some((fd, name.to_vec()));
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        file: OwnedFd,
+        name: Vec<u8>,
+        out: &mut Vec<u8>,
+        room: usize,
+    ) -> Result<(), PackError> {
+        let mut content = vec![0; room.saturating_sub(DATA_OVERHEAD).clamp(1, MAX_DATA)];
+        match rustix::io::read(&file, content.as_mut_slice()) {
+            Ok(0) => {
+                self.tally.file_end();
+                return Ok(archive::encode(&Record::FileEnd, out)?);
+            }
+            Ok(count) => {
+                content.truncate(count);
+                self.tally.data(&content);
+                archive::encode(&Record::Data(content), out)?;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(self.failed(&name, errno)),
+        }
+        self.file = Some((file, name));
+        Ok(())
+    }
+
+    fn skip(&mut self, name: &[u8], reason: &str, out: &mut Vec<u8>) -> Result<(), PackError> {
+        self.tally.skip(name, reason);
+        Ok(archive::encode(&Record::Skipped { name: name.to_vec(), reason: reason.to_owned() }, out)?)
+    }
+
+    fn failed(&self, name: &[u8], errno: Errno) -> PackError {
+        PackError::Read { path: self.shown(name), source: errno.into() }
+    }
+
+    fn shown(&self, name: &[u8]) -> String {
+        self.tally.path(self.known_as(name))
+    }
+
+    /// The item itself is known by the caller's own path.
+    fn known_as<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
+        if self.folders.is_empty() { self.path.as_os_str().as_bytes() } else { name }
+    }
+}
+
+/// An entry of a folder, opened.
+enum Entry {
+    Folder(OwnedFd, Stat),
+    File(OwnedFd, Stat),
+    Link(Vec<u8>),
+    Special(&'static str),
+}
+
+/// Whether the rest of the tree can be read nevertheless.
+fn concerns_one_entry(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO | Errno::STALE
+    )
+}
+
+fn special(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "it is a pipe",
+        FileType::Socket => "it is a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "it is a device",
+        _ => "it is neither a file nor a folder",
+    }
+}
+
+fn size(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or_default()
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn reason(errno: Errno) -> String {
+    let text = errno.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,341 @@
+//! A copy over the connection to a sandbox, until it is complete, or fails, or the caller has had enough.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use bathy_protocol::{
+    Answer, Cause, Channel, Direction, Exit, FromKeeper, MAX_PAYLOAD, ReceiveWindow, Refused, Request,
+    SendWindow, StdChannel, Transfer, Work,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use thiserror::Error;
+
+use super::{PackError, Packer, Summary, UnpackError, Unpacker};
+use crate::connection::{Arrival, Connection, ConnectionError};
+
+/// How much of the guest's complaint is kept.
+const MAX_COMPLAINT: usize = 4096;
+/// How much is packed at once.
+const BATCH: usize = 64 * 1024;
+/// How long a guest may take to clean up after a copy that ends early.
+const CLEAN_UP: Duration = Duration::from_secs(1);
+
+/// The copy failed.
+#[derive(Debug, Error)]
+pub enum TransferError {
+    /// The sandbox cannot be spoken to.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// The host's files cannot be read.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// What came cannot be written.
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
+    /// The copy was not started. Guest-controlled text: escape before showing.
+    #[error("{}", .0.message)]
+    Refused(Refused),
+    /// The copy failed in the guest, which says why. Guest-controlled text: escape before showing.
+    #[error("{0}")]
+    Failed(String),
+    /// The copy failed in the guest without a word.
+    #[error("The copy failed in the sandbox with exit code {0}")]
+    FailedSilently(u8),
+    /// The guest claims to have what was not sent yet.
+    #[error("The sandbox called the copy complete before all of it was sent")]
+    Incomplete,
+    /// Nothing moves any more.
+    #[error("The sandbox does not answer")]
+    Stalled,
+    /// The caller's interrupt descriptor became readable.
+    #[error("The copy was interrupted")]
+    Interrupted,
+    /// The sandbox ended under the copy.
+    #[error("The sandbox ended during the copy")]
+    SandboxEnded {
+        /// Why.
+        cause: Cause,
+        /// The guest kernel's last lines. Guest-controlled text: escape before showing.
+        console: String,
+    },
+    /// Waiting failed.
+    #[error("Cannot wait for the sandbox")]
+    Wait(#[source] io::Error),
+}
+
+/// The caller's side of a copy.
+pub struct Options<'a> {
+    /// Is told how many bytes of content are done, and how many there are if that is known.
+    pub progress: &'a mut dyn FnMut(u64, Option<u64>),
+    /// Becomes readable when the caller wants to stop.
+    pub interrupt: Option<BorrowedFd<'a>>,
+    /// For so long nothing may move. A guest that is told to keep a large copy safe says nothing meanwhile.
+    pub stall: Duration,
+}
+
+/// Copies what `packer` reads into the guest. `transfer` says where to.
+pub fn into_guest(
+    connection: &mut Connection,
+    stream: u32,
+    mut packer: Packer,
+    transfer: Transfer,
+    tag: u64,
+    options: Options<'_>,
+) -> Result<Summary, TransferError> {
+    let mut session = Session::start(connection, stream, transfer, tag, options)?;
+    let mut feed = Feed { pending: Vec::new(), start: 0, more: true, closed: false };
+    loop {
+        let fed = feed.offer(&mut packer, &mut session);
+        let news = match fed.and_then(|()| session.wait()) {
+            Ok(news) => news,
+            Err(error) => {
+                session.give_up(&error, &Request::CloseStdin);
+                return Err(error);
+            }
+        };
+        match news.exit {
+            Some(exit) => {
+                session.check(exit)?;
+                return if feed.closed { Ok(packer.into_summary()) } else { Err(TransferError::Incomplete) };
+            }
+            None => session.check_stall()?,
+        }
+    }
+}
+
+/// Copies out of the guest what `transfer` names, to where `unpacker` writes it.
+pub fn out_of_guest(
+    connection: &mut Connection,
+    stream: u32,
+    mut unpacker: Unpacker,
+    transfer: Transfer,
+    tag: u64,
+    options: Options<'_>,
+) -> Result<Summary, TransferError> {
+    let mut session = Session::start(connection, stream, transfer, tag, options)?;
+    loop {
+        let outcome = session.wait().and_then(|news| {
+            for bytes in &news.content {
+                unpacker.take(bytes)?;
+                session.consumed(StdChannel::Stdout, bytes.len())?;
+                session.moved = Instant::now();
+            }
+            (session.progress)(unpacker.done(), unpacker.total());
+            Ok(news.exit)
+        });
+        match outcome {
+            Ok(Some(exit)) => {
+                session.check(exit)?;
+                return Ok(unpacker.finish()?);
+            }
+            Ok(None) => session.check_stall()?,
+            Err(error) => {
+                session.give_up(&error, &Request::Signal(Signal::KILL.as_raw()));
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Packed bytes on their way.
+struct Feed {
+    pending: Vec<u8>,
+    start: usize,
+    more: bool,
+    closed: bool,
+}
+
+impl Feed {
+    /// Queues as much as the guest's window takes.
+    fn offer(&mut self, packer: &mut Packer, session: &mut Session<'_, '_>) -> Result<(), TransferError> {
+        while !self.closed && session.input.open() > 0 {
+            if self.start == self.pending.len() {
+                self.pending.clear();
+                self.start = 0;
+                if !self.more {
+                    session.connection.tell(session.stream, &Request::CloseStdin)?;
+                    self.closed = true;
+                    break;
+                }
+                self.more = packer.fill(&mut self.pending, BATCH)?;
+                (session.progress)(packer.done(), packer.total());
+            }
+            let rest = self.pending.get(self.start..).unwrap_or_default();
+            let count = rest.len().min(session.input.open()).min(MAX_PAYLOAD as usize);
+            session.connection.input(session.stream, rest.get(..count).unwrap_or_default());
+            session.input.sent(count);
+            self.start += count;
+        }
+        Ok(())
+    }
+}
+
+/// What one round of waiting brought.
+#[derive(Default)]
+struct News {
+    /// Standard output.
+    content: Vec<Vec<u8>>,
+    exit: Option<Exit>,
+}
+
+/// One copy's stream.
+struct Session<'c, 'o> {
+    connection: &'c mut Connection,
+    stream: u32,
+    progress: &'o mut dyn FnMut(u64, Option<u64>),
+    interrupt: Option<BorrowedFd<'o>>,
+    stall: Duration,
+    /// When something moved last.
+    moved: Instant,
+    input: SendWindow,
+    stdout: ReceiveWindow,
+    stderr: ReceiveWindow,
+    complaint: Vec<u8>,
+    /// Whether what the guest prints is the copy itself.
+    outward: bool,
+}
+
+impl<'c, 'o> Session<'c, 'o> {
+    fn start(
+        connection: &'c mut Connection,
+        stream: u32,
+        transfer: Transfer,
+        tag: u64,
+        options: Options<'o>,
+    ) -> Result<Self, TransferError> {
+        let outward = transfer.direction == Direction::OutOfGuest;
+        connection.tell(stream, &Request::Start { work: Work::Transfer(transfer), tag, job: None })?;
+        Ok(Self {
+            connection,
+            stream,
+            progress: options.progress,
+            interrupt: options.interrupt,
+            stall: options.stall,
+            moved: Instant::now(),
+            input: SendWindow::default(),
+            stdout: ReceiveWindow::default(),
+            stderr: ReceiveWindow::default(),
+            complaint: Vec::new(),
+            outward,
+        })
+    }
+
+    /// Sends what is queued, waits until something can be done or patience ends, and takes what has arrived.
+    fn wait(&mut self) -> Result<News, TransferError> {
+        self.connection.send()?;
+        let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::from_borrowed_fd(self.connection.fd(), PollFlags::IN | out)];
+        fds.extend(self.interrupt.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let left = self.stall.saturating_sub(self.moved.elapsed());
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(TransferError::Wait(error.into())),
+        }
+        let [ready, interrupted] =
+            [0, 1].map(|index| fds.get(index).is_some_and(|fd: &PollFd<'_>| !fd.revents().is_empty()));
+        if interrupted {
+            return Err(TransferError::Interrupted);
+        }
+        let mut news = News::default();
+        if ready {
+            for arrival in self.connection.receive()? {
+                // The first end counts: the sandbox may end right after the copy.
+                if news.exit.is_none() {
+                    self.take(arrival, &mut news)?;
+                }
+            }
+        }
+        Ok(news)
+    }
+
+    fn take(&mut self, arrival: Arrival, news: &mut News) -> Result<(), TransferError> {
+        match arrival {
+            Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+                return Err(TransferError::SandboxEnded { cause, console });
+            }
+            Arrival::Answer(stream, answer) if stream == self.stream => match answer {
+                Answer::Refused(refused) => return Err(TransferError::Refused(refused)),
+                Answer::Exited(exit) => news.exit = Some(exit),
+                Answer::Grant { bytes } => {
+                    self.input.grant(bytes).map_err(ConnectionError::from)?;
+                    if bytes > 0 {
+                        self.moved = Instant::now();
+                    }
+                }
+                _ => {}
+            },
+            Arrival::Output(stream, Channel::Stdout, bytes) if stream == self.stream => {
+                self.stdout.received(bytes.len()).map_err(ConnectionError::from)?;
+                if self.outward && !bytes.is_empty() {
+                    news.content.push(bytes);
+                } else {
+                    self.consumed(StdChannel::Stdout, bytes.len())?;
+                }
+            }
+            Arrival::Output(stream, Channel::Stderr, bytes) if stream == self.stream => {
+                self.stderr.received(bytes.len()).map_err(ConnectionError::from)?;
+                let room = MAX_COMPLAINT.saturating_sub(self.complaint.len()).min(bytes.len());
+                self.complaint.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                self.consumed(StdChannel::Stderr, bytes.len())?;
+            }
+            // The keeper's other messages; and streams that are not ours.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Bytes of an output were dealt with: there is room for more.
+    fn consumed(&mut self, channel: StdChannel, count: usize) -> Result<(), TransferError> {
+        let window = match channel {
+            StdChannel::Stdout => &mut self.stdout,
+            StdChannel::Stderr => &mut self.stderr,
+        };
+        if let Some(bytes) = window.consumed(count) {
+            self.connection.tell(self.stream, &Request::Grant { channel, bytes })?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, exit: Exit) -> Result<(), TransferError> {
+        if exit == Exit::Code(0) {
+            return Ok(());
+        }
+        match String::from_utf8_lossy(&self.complaint).trim() {
+            "" => Err(TransferError::FailedSilently(exit.shell_code())),
+            complaint => Err(TransferError::Failed(complaint.to_owned())),
+        }
+    }
+
+    /// Only what was moved counts, not whatever else a guest may say to pass the time.
+    fn check_stall(&self) -> Result<(), TransferError> {
+        if self.moved.elapsed() >= self.stall { Err(TransferError::Stalled) } else { Ok(()) }
+    }
+
+    /// Tells the guest that the copy ends early, and lets it clean up, if it is still there and still ours.
+    fn give_up(&mut self, error: &TransferError, request: &Request) {
+        let ours =
+            matches!(error, TransferError::Pack(_) | TransferError::Unpack(_) | TransferError::Interrupted);
+        if !ours || self.connection.tell(self.stream, request).is_err() {
+            return;
+        }
+        // Who wants to stop waits for nothing else.
+        self.interrupt = None;
+        self.stall = CLEAN_UP;
+        self.outward = false;
+        let end = Instant::now() + CLEAN_UP;
+        self.moved = Instant::now();
+        while Instant::now() < end {
+            match self.wait() {
+                Ok(News { exit: None, .. }) => {}
+                _ => return,
+            }
+        }
+    }
+}
