@@ -24,7 +24,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let mut prober = Command::new(std::env::current_exe()?);
     let diagnosis = examine(&Paths::of_user()?, prober.arg(PROBE));
     if args.json {
-        output::line(serde_json::to_string_pretty(&diagnosis)?)?;
+        output::json(&diagnosis)?;
     } else {
         for check in &diagnosis.checks {
             let mark = match check.status {
@@ -43,14 +43,11 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             engine.as_str().unwrap_or_default(),
             diagnosis.engine_reason
         ))?;
-        println!(
-            "{}",
-            if diagnosis.healthy {
-                "Sandboxes will run."
-            } else {
-                "Sandboxes will not run until the failed checks are mended."
-            }
-        );
+        output::line(if diagnosis.healthy {
+            "Sandboxes will run."
+        } else {
+            "Sandboxes will not run until the failed checks are mended."
+        })?;
     }
     Ok(u8::from(!diagnosis.healthy))
 }

@@ -1,15 +1,36 @@
 //! The `bathy` command: thin. It turns words into a [`bathy_sandbox::SandboxSpec`], and results into output and exit codes.
 
+mod copy;
+mod create;
 mod doctor;
+mod ends;
 mod escape;
+mod events;
+mod exec;
+mod jobs;
+mod lifecycle;
+mod list;
+mod logs;
+mod man;
 mod output;
+mod place;
 mod progress;
+mod record;
 mod run;
+mod screen;
 mod setup;
+mod signals;
+mod spec_args;
+mod stats;
 mod sys;
+mod table;
+mod terminal;
+mod time;
+mod top;
+mod verdict;
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -31,7 +52,57 @@ enum Verb {
     ///
     /// Input, output and the exit code pass through. 125 is a failure of bathy itself, 126 a command that cannot be
     /// executed, 127 one that does not exist, 128+n one that was ended by signal n, 124 one that took too long.
-    Run(run::Args),
+    /// With --detach the sandbox is kept instead, as with `bathy create` and `bathy start`.
+    Run(Box<run::Args>),
+    /// Make a sandbox that is kept, and print its id.
+    Create(Box<create::Args>),
+    /// Start sandboxes.
+    Start(lifecycle::Names),
+    /// Stop sandboxes: their processes are asked to end, and ended if they do not. Their disks are kept.
+    Stop(lifecycle::StopArgs),
+    /// Stop and start sandboxes.
+    Restart(lifecycle::StopArgs),
+    /// Remove sandboxes with their disks and logs.
+    Rm(lifecycle::RemoveArgs),
+    /// List sandboxes.
+    Ls(list::Args),
+    /// List the sandboxes that run.
+    Ps(list::Args),
+    /// Print everything that is known about sandboxes, as JSON.
+    Inspect(list::InspectArgs),
+    /// Wait until sandboxes have ended, and print the exit codes of their main commands.
+    Wait(lifecycle::WaitArgs),
+    /// Freeze sandboxes: they use no processor until they are resumed.
+    Pause(lifecycle::PauseArgs),
+    /// Let paused sandboxes go on.
+    Resume(lifecycle::Names),
+    /// Run a command in a sandbox that runs.
+    ///
+    /// Exit codes are those of `bathy run`.
+    Exec(exec::Args),
+    /// Open a login shell in a sandbox that runs.
+    Shell(exec::ShellArgs),
+    /// List a sandbox's main command and jobs.
+    Jobs(jobs::Args),
+    /// Connect to a sandbox's main command or job. Ctrl-P Ctrl-Q leaves it running, and so does Ctrl-C without -t.
+    Attach(jobs::AttachArgs),
+    /// Print what a sandbox's main command, jobs and kernel said.
+    Logs(logs::Args),
+    /// End a sandbox at once, or send a signal to its main command or a job.
+    Kill(jobs::KillArgs),
+    /// Copy files and folders into or out of a sandbox that runs.
+    Cp(copy::Args),
+    /// Print what sandboxes use.
+    Stats(stats::Args),
+    /// Show what sandboxes use, live.
+    Top(top::Args),
+    /// Print what happened: every crossing of the boundary, and who asked for it.
+    Events(events::Args),
+    /// Check the record of events.
+    Audit {
+        #[command(subcommand)]
+        verb: events::AuditVerb,
+    },
     /// Build what is missing: the guest kernel and the default image.
     Setup(setup::Args),
     /// Check what this machine offers, and tell how to mend what is missing.
@@ -41,9 +112,64 @@ enum Verb {
         /// The shell.
         shell: clap_complete::Shell,
     },
+    /// Print or write manual pages.
+    Man(man::Args),
+    /// Keep a sandbox: the parent of everything that runs for it.
+    #[command(hide = true)]
+    Monitor {
+        /// The sandbox's id.
+        id: String,
+    },
     /// Run the KVM probe guest in this process.
     #[command(hide = true)]
     ProbeKvm,
+}
+
+impl Verb {
+    /// Does it; returns the exit code.
+    fn run(self) -> Result<u8, Box<dyn Error>> {
+        match self {
+            Self::Run(args) => run::run(*args),
+            Self::Create(args) => create::run(*args),
+            Self::Start(names) => lifecycle::start(&names),
+            Self::Stop(args) => lifecycle::stop(&args),
+            Self::Restart(args) => lifecycle::restart(&args),
+            Self::Rm(args) => lifecycle::remove(&args),
+            Self::Ls(args) => list::list(&args, false),
+            Self::Ps(args) => list::list(&args, true),
+            Self::Inspect(args) => list::inspect(&args),
+            Self::Wait(args) => lifecycle::wait(&args),
+            Self::Pause(args) => lifecycle::pause(&args),
+            Self::Resume(names) => lifecycle::resume(&names),
+            Self::Exec(args) => exec::run(args),
+            Self::Shell(args) => exec::shell(args),
+            Self::Jobs(args) => jobs::list(&args),
+            Self::Attach(args) => jobs::attach(&args),
+            Self::Logs(args) => logs::run(&args),
+            Self::Kill(args) => jobs::kill(&args),
+            Self::Cp(args) => copy::run(&args),
+            Self::Stats(args) => stats::run(&args),
+            Self::Top(args) => top::run(&args),
+            Self::Events(args) => events::run(&args),
+            Self::Audit { verb } => events::audit(&verb),
+            Self::Setup(args) => setup::run(&args),
+            Self::Doctor(args) => doctor::run(&args),
+            Self::Completion { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut script);
+                io::stdout().write_all(&script)?;
+                Ok(0)
+            }
+            Self::Man(args) => man::run(&args, Cli::command()),
+            Self::Monitor { id } => {
+                // Whoever started us may have had its own plans with signals.
+                sys::unblock_signals()?;
+                bathy_sandbox::monitor::run(&id)?;
+                Ok(0)
+            }
+            Self::ProbeKvm => doctor::probe_kvm(),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -55,22 +181,12 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(OUR_FAILURE) } else { ExitCode::SUCCESS };
         }
     };
-    let outcome = match cli.verb {
-        Verb::Run(args) => run::run(args),
-        Verb::Setup(args) => setup::run(&args),
-        Verb::Doctor(args) => doctor::run(&args),
-        Verb::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut io::stdout());
-            Ok(0)
-        }
-        Verb::ProbeKvm => doctor::probe_kvm(),
-    };
-    match outcome {
+    match cli.verb.run() {
         Ok(code) => ExitCode::from(code),
         // Like any program whose reader has gone away.
-        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::from(run::BROKEN_PIPE),
+        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::from(verdict::BROKEN_PIPE),
         Err(error) => {
-            output::note(chain(error.as_ref()));
+            output::failure(error.as_ref());
             ExitCode::from(OUR_FAILURE)
         }
     }
@@ -80,14 +196,26 @@ fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// An error with its sources: printed once, here.
-fn chain(error: &dyn Error) -> String {
-    let mut text = escape::text(&error.to_string());
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&escape::text(&cause.to_string()));
-        source = cause.source();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
     }
-    text
+
+    #[test]
+    fn a_command_keeps_its_own_options() {
+        for line in [
+            "bathy exec -i web ls -l --json",
+            "bathy exec -i web -- ls -l --json",
+            "bathy exec web -i -- ls -l --json",
+            "bathy exec web -i ls -l --json",
+        ] {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let Verb::Exec(args) = cli.verb else { panic!("{line} is not read as exec") };
+            assert_eq!(args.words(), (true, "web", vec!["ls", "-l", "--json"]), "{line}");
+        }
+    }
 }

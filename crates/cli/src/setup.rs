@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let image = store.ensure(&image_recipe, &[IMAGE_FILE, IMAGE_CONFIG], &mut |step| progress.step(step))?;
     drop(progress);
     if args.json {
-        output::line(json!({ "kernel": kernel.manifest, "image": image.manifest }))?;
+        output::json(&json!({ "kernel": kernel.manifest, "image": image.manifest }))?;
     } else {
         output::line(format_args!(
             "guest kernel {} and image {} ({}) are ready",

@@ -1,25 +1,47 @@
-//! The command line's unsafe code: catching the signals that mean "stop".
+//! The command line's unsafe code: signals as descriptors.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
 /// A descriptor that becomes readable when somebody asks us to stop (Ctrl-C, termination, hang-up). The signals no
-/// longer end us by themselves, so that the sandbox can be ended first.
+/// longer end us by themselves, so that the sandbox can be ended, or the terminal mended, first.
 pub fn stop_signals() -> io::Result<OwnedFd> {
+    signals(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
+}
+
+/// A descriptor that becomes readable when the size of the terminal has changed.
+pub fn resize_signals() -> io::Result<OwnedFd> {
+    signals(&[libc::SIGWINCH])
+}
+
+fn signals(wanted: &[i32]) -> io::Result<OwnedFd> {
     // SAFETY: the set is initialized by sigemptyset before use; the descriptor returned is ours alone.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-            libc::sigaddset(&raw mut set, signal);
+        for signal in wanted {
+            libc::sigaddset(&raw mut set, *signal);
         }
         if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) < 0 {
             return Err(io::Error::last_os_error());
         }
-        match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) {
+        match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
             fd if fd < 0 => Err(io::Error::last_os_error()),
             fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+/// Lets every signal through again: a process that outlives the one that started it does not inherit its reserve.
+pub fn unblock_signals() -> io::Result<()> {
+    // SAFETY: the set is initialized by sigemptyset before use.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        match libc::sigprocmask(libc::SIG_SETMASK, &raw const set, ptr::null_mut()) {
+            result if result < 0 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
         }
     }
 }

@@ -1,0 +1,82 @@
+//! The audit record of a sandbox that is not kept: what a monitor writes down for one that is.
+
+use std::error::Error;
+
+use bathy_audit::{Actor, Event, Log, What};
+use bathy_protocol::{Exec, WorkEnd};
+use bathy_sandbox::{Engine, Outcome, Paths, Policy, SandboxSpec, audit_log, command, ending, name};
+
+/// A sandbox in the record.
+pub struct Record {
+    log: Log,
+    id: String,
+    tag: u64,
+}
+
+impl Record {
+    /// Writes down that a sandbox is made for one command. What cannot be recorded is not done.
+    pub fn begin(
+        paths: &Paths,
+        spec: &SandboxSpec,
+        engine: Engine,
+        exec: &Exec,
+    ) -> Result<Self, Box<dyn Error>> {
+        let record =
+            Self { log: audit_log(paths, &Policy::load()?)?, id: name::new_id()?, tag: command::new_tag()? };
+        let created = What::SandboxCreated {
+            image: spec.image.clone(),
+            engine: serde_json::to_value(engine)?.as_str().unwrap_or_default().to_owned(),
+            memory: spec.memory.0,
+            disk: spec.disk.0,
+            security: spec.security.as_str().to_owned(),
+            processes: Some(spec.processes.into()),
+            cpu: None,
+            max_duration_ms: spec.max_duration.map(|limit| limit.as_millis()),
+            idle_timeout_ms: None,
+        };
+        record.append([created, command::exec_started(exec, record.tag, None)])?;
+        Ok(record)
+    }
+
+    /// Writes down how it ended. `outcome` is nothing if that is not known.
+    pub fn end(&self, outcome: Option<&Outcome>) -> Result<(), Box<dyn Error>> {
+        let exit = match outcome {
+            Some(Outcome::Exited(exit)) => command::exit_text(&WorkEnd::Exited(*exit)),
+            Some(Outcome::Refused(refused)) => command::exit_text(&WorkEnd::Refused(refused.message.clone())),
+            Some(Outcome::TimedOut) => "timeout".to_owned(),
+            Some(Outcome::Interrupted) => "interrupted".to_owned(),
+            Some(Outcome::BrokenPipe) => "its output was closed".to_owned(),
+            _ => "the sandbox ended".to_owned(),
+        };
+        let cause = match outcome {
+            Some(Outcome::SandboxEnded { cause, .. }) => ending::describe(cause),
+            Some(_) => "its command was done".to_owned(),
+            None => "its keeper was gone".to_owned(),
+        };
+        let mut events = Vec::new();
+        if matches!(outcome, Some(Outcome::TimedOut)) {
+            events.push(What::LimitHit {
+                limit: "duration".to_owned(),
+                detail: "the command was ended".to_owned(),
+            });
+        }
+        events.push(What::ExecEnded { exec: command::tag_text(self.tag), job: None, exit });
+        events.push(What::SandboxEnded { cause });
+        events.push(What::SandboxRemoved);
+        self.append(events)
+    }
+
+    /// The command's number.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    fn append(&self, events: impl IntoIterator<Item = What>) -> Result<(), Box<dyn Error>> {
+        let actor = Actor::this_process("bathy run");
+        let events: Vec<Event> = events
+            .into_iter()
+            .map(|what| Event::now(actor.clone(), what).in_sandbox(self.id.clone(), None))
+            .collect();
+        Ok(self.log.append(&events)?)
+    }
+}

@@ -1,0 +1,279 @@
+//! The options that describe a sandbox: the same for every verb that makes one.
+//!
+//! Three layers, each over the one before: what is usual, a file, the options. Each option is therefore optional here,
+//! and has its default where [`SandboxSpec`] has it.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bathy_protocol::launch::UmlMode;
+use bathy_sandbox::config::{self, Layers};
+use bathy_sandbox::policy::Policy;
+use bathy_sandbox::spec::{CpuQuota, Seconds, Security, label, variable};
+use bathy_sandbox::{Engine, SandboxSpec, Size};
+use serde_json::Value;
+
+use crate::{escape, output, time};
+
+/// A description of a sandbox, in options.
+#[derive(clap::Args, Debug, Default)]
+pub struct SpecArgs {
+    /// Read the description of the sandbox from this file; options win over it. [default: ./bathysphere.toml, if it exists]
+    #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
+    config: Option<PathBuf>,
+    /// Do not use ./bathysphere.toml.
+    #[arg(long, conflicts_with = "config", help_heading = "Sandbox")]
+    no_config: bool,
+    /// The root image. [default: default]
+    #[arg(long, help_heading = "Sandbox")]
+    image: Option<String>,
+    /// The engine: auto, kvm or uml. [default: auto]
+    #[arg(long, value_parser = parse_engine, help_heading = "Sandbox")]
+    engine: Option<Engine>,
+    /// How the uml engine contains guest processes: seccomp (fast) or ptrace (users inside the guest are kept apart).
+    /// [default: seccomp]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode, help_heading = "Sandbox")]
+    uml_mode: Option<UmlMode>,
+    /// How far the sandbox holds its own commands back: default or restricted (not root, no new privileges, a read-only
+    /// root). [default: default]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_security, help_heading = "Sandbox")]
+    security: Option<Security>,
+    /// Leave the root writable in a restricted sandbox.
+    #[arg(long, help_heading = "Sandbox")]
+    writable_root: bool,
+    /// A label, to find the sandbox by. Can be repeated.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = label, help_heading = "Sandbox")]
+    label: Vec<(String, String)>,
+    /// Set an environment variable. Can be repeated.
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable, help_heading = "Sandbox")]
+    env: Vec<(String, Vec<u8>)>,
+    /// Working directory in the sandbox.
+    #[arg(short, long, value_name = "PATH", help_heading = "Sandbox")]
+    workdir: Option<String>,
+    /// User in the sandbox: a name or number, with :group if wanted.
+    #[arg(short, long, help_heading = "Sandbox")]
+    user: Option<String>,
+    /// Guest memory. [default: 512M]
+    #[arg(short, long, value_name = "SIZE", help_heading = "Limits")]
+    memory: Option<Size>,
+    /// Processors. [default: 1]
+    #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
+    cpus: Option<u32>,
+    /// Share of processor time, such as 0.5 for half of one. [default: all of --cpus]
+    #[arg(long, value_name = "CPUS", help_heading = "Limits")]
+    cpu_quota: Option<CpuQuota>,
+    /// Size of the writable disk. [default: 4G]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    disk: Option<Size>,
+    /// The most processes of the guest. [default: 1024]
+    #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
+    processes: Option<u32>,
+    /// The most that is kept of output and console. [default: 16M]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    log_size: Option<Size>,
+    /// End the sandbox after this time, such as 90s, 15m or 2h. [default: never]
+    #[arg(long, value_name = "TIME", help_heading = "Limits")]
+    max_duration: Option<Seconds>,
+    /// End the sandbox when nobody has used it for this time. [default: never]
+    #[arg(long, value_name = "TIME", help_heading = "Limits")]
+    idle_timeout: Option<Seconds>,
+    /// How long the guest may take to get ready, in seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds, hide = true)]
+    ready_timeout: Option<Duration>,
+}
+
+impl SpecArgs {
+    /// All layers together, within what the operator allows. `command` is the main command, if there is one.
+    pub fn spec(&self, command: &[OsString]) -> Result<SandboxSpec, Box<dyn Error>> {
+        let policy = Policy::load()?;
+        let usual = config::find(Path::new("."));
+        let file = self.file(usual.as_deref());
+        if self.config.is_none() && file.is_some() {
+            output::note(format_args!("using ./{}", config::FILE_NAME));
+        }
+        let spec = self.layered(Layers::over(&policy.defaults()), file)?;
+        let command = command_texts(command)?;
+        let command = if command.is_empty() { spec.command.clone() } else { command };
+        let allowed = policy.apply(SandboxSpec { command, ..spec })?;
+        for note in &allowed.notes {
+            output::note(escape::text(note));
+        }
+        Ok(allowed.spec.checked()?)
+    }
+
+    /// The file to use, if any.
+    fn file<'a>(&'a self, usual: Option<&'a Path>) -> Option<&'a Path> {
+        self.config.as_deref().or_else(|| usual.filter(|_| !self.no_config))
+    }
+
+    fn layered(&self, mut layers: Layers, file: Option<&Path>) -> Result<SandboxSpec, Box<dyn Error>> {
+        if let Some(file) = file {
+            layers = layers.file(file)?;
+        }
+        let text =
+            |(name, value): &(String, Vec<u8>)| (name.clone(), String::from_utf8_lossy(value).into_owned());
+        let env: BTreeMap<String, String> = self.env.iter().map(text).collect();
+        let labels: BTreeMap<String, String> = self.label.iter().cloned().collect();
+        let ready = self.ready_timeout.map(|time| u64::try_from(time.as_millis())).transpose()?;
+        let spec = layers
+            .set_some("image", self.image.as_ref())
+            .set_some("engine", self.engine)
+            .set_some("uml_mode", self.uml_mode)
+            .set_some("security", self.security)
+            .set_some("writable_root", self.writable_root.then_some(true))
+            .set_some("labels", Some(labels).filter(|labels| !labels.is_empty()))
+            .set_some("env", Some(env).filter(|env| !env.is_empty()))
+            .set_some("workdir", self.workdir.as_ref())
+            .set_some("user", self.user.as_ref())
+            .set_some("memory", self.memory)
+            .set_some("cpus", self.cpus)
+            .set_some("cpu_quota", self.cpu_quota)
+            .set_some("disk", self.disk)
+            .set_some("processes", self.processes)
+            .set_some("log_size", self.log_size)
+            .set_some("max_duration", self.max_duration)
+            .set_some("idle_timeout", self.idle_timeout)
+            .set_some("ready_timeout_ms", ready)
+            .build()?;
+        Ok(spec)
+    }
+}
+
+/// A kept sandbox's command is written down, so it has to be text.
+fn command_texts(command: &[OsString]) -> Result<Vec<String>, String> {
+    command
+        .iter()
+        .map(|argument| {
+            argument.to_str().map(str::to_owned).ok_or_else(|| {
+                format!("{argument:?} is not UTF-8, which the main command of a sandbox has to be. Use `bathy exec` for it")
+            })
+        })
+        .collect()
+}
+
+fn parse_engine(text: &str) -> Result<Engine, String> {
+    serde_json::from_value(Value::from(text)).map_err(|_| "the engines are auto, kvm and uml".to_owned())
+}
+
+fn parse_mode(text: &str) -> Result<UmlMode, String> {
+    serde_json::from_value(Value::from(text)).map_err(|_| "the modes are seccomp and ptrace".to_owned())
+}
+
+/// Reads a level of security.
+pub fn parse_security(text: &str) -> Result<Security, String> {
+    serde_json::from_value(Value::from(text)).map_err(|_| "the levels are default and restricted".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        spec: SpecArgs,
+    }
+
+    fn args(line: &[&str]) -> SpecArgs {
+        Line::try_parse_from([&["test"], line].concat()).unwrap().spec
+    }
+
+    fn layered(line: &[&str], file: &str) -> Result<SandboxSpec, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(config::FILE_NAME);
+        std::fs::write(&path, file).unwrap();
+        args(line).layered(Layers::new(), Some(&path)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn options_win_over_the_file_and_the_file_over_defaults() {
+        let file = "memory = \"1G\"\ncpu_quota = 0.25\nsecurity = \"restricted\"";
+        let spec = layered(&["-m", "256M", "--max-duration", "15m"], file).unwrap();
+        assert_eq!(spec.memory.to_string(), "256M");
+        assert_eq!(spec.cpu_quota.unwrap().to_string(), "0.25");
+        assert_eq!(spec.security, Security::Restricted);
+        assert_eq!(spec.max_duration.unwrap().to_string(), "15m");
+        assert_eq!(spec.disk, SandboxSpec::default().disk);
+        assert_eq!(layered(&["--security", "default"], file).unwrap().security, Security::Default);
+    }
+
+    #[test]
+    fn variables_and_labels_are_joined() {
+        let spec = layered(
+            &["-e", "A=option", "-e", "B=option", "-l", "team=a"],
+            "[env]\nA = \"file\"\nC = \"file\"\n[labels]\nuse = \"test\"",
+        )
+        .unwrap();
+        let pairs = |map: BTreeMap<String, String>| {
+            map.into_iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(spec.env), ["A=option", "B=option", "C=file"]);
+        assert_eq!(pairs(spec.labels), ["team=a", "use=test"]);
+    }
+
+    #[test]
+    fn no_option_leaves_everything_as_it_is() {
+        assert_eq!(layered(&[], "").unwrap(), SandboxSpec::default());
+    }
+
+    #[test]
+    fn the_help_tells_the_defaults_as_they_are() {
+        let help = <Line as clap::CommandFactory>::command().render_long_help().to_string();
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let usual = SandboxSpec::default();
+        for (option, default) in [
+            ("--image", usual.image),
+            ("--memory", usual.memory.to_string()),
+            ("--cpus", usual.cpus.to_string()),
+            ("--disk", usual.disk.to_string()),
+            ("--processes", usual.processes.to_string()),
+            ("--log-size", usual.log_size.to_string()),
+        ] {
+            let (_, after) = words.split_once(&format!("{option} <")).unwrap();
+            let (_, told) = after.split_once("[default: ").unwrap();
+            assert_eq!(told.split(']').next(), Some(default.as_str()), "{option}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named() {
+        let error = layered(&[], "memroy = \"1G\"").unwrap_err();
+        assert!(error.contains("memroy") && error.contains("memory"), "{error}");
+    }
+
+    #[test]
+    fn the_usual_file_can_be_replaced_and_ignored() {
+        let usual = Path::new("usual");
+        assert_eq!(args(&[]).file(Some(usual)), Some(usual));
+        assert_eq!(args(&[]).file(None), None);
+        assert_eq!(args(&["--no-config"]).file(Some(usual)), None);
+        assert_eq!(args(&["--config", "other"]).file(Some(usual)), Some(Path::new("other")));
+    }
+
+    #[test]
+    fn impossible_options_are_refused() {
+        for line in [
+            ["--engine", "qemu"],
+            ["--security", "paranoid"],
+            ["--uml-mode", "fast"],
+            ["--memory", "lots"],
+            ["--max-duration", "soon"],
+            ["--label", "nokey"],
+            ["--env", "=x"],
+            ["--cpu-quota", "much"],
+        ] {
+            assert!(Line::try_parse_from(["test", line[0], line[1]]).is_err(), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_main_command_is_text() {
+        use std::os::unix::ffi::OsStringExt;
+        assert!(command_texts(&[OsString::from_vec(vec![0xff])]).unwrap_err().contains("UTF-8"));
+    }
+}
