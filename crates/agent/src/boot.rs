@@ -12,12 +12,16 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::fs::Mode;
-use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
+use bathy_protocol::Restriction;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, mount, mount_bind, mount_move, mount_remount};
 use thiserror::Error;
 
-use crate::sys;
+use crate::processes::Processes;
+use crate::sys::{self, MountLimits};
 
+/// This program, as long as the initramfs is the root.
+const OWN_PROGRAM: &str = "/init";
 const IMAGE_DISK: &str = "/dev/vda";
 const LAYER_DISK: &str = "/dev/vdb";
 /// The control port's name begins so; the number that follows depends on the engine's order of devices.
@@ -42,8 +46,20 @@ pub enum BootError {
     Port(io::Error),
 }
 
-/// Mounts everything, enters the new root and returns the open control port.
-pub fn prepare_root() -> Result<OwnedFd, BootError> {
+/// What the boot leaves open.
+pub struct Booted {
+    /// The control port.
+    pub port: OwnedFd,
+    /// This program, which no path leads to any more.
+    pub own_program: OwnedFd,
+    /// The root of the writable layer, which no path leads to either.
+    pub layer: OwnedFd,
+    /// The list of processes.
+    pub processes: Processes,
+}
+
+/// Mounts everything and enters the new root.
+pub fn prepare_root(restricted: Option<Restriction>) -> Result<Booted, BootError> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::process::umask(Mode::empty());
     for folder in ["/dev", "/image", "/layer", "/root"] {
@@ -64,6 +80,8 @@ pub fn prepare_root() -> Result<OwnedFd, BootError> {
         MountFlags::empty(),
         Some(c"lowerdir=/image,upperdir=/layer/upper,workdir=/layer/work"),
     )?;
+    let own_program = hold(OWN_PROGRAM, OFlags::empty())?;
+    let layer = hold("/layer", OFlags::DIRECTORY)?;
     attach("proc", "proc", "/root/proc", plain | MountFlags::NOEXEC, None)?;
     attach("sysfs", "sysfs", "/root/sys", plain | MountFlags::NOEXEC, None)?;
     attach("tmpfs", "tmpfs", "/root/run", plain, Some(c"mode=755"))?;
@@ -76,7 +94,8 @@ pub fn prepare_root() -> Result<OwnedFd, BootError> {
         "devpts",
         "/root/dev/pts",
         MountFlags::NOSUID | MountFlags::NOEXEC,
-        Some(c"mode=620,ptmxmode=666"),
+        // Group 5 is the terminals' own wherever there is such a group.
+        Some(c"gid=5,mode=620,ptmxmode=666"),
     )?;
     make_folder("/root/dev/shm", 0o1777)?;
     attach("tmpfs", "tmpfs", "/root/dev/shm", plain, Some(c"mode=1777"))?;
@@ -86,7 +105,39 @@ pub fn prepare_root() -> Result<OwnedFd, BootError> {
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     rustix::system::sethostname(b"sandbox")
         .map_err(|error| BootError::Prepare("the host name", error.into()))?;
-    open_port()
+    let processes = Processes::open().map_err(|error| BootError::Prepare("/proc", error))?;
+    if let Some(restriction) = restricted {
+        restrict(restriction)?;
+    }
+    Ok(Booted { port: open_port()?, own_program, layer, processes })
+}
+
+/// Opens something that will have no path, to be used by its descriptor.
+fn hold(path: &'static str, flags: OFlags) -> Result<OwnedFd, BootError> {
+    rustix::fs::open(path, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| BootError::Prepare(path, error.into()))
+}
+
+/// What a restricted sandbox has for all its processes alike.
+fn restrict(restriction: Restriction) -> Result<(), BootError> {
+    // In a user namespace of its own anybody has every capability.
+    fs::write("/proc/sys/user/max_user_namespaces", "0")
+        .map_err(|error| BootError::Prepare("the limit of user namespaces", error))?;
+    sys::limit_mounts(MountLimits { read_only_root: !restriction.writable_root })
+        .map_err(|error| BootError::Prepare("the restricted mounts", error))
+}
+
+/// Leaves the disk as clean as can be. Whatever fails costs a check of the file system at the next boot, no more.
+pub fn leave_root(layer: &OwnedFd) {
+    rustix::fs::sync();
+    // The upper file system first, which writes to the lower one.
+    let root = mount_remount("/", MountFlags::RDONLY, "");
+    let disk = rustix::process::fchdir(layer).and_then(|()| mount_remount(".", MountFlags::RDONLY, ""));
+    for (what, outcome) in [("root", root), ("disk", disk)] {
+        if let Err(error) = outcome {
+            eprintln!("bathysphere agent: the {what} stays writable until the end: {error}");
+        }
+    }
 }
 
 fn enter_root() -> Result<(), BootError> {

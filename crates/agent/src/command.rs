@@ -1,7 +1,7 @@
 //! One running command: its pipes, its windows, its end.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use bathy_protocol::frame;
 use bathy_protocol::message::encode;
@@ -9,7 +9,9 @@ use bathy_protocol::{Channel, Exit, ReceiveWindow, SendWindow, StdChannel, ToGue
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::processes::Processes;
 use crate::spawn::Started;
+use crate::terminal;
 
 /// One output of a command.
 pub struct Output {
@@ -30,7 +32,7 @@ pub struct Command {
     pub stream: u32,
     /// Its process number.
     pub pid: u32,
-    /// The write end of its standard input, until it is closed.
+    /// The write end of its standard input, or our end of its terminal, until it is closed.
     pub stdin: Option<OwnedFd>,
     /// Standard output and error.
     pub outputs: [Output; 2],
@@ -38,6 +40,10 @@ pub struct Command {
     pub exit: Option<Exit>,
     /// Whether the present conversation knows it.
     pub attached: bool,
+    /// Nobody waits for it: only its end is still reported.
+    pub abandoned: bool,
+    /// Whether its input and output are a terminal.
+    pub terminal: bool,
     input: VecDeque<u8>,
     input_window: ReceiveWindow,
     input_ended: bool,
@@ -46,15 +52,19 @@ pub struct Command {
 impl Command {
     /// Takes over a process that was just started for `stream`.
     pub fn new(stream: u32, started: Started) -> Self {
-        let output =
-            |which, pipe| Output { which, pipe: Some(pipe), window: SendWindow::default(), left: None };
+        let output = |which, pipe| Output { which, pipe, window: SendWindow::default(), left: None };
         Self {
             stream,
             pid: started.pid,
             stdin: started.stdin,
-            outputs: [output(StdChannel::Stdout, started.stdout), output(StdChannel::Stderr, started.stderr)],
+            outputs: [
+                output(StdChannel::Stdout, Some(started.stdout)),
+                output(StdChannel::Stderr, started.stderr),
+            ],
             exit: None,
             attached: true,
+            abandoned: false,
+            terminal: started.terminal,
             input: VecDeque::new(),
             input_window: ReceiveWindow::default(),
             input_ended: false,
@@ -82,6 +92,7 @@ impl Command {
                 break;
             }
             match rustix::io::write(stdin, chunk) {
+                Ok(0) => break,
                 Ok(written) => {
                     self.input.drain(..written);
                     if let Some(bytes) = self.input_window.consumed(written) {
@@ -113,8 +124,13 @@ impl Command {
         let room = output.window.open().min(buffer.len()).min(output.left.unwrap_or(usize::MAX));
         let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
         match rustix::io::read(pipe, &mut *buffer) {
-            Ok(0) => {
+            // A terminal that nobody has open any more fails instead of ending.
+            Ok(0) | Err(Errno::IO) => {
                 output.pipe = None;
+                if self.terminal {
+                    self.stdin = None;
+                    self.input.clear();
+                }
                 say(self.stream, &ToHost::Eof(output.which), outbox);
             }
             Ok(count) => {
@@ -138,7 +154,9 @@ impl Command {
         self.exit = Some(exit);
         for output in &mut self.outputs {
             let waiting = output.pipe.as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
-            output.left = Some(waiting.and_then(|count| usize::try_from(count).ok()).unwrap_or(0));
+            let waiting = waiting.and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
+            // A terminal counts only what has come all the way through it.
+            output.left = Some(if self.terminal { terminal::CAPACITY } else { waiting });
         }
     }
 
@@ -159,6 +177,8 @@ impl Command {
                 }
                 Ok(())
             }
+            // A terminal's input has no end: programs are told by a character.
+            ToGuest::CloseStdin if self.terminal => Ok(()),
             ToGuest::CloseStdin => {
                 self.input_ended = true;
                 if self.input.is_empty() {
@@ -181,7 +201,32 @@ impl Command {
                 self.input.clear();
                 Ok(())
             }
-            ToGuest::Hello(_) | ToGuest::PowerOff | ToGuest::Exec(_) => Ok(()),
+            ToGuest::Resize(size) => {
+                if let Some(master) = self.stdin.as_ref().filter(|_| self.terminal) {
+                    // Fails only if the terminal is gone already.
+                    let _ = terminal::resize(master.as_fd(), *size);
+                }
+                Ok(())
+            }
+            ToGuest::Hello(_)
+            | ToGuest::PowerOff { .. }
+            | ToGuest::Exec(_)
+            | ToGuest::Transfer(_)
+            | ToGuest::Abandon => Ok(()),
+        }
+    }
+
+    /// Nobody waits for it any more: it is ended, and only its end is reported.
+    pub fn abandon(&mut self, processes: &Processes) {
+        self.abandoned = true;
+        if self.exit.is_none() {
+            processes.end_session(self.pid);
+        }
+        // The programs of a terminal are hung up by this, too.
+        self.stdin = None;
+        self.input.clear();
+        for output in &mut self.outputs {
+            output.pipe = None;
         }
     }
 

@@ -5,28 +5,58 @@
 
 mod boot;
 mod command;
+mod processes;
 mod server;
+mod shutdown;
 mod spawn;
 mod sys;
+mod terminal;
+mod transfer;
 mod users;
 
+use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bathy_protocol::Restriction;
+use rustix::process::{Pid, Signal};
 use rustix::system::RebootCommand;
 
-fn main() {
-    let pid1_unix_ns = unix_ns();
-    let outcome = boot::prepare_root().map_err(|error| error.to_string()).and_then(|port| {
-        let boot = server::BootTimes { pid1_unix_ns, mounted_unix_ns: unix_ns() };
-        server::Server::new(port, boot).and_then(|mut server| server.run()).map_err(|error| error.to_string())
-    });
-    if let Err(message) = outcome {
-        // Standard error is the kernel's console: the keeper shows its last lines when a guest does not get ready.
+use crate::boot::Booted;
+use crate::server::{BootTimes, Resources, Server};
+use crate::spawn::Launcher;
+
+/// A word of the kernel's command line, after `--`: every command is restricted.
+const RESTRICTED: &str = "restricted";
+/// Another: the root of a restricted sandbox stays writable.
+const WRITABLE_ROOT: &str = "writable-root";
+
+fn main() -> ExitCode {
+    if rustix::process::getpid() != Pid::INIT {
+        return transfer::main(std::env::args_os());
+    }
+    let has = |word| std::env::args_os().any(|argument| argument == word);
+    let restricted = has(RESTRICTED).then(|| Restriction { writable_root: has(WRITABLE_ROOT) });
+    // Standard error is the kernel's console: the keeper shows its last lines when a guest does not get ready.
+    if let Err(message) = be_init(restricted) {
         eprintln!("bathysphere agent: {message}");
     }
     rustix::fs::sync();
     // Only fails without CAP_SYS_BOOT; then PID 1 returns, the kernel panics, and the sandbox ends all the same.
     let _ = rustix::system::reboot(RebootCommand::PowerOff);
+    ExitCode::FAILURE
+}
+
+fn be_init(restricted: Option<Restriction>) -> Result<(), String> {
+    let pid1_unix_ns = unix_ns();
+    let Booted { port, own_program, layer, processes } =
+        boot::prepare_root(restricted).map_err(|error| error.to_string())?;
+    let times = BootTimes { pid1_unix_ns, mounted_unix_ns: unix_ns() };
+    let resources = Resources { port, launcher: Launcher { restricted, own_program }, processes };
+    let outcome = Server::new(resources, times).and_then(|mut server| server.run());
+    // Nobody is left, unless the server failed or somebody is stuck.
+    sys::signal_everybody(Signal::KILL.as_raw());
+    boot::leave_root(&layer);
+    outcome.map_err(|error| error.to_string())
 }
 
 /// The wall clock, as nanoseconds since 1970.

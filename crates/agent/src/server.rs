@@ -7,17 +7,23 @@ use std::time::Duration;
 
 use bathy_protocol::message::decode;
 use bathy_protocol::{
-    CONNECTION, Decoder, Exec, Exit, FrameError, Hello, MAX_REQUEST, MAX_STREAMS, MessageError, Ready,
-    RefusalKind, Refused, ToGuest, ToHost, VERSION, WindowError,
+    CONNECTION, Decoder, Exit, FrameError, Hello, MAX_REQUEST, MessageError, Ready, Refused, ToGuest, ToHost,
+    VERSION, WindowError,
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{WaitOptions, WaitStatus, wait};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use thiserror::Error;
 
 use crate::boot::{self, BootError};
 use crate::command::{Command, is_input, say};
-use crate::{spawn, sys, unix_ns};
+use crate::processes::Processes;
+use crate::shutdown::Shutdown;
+use crate::spawn::{Launcher, Started, bad_request};
+use crate::{sys, unix_ns};
+
+/// How many commands and copies may run at once. Each has three descriptors here, of the usual 1024.
+const MAX_COMMANDS: usize = 256;
 
 /// Output is not read from the commands while this much waits for the host.
 const OUTBOX_LIMIT: usize = 256 * 1024;
@@ -57,9 +63,21 @@ impl BootTimes {
     }
 }
 
+/// What the server works with.
+pub struct Resources {
+    /// The open control port.
+    pub port: OwnedFd,
+    /// What starts commands.
+    pub launcher: Launcher,
+    /// Everybody who runs.
+    pub processes: Processes,
+}
+
 /// Everything the agent knows.
 pub struct Server {
     port: OwnedFd,
+    launcher: Launcher,
+    processes: Processes,
     /// Whether the host's side was there since the port was opened: it took something. That something came proves
     /// nothing, for data may overtake the message that the host has opened its side.
     connected: bool,
@@ -68,7 +86,7 @@ pub struct Server {
     decoder: Decoder,
     outbox: Vec<u8>,
     commands: Vec<Command>,
-    powering_off: bool,
+    shutdown: Option<Shutdown>,
 }
 
 /// What a descriptor of the poll set belongs to.
@@ -82,23 +100,25 @@ enum Source {
 
 impl Server {
     /// A server on the open control port.
-    pub fn new(port: OwnedFd, boot: BootTimes) -> Result<Self, ServerError> {
+    pub fn new(resources: Resources, boot: BootTimes) -> Result<Self, ServerError> {
         Ok(Self {
-            port,
+            port: resources.port,
+            launcher: resources.launcher,
+            processes: resources.processes,
             connected: false,
             children: sys::child_signals()?,
             boot,
             decoder: Decoder::new(MAX_REQUEST),
             outbox: Vec::new(),
             commands: Vec::new(),
-            powering_off: false,
+            shutdown: None,
         })
     }
 
-    /// Serves until the host asks for the power to be turned off.
+    /// Serves until the host asks for the power to be turned off, and everybody had time to end.
     pub fn run(&mut self) -> Result<(), ServerError> {
         let mut buffer = vec![0u8; BUFFER];
-        while !self.powering_off {
+        loop {
             for (source, events) in self.wait()? {
                 match source {
                     Source::Port => self.serve_port(events, &mut buffer)?,
@@ -117,8 +137,11 @@ impl Server {
             }
             self.drain_finished(&mut buffer);
             self.flush()?;
+            let all_said = self.outbox.is_empty() && !self.commands.iter().any(|command| command.attached);
+            if self.shutdown.as_mut().is_some_and(|shutdown| shutdown.is_over(&self.processes, all_said)) {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     fn wait(&self) -> Result<Vec<(Source, PollFlags)>, ServerError> {
@@ -143,7 +166,8 @@ impl Server {
                 }
             }
         }
-        match poll(&mut fds, None) {
+        let pause = self.shutdown.as_ref().and_then(|shutdown| Timespec::try_from(shutdown.pause()).ok());
+        match poll(&mut fds, pause.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
@@ -184,13 +208,22 @@ impl Server {
     fn obey(&mut self, stream: u32, message: &ToGuest) -> Result<(), ServerError> {
         match message {
             ToGuest::Hello(hello) => self.greet(hello),
-            ToGuest::PowerOff => {
-                self.powering_off = true;
-                sys::end_everybody();
+            ToGuest::PowerOff { grace_ms } => {
+                self.power_off(Duration::from_millis((*grace_ms).into()));
                 Ok(())
             }
             ToGuest::Exec(request) => {
-                self.exec(stream, request);
+                self.start(stream, |launcher| launcher.exec(request));
+                Ok(())
+            }
+            ToGuest::Transfer(request) => {
+                self.start(stream, |launcher| launcher.transfer(request));
+                Ok(())
+            }
+            ToGuest::Abandon => {
+                if let Some(command) = self.commands.iter_mut().find(|command| command.stream == stream) {
+                    command.abandon(&self.processes);
+                }
                 Ok(())
             }
             other => match self.find(stream) {
@@ -222,14 +255,17 @@ impl Server {
         Ok(())
     }
 
-    fn exec(&mut self, stream: u32, request: &Exec) {
-        let refuse = |message: &str| Refused { kind: RefusalKind::BadRequest, message: message.to_owned() };
+    fn start(&mut self, stream: u32, start: impl FnOnce(&Launcher) -> Result<Started, Refused>) {
         let started = if stream == CONNECTION || self.find(stream).is_some() {
-            Err(refuse("the stream is in use"))
-        } else if self.commands.len() >= MAX_STREAMS {
-            Err(refuse("too many commands run at once in this sandbox"))
+            Err(bad_request("the stream is in use"))
+        } else if self.shutdown.is_some() {
+            Err(bad_request("the sandbox is shutting down"))
+        } else if self.commands.len() >= MAX_COMMANDS {
+            Err(bad_request(&format!(
+                "{MAX_COMMANDS} commands run in this sandbox already, which is the most"
+            )))
         } else {
-            spawn::start(request)
+            start(&self.launcher)
         };
         match started {
             Ok(started) => {
@@ -237,6 +273,24 @@ impl Server {
                 self.commands.push(Command::new(stream, started));
             }
             Err(refused) => say(stream, &ToHost::Refused(refused), &mut self.outbox),
+        }
+    }
+
+    fn power_off(&mut self, grace: Duration) {
+        if let Some(shutdown) = &mut self.shutdown {
+            shutdown.hurry(grace);
+            return;
+        }
+        self.shutdown = Some(Shutdown::begin(grace));
+        if grace.is_zero() {
+            return;
+        }
+        // An interactive shell ignores the usual request, and ends when its terminal is hung up.
+        for command in self.commands.iter().filter(|command| command.terminal && command.exit.is_none()) {
+            if let Some(pid) = i32::try_from(command.pid).ok().and_then(Pid::from_raw) {
+                // Fails only if it is gone already.
+                let _ = kill_process(pid, Signal::HUP);
+            }
         }
     }
 
@@ -308,6 +362,8 @@ impl Server {
     fn end_conversation(&mut self) {
         self.decoder.reset();
         self.outbox.clear();
+        // The new conversation does not know those that nobody waits for. They are reaped without being known.
+        self.commands.retain(|command| !command.abandoned);
         self.commands.iter_mut().for_each(Command::detach);
     }
 

@@ -2,13 +2,16 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bathy_protocol::{Exec, RefusalKind, Refused};
+use bathy_protocol::{Direction, Exec, RefusalKind, Refused, Restriction, Transfer};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::sys::{self, Program, Step};
+use crate::sys::{self, Confinement, Executable, MountLimits, Program, Step};
+use crate::terminal::Terminal;
+use crate::transfer;
 use crate::users::{self, User};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -21,49 +24,156 @@ pub struct Started {
     pub stdin: Option<OwnedFd>,
     /// Where its standard output is read.
     pub stdout: OwnedFd,
-    /// Where its standard error is read.
-    pub stderr: OwnedFd,
+    /// Where its standard error is read, unless it has a terminal.
+    pub stderr: Option<OwnedFd>,
+    /// Whether standard input and output are our end of a terminal.
+    pub terminal: bool,
 }
 
-/// Starts a command, or says why not.
-pub fn start(request: &Exec) -> Result<Started, Refused> {
-    let user = users::find(&request.user).map_err(bad_request)?;
-    let argv = c_strings(&request.argv)?;
-    let Some(name) = request.argv.first().filter(|name| !name.is_empty()) else {
-        return Err(bad_request("the command is empty".to_owned()));
-    };
-    let env = c_strings(&environment(request, &user))?;
-    let cwd = c_string(request.cwd.as_deref().unwrap_or(user.home.as_bytes()))?;
-    let candidates = candidates(name, &request.env)?;
+/// Starts processes, as the sandbox's security allows.
+pub struct Launcher {
+    /// Every command of this sandbox is restricted. Its mounts are so already.
+    pub restricted: Option<Restriction>,
+    /// This program, which also is the one that copies files.
+    pub own_program: OwnedFd,
+}
 
-    let failed = |error: rustix::io::Errno| bad_request(format!("cannot make the command's pipes: {error}"));
-    let (stdin_read, stdin_write) = if request.stdin {
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-        (read, Some(write))
-    } else {
-        let null =
-            rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-        (null, None)
-    };
-    let (stdout_read, stdout_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-    let (stderr_read, stderr_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-    // Only our ends may be non-blocking: the flag belongs to the open file, and programs expect theirs to block.
-    for ours in [Some(&stdout_read), Some(&stderr_read), stdin_write.as_ref()].into_iter().flatten() {
-        rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
+impl Launcher {
+    /// Starts a command, or says why not.
+    pub fn exec(&self, request: &Exec) -> Result<Started, Refused> {
+        let user = self.user(&request.user, request.restricted.is_some())?;
+        let Some(name) = request.argv.first().filter(|name| !name.is_empty()) else {
+            return Err(bad_request("the command is empty"));
+        };
+        let candidates = candidates(name, &request.env)?;
+        let start = Start {
+            executable: Executable::Paths(&candidates),
+            name,
+            argv: c_strings(&request.argv)?,
+            env: c_strings(&environment(request, &user))?,
+            cwd: c_string(request.cwd.as_deref().unwrap_or(user.home.as_bytes()))?,
+            user: &user,
+            confinement: self.confinement(request.restricted),
+        };
+        match request.terminal {
+            Some(size) => {
+                let failed = |error| bad_request(&format!("cannot make the command's terminal: {error}"));
+                let terminal = Terminal::open(size, user.uid).map_err(failed)?;
+                let stdin = rustix::io::fcntl_dupfd_cloexec(&terminal.master, 0).map_err(failed)?;
+                let pid = start.run([terminal.slave.as_fd(); 3], true)?;
+                let (stdin, stdout) = (Some(stdin), terminal.master);
+                Ok(Started { pid, stdin, stdout, stderr: None, terminal: true })
+            }
+            None => start.with_pipes(request.stdin),
+        }
     }
 
-    let program = Program {
-        candidates: &candidates,
-        argv: &argv,
-        env: &env,
-        cwd: &cwd,
-        uid: user.uid,
-        gid: user.gid,
-        groups: &user.groups,
-        stdio: [stdin_read.as_fd(), stdout_write.as_fd(), stderr_write.as_fd()],
-    };
-    let pid = sys::start(&program).map_err(|(step, error)| refusal(step, &error, name, &cwd, &user))?;
-    Ok(Started { pid, stdin: stdin_write, stdout: stdout_read, stderr: stderr_read })
+    /// Starts the program that copies files, as the user whose files they are.
+    pub fn transfer(&self, request: &Transfer) -> Result<Started, Refused> {
+        let user = self.user(&request.user, false)?;
+        let direction = match request.direction {
+            Direction::IntoGuest => transfer::PUT,
+            Direction::OutOfGuest => transfer::GET,
+        };
+        let arguments = [transfer::PROGRAM.as_bytes(), direction.as_bytes(), &request.path, &request.name];
+        let start = Start {
+            executable: Executable::Open(self.own_program.as_fd()),
+            name: transfer::PROGRAM.as_bytes(),
+            argv: arguments.into_iter().map(c_string).collect::<Result<_, _>>()?,
+            env: Vec::new(),
+            cwd: c"/".to_owned(),
+            user: &user,
+            confinement: self.confinement(None),
+        };
+        start.with_pipes(request.direction == Direction::IntoGuest)
+    }
+
+    /// The user of this name, who is not root where root is not allowed.
+    fn user(&self, wanted: &str, restricted: bool) -> Result<User, Refused> {
+        let user = users::find(wanted).map_err(|message| bad_request(&message))?;
+        match restriction_broken(&user, self.restricted.is_some(), restricted) {
+            Some(message) => Err(bad_request(message)),
+            None => Ok(user),
+        }
+    }
+
+    fn confinement(&self, requested: Option<Restriction>) -> Confinement {
+        // A mount namespace of its own is needed only where the request goes further than the sandbox.
+        let mounts = match (self.restricted, requested) {
+            (_, None) => None,
+            (None, Some(restriction)) => Some(MountLimits { read_only_root: !restriction.writable_root }),
+            (Some(sandbox), Some(command)) => (sandbox.writable_root && !command.writable_root)
+                .then_some(MountLimits { read_only_root: true }),
+        };
+        Confinement { no_privileges: self.restricted.is_some() || requested.is_some(), mounts }
+    }
+}
+
+/// What keeps a restricted command from running as `user`.
+fn restriction_broken(user: &User, sandbox: bool, command: bool) -> Option<&'static str> {
+    let root = user.uid == 0;
+    let group = user.gid == 0 || user.groups.contains(&0);
+    match (root, group) {
+        (true, _) if sandbox => Some("this sandbox is restricted: commands cannot run as root"),
+        (true, _) if command => Some("a restricted command cannot run as root"),
+        (_, true) if sandbox => Some(
+            "this sandbox is restricted: commands cannot run in root's group; name another, like 1234:1234",
+        ),
+        (_, true) if command => {
+            Some("a restricted command cannot run in root's group; name another, like 1234:1234")
+        }
+        _ => None,
+    }
+}
+
+/// A process that is about to be started.
+struct Start<'a> {
+    executable: Executable<'a>,
+    name: &'a [u8],
+    argv: Vec<CString>,
+    env: Vec<CString>,
+    cwd: CString,
+    user: &'a User,
+    confinement: Confinement,
+}
+
+impl Start<'_> {
+    fn with_pipes(&self, stdin: bool) -> Result<Started, Refused> {
+        let failed = |error: Errno| bad_request(&format!("cannot make the command's pipes: {error}"));
+        let (stdin_read, stdin_write) = if stdin {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+            (read, Some(write))
+        } else {
+            let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(failed)?;
+            (null, None)
+        };
+        let (stdout_read, stdout_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        let (stderr_read, stderr_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        // Only our ends may be non-blocking: the flag belongs to the open file, and programs expect theirs to block.
+        for ours in [Some(&stdout_read), Some(&stderr_read), stdin_write.as_ref()].into_iter().flatten() {
+            rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
+        }
+        let pid = self.run([stdin_read.as_fd(), stdout_write.as_fd(), stderr_write.as_fd()], false)?;
+        let (stdin, stdout, stderr) = (stdin_write, stdout_read, Some(stderr_read));
+        Ok(Started { pid, stdin, stdout, stderr, terminal: false })
+    }
+
+    fn run(&self, stdio: [BorrowedFd<'_>; 3], terminal: bool) -> Result<u32, Refused> {
+        let program = Program {
+            executable: self.executable,
+            argv: &self.argv,
+            env: &self.env,
+            cwd: &self.cwd,
+            uid: self.user.uid,
+            gid: self.user.gid,
+            groups: &self.user.groups,
+            stdio,
+            terminal,
+            confinement: self.confinement,
+        };
+        sys::start(&program).map_err(|(step, error)| refusal(step, &error, self.name, &self.cwd, self.user))
+    }
 }
 
 fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &User) -> Refused {
@@ -83,18 +193,22 @@ fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &Use
         (Step::Identity, _) => {
             (RefusalKind::BadRequest, format!("cannot become user {}: {error}", user.name))
         }
+        (Step::Confinement, _) => {
+            (RefusalKind::BadRequest, format!("the command cannot be restricted: {error}"))
+        }
         (Step::Stdio, _) => (RefusalKind::BadRequest, format!("cannot connect the command's pipes: {error}")),
     };
     Refused { kind, message }
 }
 
-fn bad_request(message: String) -> Refused {
-    Refused { kind: RefusalKind::BadRequest, message }
+/// A refusal because of the request itself.
+pub fn bad_request(message: &str) -> Refused {
+    Refused { kind: RefusalKind::BadRequest, message: message.to_owned() }
 }
 
 fn c_string(bytes: &[u8]) -> Result<CString, Refused> {
     CString::new(bytes).map_err(|_| {
-        bad_request(format!(
+        bad_request(&format!(
             "{:?} contains a zero byte, which no program can be given",
             String::from_utf8_lossy(bytes)
         ))
@@ -108,6 +222,7 @@ fn c_strings(list: &[Vec<u8>]) -> Result<Vec<CString>, Refused> {
 /// The request's environment, and what every program expects besides.
 fn environment(request: &Exec, user: &User) -> Vec<Vec<u8>> {
     let mut env = request.env.clone();
+    let terminal = request.terminal.map(|_| ("TERM", "xterm"));
     let usual = [
         ("HOME", user.home.as_str()),
         ("USER", &user.name),
@@ -115,7 +230,7 @@ fn environment(request: &Exec, user: &User) -> Vec<Vec<u8>> {
         ("SHELL", &user.shell),
         ("PATH", DEFAULT_PATH),
     ];
-    for (name, value) in usual {
+    for (name, value) in usual.into_iter().chain(terminal) {
         if variable(&request.env, name).is_none() {
             env.push(format!("{name}={value}").into_bytes());
         }
@@ -165,16 +280,57 @@ mod tests {
         assert!(refused.message.contains("zero byte"));
     }
 
+    fn user(uid: u32, gid: u32, groups: &[u32]) -> User {
+        let (name, home, shell) = ("u".into(), "/h".into(), "/bin/sh".into());
+        User { name, uid, gid, groups: groups.to_vec(), home, shell }
+    }
+
+    fn launcher(restricted: Option<Restriction>) -> Launcher {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let own_program = rustix::fs::open("/proc/self/exe", flags, Mode::empty()).unwrap();
+        Launcher { restricted, own_program }
+    }
+
+    #[test]
+    fn restricted_commands_are_neither_root_nor_in_its_group() {
+        for (sandbox, command) in [(true, false), (false, true), (true, true)] {
+            for root in [user(0, 1, &[1]), user(1, 0, &[0]), user(1, 1, &[1, 0]), user(0, 0, &[])] {
+                assert!(restriction_broken(&root, sandbox, command).is_some(), "{root:?}");
+            }
+            assert_eq!(restriction_broken(&user(1, 1, &[1, 27]), sandbox, command), None);
+        }
+        assert_eq!(restriction_broken(&user(0, 0, &[0]), false, false), None);
+        let said = launcher(Some(Restriction::default())).user("0:0", false).unwrap_err();
+        assert_eq!(said.message, "this sandbox is restricted: commands cannot run as root");
+    }
+
+    #[test]
+    fn a_restricted_sandbox_restricts_whatever_is_asked() {
+        let (writable, read_only) = (Restriction { writable_root: true }, Restriction::default());
+        let of = |sandbox, command| launcher(sandbox).confinement(command);
+        assert_eq!(of(None, None), Confinement::default());
+        assert_eq!(of(Some(read_only), None), Confinement { no_privileges: true, mounts: None });
+        assert_eq!(of(Some(read_only), Some(writable)).mounts, None);
+        let stricter = Some(MountLimits { read_only_root: true });
+        assert_eq!(of(Some(writable), Some(read_only)).mounts, stricter);
+        assert_eq!(of(None, Some(read_only)), Confinement { no_privileges: true, mounts: stricter });
+        assert_eq!(of(None, Some(writable)).mounts, Some(MountLimits { read_only_root: false }));
+    }
+
+    #[test]
+    fn a_terminal_has_a_type_unless_the_request_says_which() {
+        let size = bathy_protocol::TerminalSize { rows: 1, columns: 1 };
+        let mut request = Exec { terminal: Some(size), ..Exec::default() };
+        assert_eq!(variable(&environment(&request, &user(1, 1, &[])), "TERM"), Some(b"xterm".as_slice()));
+        request.env = vec![b"TERM=vt100".to_vec()];
+        assert_eq!(variable(&environment(&request, &user(1, 1, &[])), "TERM"), Some(b"vt100".as_slice()));
+        request = Exec::default();
+        assert_eq!(variable(&environment(&request, &user(1, 1, &[])), "TERM"), None);
+    }
+
     #[test]
     fn the_request_wins_over_the_usual_environment() {
-        let user = User {
-            name: "u".into(),
-            uid: 1,
-            gid: 1,
-            groups: vec![],
-            home: "/h".into(),
-            shell: "/bin/sh".into(),
-        };
+        let user = user(1, 1, &[]);
         let request = Exec { env: vec![b"HOME=/elsewhere".to_vec()], ..Exec::default() };
         let env = environment(&request, &user);
         assert_eq!(env.iter().filter(|entry| entry.starts_with(b"HOME=")).count(), 1);

@@ -1,14 +1,39 @@
-//! The agent's unsafe code: starting a process, and two system calls that have no safe wrapper.
+//! The agent's unsafe code: starting a process, and the system calls that have no safe wrapper.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+/// What is executed.
+#[derive(Clone, Copy)]
+pub enum Executable<'a> {
+    /// Paths to try, in order.
+    Paths(&'a [CString]),
+    /// An open file, which needs no path in the sandbox's root.
+    Open(BorrowedFd<'a>),
+}
+
+/// How a process is held back beyond its user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// Nothing it executes gains a privilege, and no capability is left to gain.
+    pub no_privileges: bool,
+    /// It sees the mounts of its own, limited like [`limit_mounts`] does.
+    pub mounts: Option<MountLimits>,
+}
+
+/// What [`limit_mounts`] does besides what it always does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountLimits {
+    /// Whether the root becomes read-only. What is mounted elsewhere stays as it is.
+    pub read_only_root: bool,
+}
+
 /// A program to start, with everything decided: the child only makes system calls.
 pub struct Program<'a> {
-    /// Paths to try, in order.
-    pub candidates: &'a [CString],
+    /// The program itself.
+    pub executable: Executable<'a>,
     /// Arguments, the program's name first.
     pub argv: &'a [CString],
     /// Environment.
@@ -23,6 +48,10 @@ pub struct Program<'a> {
     pub groups: &'a [u32],
     /// Standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
+    /// Whether standard input is a terminal that becomes the session's own.
+    pub terminal: bool,
+    /// What it may not do.
+    pub confinement: Confinement,
 }
 
 /// Which step of the child failed.
@@ -32,6 +61,8 @@ pub enum Step {
     Chdir,
     /// Becoming the user.
     Identity,
+    /// Giving up privileges, limiting mounts.
+    Confinement,
     /// Standard input, output, error, session, signals.
     Stdio,
     /// Executing the program.
@@ -107,6 +138,18 @@ fn become_program(launch: &Launch<'_>) -> (Step, c_int) {
                 return failed(Step::Stdio);
             }
         }
+        if program.terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+            return failed(Step::Stdio);
+        }
+        if let Some(limits) = program.confinement.mounts
+            && (libc::unshare(libc::CLONE_NEWNS) < 0 || limit_mounts(limits).is_err())
+        {
+            return failed(Step::Confinement);
+        }
+        // Before the identity changes: dropping capabilities for good needs one.
+        if program.confinement.no_privileges && !give_up_privileges() {
+            return failed(Step::Confinement);
+        }
         let groups = program.groups;
         if libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) < 0
             || libc::syscall(libc::SYS_setresgid, program.gid, program.gid, program.gid) < 0
@@ -114,12 +157,25 @@ fn become_program(launch: &Launch<'_>) -> (Step, c_int) {
         {
             return failed(Step::Identity);
         }
+        // A change of user empties the other sets and leaves this one.
+        if program.confinement.no_privileges && !clear_capabilities() {
+            return failed(Step::Confinement);
+        }
         if libc::chdir(program.cwd.as_ptr()) < 0 {
             return failed(Step::Chdir);
         }
+        let (argv, envp) = (launch.argv.as_ptr(), launch.envp.as_ptr());
+        let candidates = match program.executable {
+            Executable::Paths(candidates) => candidates,
+            Executable::Open(file) => {
+                let (file, empty) = (file.as_raw_fd(), c"".as_ptr());
+                libc::syscall(libc::SYS_execveat, file, empty, argv, envp, libc::AT_EMPTY_PATH);
+                return failed(Step::Exec);
+            }
+        };
         let mut outcome = libc::ENOENT;
-        for candidate in program.candidates {
-            libc::execve(candidate.as_ptr(), launch.argv.as_ptr(), launch.envp.as_ptr());
+        for candidate in candidates {
+            libc::execve(candidate.as_ptr(), argv, envp);
             match io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
                 libc::ENOENT | libc::ENOTDIR => {}
                 // Like a shell: go on looking, but remember that something was there.
@@ -129,6 +185,111 @@ fn become_program(launch: &Launch<'_>) -> (Step, c_int) {
         }
         (Step::Exec, outcome)
     }
+}
+
+/// Whatever is executed from here on gains nothing. Only system calls: a child that borrows our memory runs it.
+fn give_up_privileges() -> bool {
+    const ONE: c_ulong = 1;
+    const ZERO: c_ulong = 0;
+    // SAFETY: plain system calls on numbers.
+    unsafe {
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, ONE, ZERO, ZERO, ZERO) < 0 {
+            return false;
+        }
+        let clear_all = libc::PR_CAP_AMBIENT_CLEAR_ALL;
+        if libc::prctl(libc::PR_CAP_AMBIENT, clear_all, ZERO, ZERO, ZERO) < 0 {
+            return false;
+        }
+        for capability in 0..c_ulong::from(u64::BITS) {
+            if libc::prctl(libc::PR_CAPBSET_DROP, capability, ZERO, ZERO, ZERO) < 0 {
+                // The first number that the kernel does not know ends the list; before it, every one has to go.
+                return capability > 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
+            }
+        }
+    }
+    true
+}
+
+/// Empties the permitted, effective and inheritable sets. Only a system call, as above.
+fn clear_capabilities() -> bool {
+    // Version 3 of the structure, for the calling thread; two halves of three sets.
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let none = [0u32; 6];
+    // SAFETY: both arguments have the layout that this version prescribes, and outlive the call.
+    unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) == 0 }
+}
+
+/// The kernel's `struct mount_attr`.
+#[repr(C)]
+struct MountAttributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// Puts nosuid and nodev on every mount of this mount namespace, except that device files under `/dev` stay usable.
+/// Only system calls, as above.
+pub fn limit_mounts(limits: MountLimits) -> io::Result<()> {
+    let everything = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    let recursive = libc::AT_RECURSIVE.cast_unsigned();
+    // Private, so that what is changed here is changed nowhere else.
+    let all = MountAttributes { set: everything, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
+    change_mount(c"/", recursive, &all)?;
+    let devices = MountAttributes {
+        set: libc::MOUNT_ATTR_NOEXEC,
+        clear: libc::MOUNT_ATTR_NODEV,
+        propagation: 0,
+        user_namespace: 0,
+    };
+    for folder in [c"/dev", c"/dev/pts"] {
+        // If the sandbox's root has taken it away, there is nothing to be loosened.
+        let _ = change_mount(folder, 0, &devices);
+    }
+    if limits.read_only_root {
+        let root =
+            MountAttributes { set: libc::MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, user_namespace: 0 };
+        change_mount(c"/", 0, &root)?;
+    }
+    Ok(())
+}
+
+fn change_mount(path: &CStr, flags: u32, attributes: &MountAttributes) -> io::Result<()> {
+    // SAFETY: the path ends with a zero byte, and the structure and its size belong together.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            flags,
+            ptr::from_ref(attributes),
+            size_of::<MountAttributes>(),
+        )
+    };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The other end of a pseudo-terminal, which has to be unlocked for it.
+pub fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let locked: c_int = 0;
+    // SAFETY: the first call reads one live integer; the second returns a descriptor that is ours alone.
+    unsafe {
+        if libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const locked) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+        match libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) {
+            fd if fd < 0 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+/// The session that a process belongs to: 0 for the kernel's own threads, `None` if there is no such process.
+pub fn session_of(pid: i32) -> Option<i32> {
+    // SAFETY: a plain system call on a number.
+    let session = unsafe { libc::getsid(pid) };
+    (session >= 0).then_some(session)
 }
 
 /// A descriptor that becomes readable when a child ends.
@@ -160,10 +321,10 @@ pub fn set_clock(unix_ns: u64) -> io::Result<()> {
     }
 }
 
-/// Ends every process but this one.
-pub fn end_everybody() {
+/// Sends a signal to every process but this one.
+pub fn signal_everybody(signal: c_int) {
     // SAFETY: a plain system call; PID 1 itself is exempt from it. Fails only if nobody is left.
-    unsafe { libc::kill(-1, libc::SIGKILL) };
+    unsafe { libc::kill(-1, signal) };
 }
 
 /// Sets the loopback interface up.

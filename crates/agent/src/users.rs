@@ -1,6 +1,11 @@
 //! Who a command runs as: `name`, `uid`, `name:group` or `uid:gid`, looked up in the image's own files.
 
-use std::fs;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+
+/// The most that is read of the image's files: they are the guest's, and may have become anything.
+const MAX_FILE: u64 = 1024 * 1024;
 
 /// An identity in the guest.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,9 +26,18 @@ pub struct User {
 
 /// Looks `wanted` up in `/etc/passwd` and `/etc/group`.
 pub fn find(wanted: &str) -> Result<User, String> {
-    let read =
-        |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     resolve(wanted, &read("/etc/passwd"), &read("/etc/group"))
+}
+
+/// What a file says, or nothing: an image need not have it.
+fn read(path: &str) -> String {
+    let mut bytes = Vec::new();
+    // A fifo in its place does not hold us up.
+    if let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        // What was read until a failure is looked at all the same.
+        let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn resolve(wanted: &str, passwd: &str, group: &str) -> Result<User, String> {
@@ -64,6 +78,10 @@ fn resolve(wanted: &str, passwd: &str, group: &str) -> Result<User, String> {
         if !user.groups.contains(&user.gid) {
             user.groups.insert(0, user.gid);
         }
+    }
+    // To the system calls that change an identity, this number means to keep the one that is there: root's.
+    if user.uid == u32::MAX || user.gid == u32::MAX || user.groups.contains(&u32::MAX) {
+        return Err(format!("{wanted:?} has a number that nobody can have"));
     }
     Ok(user)
 }
@@ -123,6 +141,15 @@ mod tests {
     fn a_group_can_be_named() {
         let user = resolve("user:sudo", PASSWD, GROUP).unwrap();
         assert_eq!((user.gid, user.groups.as_slice()), (27, &[27][..]));
+    }
+
+    #[test]
+    fn the_number_that_would_stay_root_is_refused() {
+        for wanted in ["4294967295", "4294967295:1", "1:4294967295", "trap", "member"] {
+            let passwd = "trap:x:4294967295:1::/:/bin/sh\nmember:x:5:5::/:/bin/sh\n";
+            let refused = resolve(wanted, passwd, "g:x:4294967295:member\n");
+            assert!(refused.is_err(), "{wanted}");
+        }
     }
 
     #[test]

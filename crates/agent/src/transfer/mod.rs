@@ -1,0 +1,147 @@
+//! Copies files into and out of the guest: the agent's own program, run once more as the user whose files they are.
+//!
+//! The files travel as a [`bathy_protocol::archive`] on standard input or output. A process of its own, so that the
+//! guest kernel decides what this user may read and write, and that a slow disk holds up nothing else.
+
+mod get;
+mod put;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// What this program is called when it copies.
+pub const PROGRAM: &str = "bathysphere-transfer";
+/// The first argument of a copy into the guest; the path and the item's name follow.
+pub const PUT: &str = "put";
+/// The first argument of a copy out of the guest; the path follows.
+pub const GET: &str = "get";
+
+/// What kept a copy from being made.
+#[derive(Debug, Error)]
+enum TransferError {
+    #[error("{}: {}", show(.0), reason(*.1))]
+    File(Vec<u8>, Errno),
+    #[error("{}: a folder is in the way", show(.0))]
+    FolderInTheWay(Vec<u8>),
+    #[error("{}: something that is not a folder is in the way", show(.0))]
+    NoFolder(Vec<u8>),
+    #[error("{}: {} is in the way", show(.0), .1)]
+    Special(Vec<u8>, &'static str),
+    #[error("{}: is {}, which cannot be copied", show(.0), .1)]
+    Uncopyable(Vec<u8>, &'static str),
+    #[error("the item has no name that a file can have")]
+    Nameless,
+    #[error("the copy broke off before its end")]
+    Truncated,
+    #[error("{0}")]
+    Archive(#[from] bathy_protocol::archive::ArchiveError),
+    #[error("the host hung up: {0}")]
+    Stream(io::Error),
+}
+
+/// Copies as the arguments say. What went wrong is one line on standard error.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.collect();
+    let arguments: Vec<&[u8]> = arguments.iter().map(|argument| argument.as_bytes()).collect();
+    let outcome = match arguments.as_slice() {
+        [program, rest @ ..] if *program == PROGRAM.as_bytes() => match rest {
+            [direction, path, name] if *direction == PUT.as_bytes() => {
+                unbuffered(io::stdin().as_fd()).and_then(|mut input| put::put(&mut input, path, name))
+            }
+            [direction, path, ..] if *direction == GET.as_bytes() => {
+                unbuffered(io::stdout().as_fd()).and_then(|mut output| get::get(&mut output, path))
+            }
+            _ => return refuse_to_run(),
+        },
+        _ => return refuse_to_run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Both directions move large pieces themselves.
+fn unbuffered(stream: BorrowedFd<'_>) -> Result<File, TransferError> {
+    stream.try_clone_to_owned().map(File::from).map_err(TransferError::Stream)
+}
+
+fn refuse_to_run() -> ExitCode {
+    eprintln!("this program is the first process of a sandbox, and of no use elsewhere");
+    ExitCode::FAILURE
+}
+
+/// A path that fits into one line.
+fn show(path: &[u8]) -> String {
+    let mut shown = String::new();
+    for character in OsStr::from_bytes(path).to_string_lossy().chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// What an error number means to somebody who copies.
+fn reason(error: Errno) -> String {
+    match error {
+        Errno::NOSPC | Errno::DQUOT => "the sandbox's disk is full".to_owned(),
+        Errno::NOENT => "No such file or directory".to_owned(),
+        Errno::ACCESS => "Permission denied".to_owned(),
+        other => {
+            // The library adds the number in parentheses, which says nothing more.
+            let text = io::Error::from(other).to_string();
+            text.split(" (os error").next().unwrap_or_default().to_owned()
+        }
+    }
+}
+
+/// `folder/name`.
+fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    let slash: &[u8] = if folder.is_empty() || folder.ends_with(b"/") { b"" } else { b"/" };
+    [folder, slash, name].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_called_by_its_name() {
+        for error in [Errno::NOSPC, Errno::DQUOT] {
+            let message = TransferError::File(b"/data/x".to_vec(), error).to_string();
+            assert_eq!(message, "/data/x: the sandbox's disk is full");
+        }
+        let message = TransferError::File(b"/x".to_vec(), Errno::NOENT).to_string();
+        assert_eq!(message, "/x: No such file or directory");
+        assert_eq!(reason(Errno::ROFS), "Read-only file system");
+    }
+
+    #[test]
+    fn an_error_is_one_line_whatever_the_name_is() {
+        let message = TransferError::File(b"/a\nb\x1b[31m\xff".to_vec(), Errno::ACCESS).to_string();
+        assert!(!message.chars().any(char::is_control), "{message:?}");
+    }
+
+    #[test]
+    fn arguments_that_are_not_ours_do_nothing() {
+        for arguments in
+            [&["bathysphere-transfer"][..], &["init", "get", "/"], &["bathysphere-transfer", "put"], &[]]
+        {
+            let outcome = main(arguments.iter().map(OsString::from));
+            assert_eq!(format!("{outcome:?}"), format!("{:?}", ExitCode::FAILURE));
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! From an archive to files. Below the destination no link is followed: every name is one component, opened from the
+//! folder that holds it.
+
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bathy_protocol::archive::{Decoder, Record, is_plain_name};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, linkat,
+    mkdirat, openat, renameat, statat, symlinkat, syncfs, unlinkat,
+};
+use rustix::io::Errno;
+
+use super::{TransferError, join};
+
+/// Neither set-user-ID nor the like: what is copied gains nothing by it.
+const MODE_BITS: u32 = 0o777;
+const CHUNK: usize = 64 * 1024;
+/// How many names are tried for a temporary file.
+const TEMPORARY_NAMES: u32 = 1000;
+
+/// Reads an archive and makes its item at `path`, or in it under `name` if `path` is a folder.
+pub fn put(input: &mut impl Read, path: &[u8], name: &[u8]) -> Result<(), TransferError> {
+    let mut tree = Tree::at(path, name)?;
+    let mut decoder = Decoder::default();
+    let mut buffer = vec![0u8; CHUNK];
+    loop {
+        let count = match input.read(&mut buffer) {
+            Ok(0) => return Err(TransferError::Truncated),
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(TransferError::Stream(error)),
+        };
+        decoder.push(buffer.get(..count).unwrap_or_default());
+        while let Some(record) = decoder.next_record()? {
+            if record == Record::End {
+                return tree.finish();
+            }
+            tree.take(record)?;
+        }
+    }
+}
+
+/// A folder that the archive is in, or the one that holds its item.
+struct Folder {
+    fd: OwnedFd,
+    path: Vec<u8>,
+    /// What its mode is to be when it is left; `None` if it was there before.
+    mode: Option<Mode>,
+}
+
+/// A file that is being written.
+struct Pending {
+    fd: OwnedFd,
+    name: Vec<u8>,
+    path: Vec<u8>,
+    mode: Mode,
+    modified: i64,
+    temporary: Option<Temporary>,
+}
+
+/// A name that goes when it was not used.
+struct Temporary {
+    folder: OwnedFd,
+    name: String,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After a rename there is nothing left to remove.
+        let _ = unlinkat(&self.folder, &self.name, AtFlags::empty());
+    }
+}
+
+/// The destination.
+struct Tree {
+    folders: Vec<Folder>,
+    /// What the archive's first item is called here.
+    top: Vec<u8>,
+    file: Option<Pending>,
+}
+
+impl Tree {
+    fn at(path: &[u8], name: &[u8]) -> Result<Self, TransferError> {
+        let failed = |path: &[u8]| {
+            let path = path.to_vec();
+            move |error| TransferError::File(path, error)
+        };
+        let (parent, top) = match open_folder(CWD, path, OFlags::empty()) {
+            Ok(_) if !is_plain_name(name) => return Err(TransferError::Nameless),
+            Ok(fd) => (Folder { fd, path: path.to_vec(), mode: None }, name),
+            Err(Errno::NOENT | Errno::NOTDIR) if !path.ends_with(b"/") => {
+                let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+                let (parent, top) = path.split_at(cut);
+                let parent = if parent.is_empty() { b"." } else { parent };
+                let fd = open_folder(CWD, parent, OFlags::empty()).map_err(failed(parent))?;
+                (Folder { fd, path: parent.to_vec(), mode: None }, top)
+            }
+            Err(error) => return Err(failed(path)(error)),
+        };
+        if !is_plain_name(top) {
+            return Err(TransferError::Nameless);
+        }
+        Ok(Self { folders: vec![parent], top: top.to_vec(), file: None })
+    }
+
+    fn take(&mut self, record: Record) -> Result<(), TransferError> {
+        match record {
+            Record::Enter { name, mode } => self.enter(&self.name(name), mode),
+            Record::Leave => self.leave(),
+            Record::File { name, mode, modified, .. } => self.begin(self.name(name), mode, modified),
+            Record::Data(bytes) => self.write(&bytes),
+            Record::FileEnd => self.end_file(),
+            Record::Link { name, target } => self.link(&self.name(name), &target),
+            // The host has said so itself.
+            Record::Skipped { .. } | Record::End => Ok(()),
+        }
+    }
+
+    /// The decoder has checked every name but the first item's, which is ours to choose.
+    fn name(&self, name: Vec<u8>) -> Vec<u8> {
+        if self.folders.len() == 1 { self.top.clone() } else { name }
+    }
+
+    fn here(&self) -> Result<&Folder, TransferError> {
+        self.folders.last().ok_or(TransferError::Truncated)
+    }
+
+    fn enter(&mut self, name: &[u8], mode: u32) -> Result<(), TransferError> {
+        let here = self.here()?;
+        let path = join(&here.path, name);
+        let mode = match mkdirat(&here.fd, name, Mode::RWXU) {
+            Ok(()) => Some(mode_of(mode)),
+            Err(Errno::EXIST) => None,
+            Err(error) => return Err(TransferError::File(path, error)),
+        };
+        match open_folder(here.fd.as_fd(), name, OFlags::NOFOLLOW) {
+            Ok(fd) => {
+                self.folders.push(Folder { fd, path, mode });
+                Ok(())
+            }
+            Err(Errno::NOTDIR | Errno::LOOP) => Err(TransferError::NoFolder(path)),
+            Err(error) => Err(TransferError::File(path, error)),
+        }
+    }
+
+    fn leave(&mut self) -> Result<(), TransferError> {
+        let Some(folder) = self.folders.pop() else { return Err(TransferError::Truncated) };
+        // Only now: a folder that may not be written to could not have been filled.
+        if let Some(mode) = folder.mode {
+            fchmod(&folder.fd, mode).map_err(|error| TransferError::File(folder.path, error))?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, name: Vec<u8>, mode: u32, modified: i64) -> Result<(), TransferError> {
+        let here = self.here()?;
+        let path = join(&here.path, &name);
+        check_replaceable(here, &name, &path)?;
+        let (fd, temporary) = match nameless_file(here) {
+            Ok(fd) => (fd, None),
+            // Not every file system can do without a name.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let made = temporary(here, |folder, name| {
+                    let flags =
+                        OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    openat(folder, name, flags, Mode::RUSR | Mode::WUSR)
+                });
+                let (fd, temporary) = made.map_err(|error| TransferError::File(path.clone(), error))?;
+                (fd, Some(temporary))
+            }
+            Err(error) => return Err(TransferError::File(path, error)),
+        };
+        self.file = Some(Pending { fd, name, path, mode: mode_of(mode), modified, temporary });
+        Ok(())
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), TransferError> {
+        let Some(file) = &self.file else { return Err(TransferError::Truncated) };
+        while !bytes.is_empty() {
+            match rustix::io::write(&file.fd, bytes) {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(TransferError::File(file.path.clone(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// A reader sees the file whole or not at all.
+    fn end_file(&mut self) -> Result<(), TransferError> {
+        let Some(file) = self.file.take() else { return Err(TransferError::Truncated) };
+        self.complete(&file).map_err(|error| match error {
+            Errno::ISDIR | Errno::NOTEMPTY => TransferError::FolderInTheWay(file.path.clone()),
+            error => TransferError::File(file.path.clone(), error),
+        })
+    }
+
+    fn complete(&self, file: &Pending) -> Result<(), Errno> {
+        let Some(here) = self.folders.last() else { return Err(Errno::IO) };
+        fchmod(&file.fd, file.mode)?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: file.modified, tv_nsec: 0 },
+        };
+        futimens(&file.fd, &times)?;
+        if let Some(temporary) = &file.temporary {
+            return renameat(&here.fd, &temporary.name, &here.fd, &file.name);
+        }
+        place(here, &file.name, |folder, name| linkat(&file.fd, "", folder, name, AtFlags::EMPTY_PATH))
+    }
+
+    fn link(&self, name: &[u8], target: &[u8]) -> Result<(), TransferError> {
+        let here = self.here()?;
+        let path = join(&here.path, name);
+        check_replaceable(here, name, &path)?;
+        place(here, name, |folder, name| symlinkat(target, folder, name)).map_err(|error| match error {
+            Errno::ISDIR | Errno::NOTEMPTY => TransferError::FolderInTheWay(path),
+            error => TransferError::File(path, error),
+        })
+    }
+
+    /// Everything is on the disk when this returns: a copy that was reported survives the guest's death.
+    fn finish(self) -> Result<(), TransferError> {
+        let here = self.here()?;
+        match syncfs(&here.fd) {
+            // A folder that cannot be listed is open by its path only.
+            Ok(()) | Err(Errno::BADF) => {}
+            Err(error) => return Err(TransferError::File(here.path.clone(), error)),
+        }
+        // Besides, for what may be mounted inside of the tree.
+        rustix::fs::sync();
+        Ok(())
+    }
+}
+
+fn mode_of(bits: u32) -> Mode {
+    Mode::from_bits_truncate(bits & MODE_BITS)
+}
+
+/// A folder that may be entered but not listed can still be written to.
+fn open_folder(from: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match openat(from, path, flags | OFlags::RDONLY, Mode::empty()) {
+        Err(Errno::ACCESS) => openat(from, path, flags | OFlags::PATH, Mode::empty()),
+        other => other,
+    }
+}
+
+/// A file replaces a file or a link, and nothing else.
+fn check_replaceable(here: &Folder, name: &[u8], path: &[u8]) -> Result<(), TransferError> {
+    match statat(&here.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(TransferError::File(path.to_vec(), error)),
+        Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile | FileType::Symlink => Ok(()),
+            FileType::Directory => Err(TransferError::FolderInTheWay(path.to_vec())),
+            other => Err(TransferError::Special(path.to_vec(), super::get::kind(other))),
+        },
+    }
+}
+
+/// A file that vanishes by itself if this process does.
+fn nameless_file(here: &Folder) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    openat(&here.fd, ".", flags, Mode::RUSR | Mode::WUSR)
+}
+
+/// Makes something under `name`, by way of another name if there is something already.
+fn place(
+    here: &Folder,
+    name: &[u8],
+    make: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    match make(here.fd.as_fd(), name) {
+        Err(Errno::EXIST) => {}
+        outcome => return outcome,
+    }
+    let ((), temporary) = temporary(here, |folder, name| make(folder, name.as_bytes()))?;
+    renameat(&here.fd, &temporary.name, &here.fd, name)
+}
+
+/// Makes something under a name that nobody has.
+fn temporary<T>(
+    here: &Folder,
+    make: impl Fn(BorrowedFd<'_>, &str) -> Result<T, Errno>,
+) -> Result<(T, Temporary), Errno> {
+    let folder = rustix::io::fcntl_dupfd_cloexec(&here.fd, 0)?;
+    let process = rustix::process::getpid().as_raw_nonzero();
+    for number in 0..TEMPORARY_NAMES {
+        let name = format!(".bathysphere-{process}-{number}.part");
+        match make(here.fd.as_fd(), &name) {
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+            Ok(made) => return Ok((made, Temporary { folder, name })),
+        }
+    }
+    Err(Errno::EXIST)
+}
+
+#[cfg(test)]
+#[path = "put_tests.rs"]
+mod tests;
