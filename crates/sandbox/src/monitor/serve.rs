@@ -74,8 +74,10 @@ impl Monitor {
         while state.ended.is_none() {
             self.turn(&mut state);
         }
-        let Self { record, folder, mut store, audit, sandbox, cgroup, .. } = self;
-        // All its processes are gone before anything says so.
+        let Self { record, folder, mut store, audit, sandbox, cgroup, freezer, .. } = self;
+        // All its processes are gone before anything says so. Some freezers keep even the killed.
+        sandbox.kill();
+        let _ = freezer.thaw();
         drop(sandbox);
         if let Some(mut cgroup) = cgroup {
             let _ = cgroup.remove();
