@@ -8,6 +8,7 @@ echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >"$root/etc/sudoers.d/user"
 chmod 440 "$root/etc/sudoers.d/user"
 
 ln -s python3 "$root/usr/bin/python"
+ln -s vim.tiny "$root/usr/bin/vim"
 # The sandbox is thrown away after use: pip may install into it.
 rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
 
