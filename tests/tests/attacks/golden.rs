@@ -11,6 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bathy_jail::filter::{Condition, Filter, GUEST_PTRACE, GUEST_SECCOMP, KEEPER, Test};
+use bathy_tests::kept::Home;
 use bathy_tests::repository;
 
 use crate::process::Process;
@@ -46,9 +47,9 @@ fn assert_processes(suffix: &str, start: impl FnOnce(&[&str]) -> Run, mode: &str
     sleep(Duration::from_millis(500));
     let family = run.look();
     let (keeper, guest) = (family.keeper.expect("the keeper runs"), family.guest.expect("the guest runs"));
-    assert_golden(&format!("keeper-{suffix}"), &describe(keeper, &run));
-    assert_golden(&format!("guest-{suffix}"), &describe(guest, &run));
-    let mut stubs: Vec<_> = family.stubs.iter().map(|stub| describe(*stub, &run)).collect();
+    assert_golden(&format!("keeper-{suffix}"), &describe(keeper, run.number()));
+    assert_golden(&format!("guest-{suffix}"), &describe(guest, run.number()));
+    let mut stubs: Vec<_> = family.stubs.iter().map(|stub| describe(*stub, run.number())).collect();
     assert!(!stubs.is_empty(), "no guest program runs");
     // Whatever the guest runs, its host processes are alike.
     stubs.sort_unstable();
@@ -72,12 +73,27 @@ fn j1_j4_j8_an_ordinary_users_processes_are_confined_as_agreed() {
     assert_processes("ordinary-user", |arguments| user.start(arguments), "seccomp");
 }
 
+/// A sandbox that is kept has more descriptors: its life lock, its logs, its parking place. Everything else is the same.
+#[test]
+fn j1_j4_j8_processes_of_a_kept_sandbox_are_confined_as_agreed() {
+    let home = Home::new();
+    home.started("kept", &[]);
+    home.exec("kept", &["true"]);
+    // The client that just left has a descriptor until the keeper notices.
+    sleep(Duration::from_millis(500));
+    let caller = home.monitor("kept");
+    for (name, number) in [("keeper", home.keeper("kept")), ("guest", home.guest("kept"))] {
+        let process = Process::of(number).expect("it runs");
+        assert_golden(&format!("{name}-kept"), &describe(process, caller));
+    }
+}
+
 /// The description of a process that nobody confined differs everywhere: the files above can fail.
 #[test]
 fn j1_an_unconfined_process_is_noticed() {
     let mut run = Run::of(std::process::Command::new("sh").args(["-c", "echo up; sleep 60; :"]));
     let sleeper = run.when_printed("up").keeper.expect("sleep runs");
-    let found = describe(sleeper, &run);
+    let found = describe(sleeper, run.number());
     let path = repository().join("tests/golden/guest-seccomp.txt");
     let agreed = fs::read_to_string(path).unwrap_or_default();
     let same: Vec<_> = agreed.lines().filter(|line| found.lines().any(|other| other == *line)).collect();
@@ -117,7 +133,8 @@ fn describe_filter(filter: &Filter) -> String {
     text
 }
 
-fn describe(process: Process, run: &Run) -> String {
+/// `caller` is the process whose limits are not ours.
+fn describe(process: Process, caller: u32) -> String {
     let mut text = String::new();
     let mut say = |line: String| {
         text.push_str(&line);
@@ -133,7 +150,7 @@ fn describe(process: Process, run: &Run) -> String {
     let folder = fs::metadata(format!("/proc/{}/mem", process.number)).expect("it runs");
     say(format!("its files in /proc belong to: {}", user(folder.uid())));
     status(process, &mut say);
-    limits(process, run, &mut say);
+    limits(process, caller, &mut say);
     for line in process.file("mountinfo").lines() {
         say(format!("mount: {}", mount(line)));
     }
@@ -205,8 +222,8 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default()
 }
 
-fn limits(process: Process, run: &Run, say: &mut impl FnMut(String)) {
-    let callers = fs::read_to_string(format!("/proc/{}/limits", run.number())).expect("it runs");
+fn limits(process: Process, caller: u32, say: &mut impl FnMut(String)) {
+    let callers = fs::read_to_string(format!("/proc/{caller}/limits")).expect("it runs");
     for line in process.file("limits").lines().skip(1) {
         let name = line.get(..26).unwrap_or(line).trim_end();
         let values: Vec<_> = line.get(26..).unwrap_or_default().split_whitespace().take(2).collect();

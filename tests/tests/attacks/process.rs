@@ -28,6 +28,11 @@ fn stat(number: u32) -> Option<Stat> {
 }
 
 impl Process {
+    /// The process that has this number now.
+    pub fn of(number: u32) -> Option<Self> {
+        stat(number).map(|stat| Self { number, started: stat.started })
+    }
+
     /// Whether it still runs. A zombie does not: it only waits for its parent to ask.
     pub fn is_alive(self) -> bool {
         stat(self.number).is_some_and(|stat| stat.started == self.started && stat.state != 'Z')
