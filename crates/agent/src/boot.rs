@@ -102,6 +102,8 @@ pub fn prepare_root(restricted: Option<Restriction>) -> Result<Booted, BootError
     enter_root()?;
     link_standard_devices()?;
     sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
+    // However many processes want to run: who asks them to end, or ends them, must.
+    sys::take_precedence().map_err(|error| BootError::Prepare("the agent's priority", error))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     rustix::system::sethostname(b"sandbox")
         .map_err(|error| BootError::Prepare("the host name", error.into()))?;
@@ -133,10 +135,16 @@ pub fn leave_root(layer: &OwnedFd) {
     // The upper file system first, which writes to the lower one.
     let root = mount_remount("/", MountFlags::RDONLY, "");
     let disk = rustix::process::fchdir(layer).and_then(|()| mount_remount(".", MountFlags::RDONLY, ""));
+    let mut clean = true;
     for (what, outcome) in [("root", root), ("disk", disk)] {
         if let Err(error) = outcome {
+            clean = false;
             eprintln!("bathysphere agent: the {what} stays writable until the end: {error}");
         }
+    }
+    if clean {
+        // What the kernel says from here on is that its disks are taken away, which looks like a failure and is none.
+        sys::silence_kernel();
     }
 }
 

@@ -57,7 +57,10 @@ impl Launcher {
         };
         match request.terminal {
             Some(size) => {
-                let failed = |error| bad_request(&format!("cannot make the command's terminal: {error}"));
+                let failed = |error| match error {
+                    Errno::NOSPC => bad_request("all terminals of the sandbox are in use"),
+                    error => bad_request(&format!("cannot make the command's terminal: {error}")),
+                };
                 let terminal = Terminal::open(size, user.uid).map_err(failed)?;
                 let stdin = rustix::io::fcntl_dupfd_cloexec(&terminal.master, 0).map_err(failed)?;
                 let pid = start.run([terminal.slave.as_fd(); 3], true)?;

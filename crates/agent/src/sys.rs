@@ -327,6 +327,29 @@ pub fn signal_everybody(signal: c_int) {
     unsafe { libc::kill(-1, signal) };
 }
 
+/// Puts this process before all others, and no child of it.
+pub fn take_precedence() -> io::Result<()> {
+    const HIGHEST: c_int = -20;
+    let plain = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameter is valid for the duration of the call, the rest are numbers.
+    unsafe {
+        let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+        if libc::sched_setscheduler(0, policy, &raw const plain) < 0
+            || libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) < 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's messages do not reach the console any more.
+pub fn silence_kernel() {
+    const CONSOLE_OFF: c_int = 6;
+    // SAFETY: this request takes no buffer. If it fails, there are a few lines more.
+    unsafe { libc::klogctl(CONSOLE_OFF, ptr::null_mut(), 0) };
+}
+
 /// Sets the loopback interface up.
 pub fn bring_loopback_up() -> io::Result<()> {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;

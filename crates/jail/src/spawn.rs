@@ -295,3 +295,50 @@ fn high_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Prepare(error.into()))?;
     Ok((copy(read.as_fd())?, copy(write.as_fd())?))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn start(before_start: &dyn Fn(u32) -> io::Result<()>) -> Result<Spawned, SpawnError> {
+        let uid = rustix::process::geteuid();
+        let gid = rustix::process::getegid().as_raw();
+        let program = fs::File::open("/bin/true").unwrap();
+        keeper(&Keeper {
+            program: program.as_fd(),
+            args: &[CString::from(c"true")],
+            descriptors: &[],
+            identity: Identity::Own { uid: uid.as_raw(), gid },
+            before_start: Some(before_start),
+        })
+    }
+
+    #[test]
+    fn the_hook_sees_a_process_that_has_not_begun() {
+        let ours = fs::read_link("/proc/self/exe").unwrap();
+        let seen = Cell::new(0);
+        let spawned = start(&|pid| {
+            assert_eq!(fs::read_link(format!("/proc/{pid}/exe"))?, ours);
+            seen.set(pid);
+            Ok(())
+        });
+        let spawned = spawned.unwrap();
+        assert_eq!(seen.get(), spawned.pid);
+        assert_eq!(spawned.failure(), None);
+        let status = waitid(WaitId::PidFd(spawned.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
+        assert_eq!(status.exit_status(), Some(0));
+    }
+
+    #[test]
+    fn a_process_whose_hook_fails_never_begins_and_leaves_no_trace() {
+        let seen = Cell::new(0);
+        let result = start(&|pid| {
+            seen.set(pid);
+            Err(io::Error::other("no room"))
+        });
+        assert!(matches!(result, Err(SpawnError::BeforeStart(why)) if why.to_string() == "no room"));
+        assert!(!fs::exists(format!("/proc/{}", seen.get())).unwrap(), "not even a zombie");
+    }
+}

@@ -4,7 +4,7 @@ use bathy_protocol::frame;
 use bathy_protocol::message::decode;
 use bathy_protocol::{
     Answer, CONNECTION, Channel, Exit, FromKeeper, MAX_COMMANDS, MAX_STREAMS, RefusalKind, Refused, Request,
-    ToGuest, ToKeeper, WindowError, Work, WorkEnd,
+    Restriction, ToGuest, ToKeeper, WindowError, Work, WorkEnd,
 };
 
 use super::stream::Holder;
@@ -138,7 +138,7 @@ impl Hub {
         }
         let message = match work {
             Work::Exec(mut exec) => {
-                exec.restricted = self.restricted.or(exec.restricted);
+                exec.restricted = stricter(self.restricted, exec.restricted);
                 ToGuest::Exec(exec)
             }
             Work::Transfer(transfer) => ToGuest::Transfer(transfer),
@@ -200,6 +200,14 @@ impl Hub {
         if let Some(client) = self.clients.get_mut(&holder.client) {
             client.say(holder.stream, answer);
         }
+    }
+}
+
+/// Both what every command of the sandbox is held back by and what was asked for this one.
+fn stricter(own: Option<Restriction>, asked: Option<Restriction>) -> Option<Restriction> {
+    match (own, asked) {
+        (Some(own), Some(asked)) => Some(Restriction { writable_root: own.writable_root && asked.writable_root }),
+        (own, asked) => own.or(asked),
     }
 }
 

@@ -257,6 +257,23 @@ fn a_restricted_sandbox_restricts_every_command() {
 }
 
 #[test]
+fn a_command_can_be_restricted_further_than_its_sandbox_and_not_less() {
+    let (writable, read_only) = (Restriction { writable_root: true }, Restriction { writable_root: false });
+    for (own, asked) in [(writable, read_only), (read_only, writable), (read_only, read_only)] {
+        let mut hub = Hub::new(Timeline::default(), Some(own));
+        hub.greet(NOW).unwrap();
+        let mut request = start(1, None);
+        if let Request::Start { work: Work::Exec(exec), .. } = &mut request {
+            exec.restricted = Some(asked);
+        }
+        hub.hear_client(OWNER, &message(1, &request)).unwrap();
+        let heard = told(&mut hub);
+        let [_, (1, ToGuest::Exec(exec))] = &heard[..] else { panic!("{heard:?}") };
+        assert_eq!(exec.restricted, Some(read_only));
+    }
+}
+
+#[test]
 fn the_state_survives_being_saved() {
     let mut hub = hub();
     hub.hear_guest(&data(1, Channel::Stdout, 5), NOW).unwrap();
