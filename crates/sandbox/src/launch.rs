@@ -138,6 +138,18 @@ impl Sandbox {
         self.keeper.pid
     }
 
+    /// How the keeper's process ended. For a keeper that is gone; it waits for one that is not.
+    pub fn keepers_end(&self) -> String {
+        let status = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), WaitIdOptions::EXITED).ok().flatten();
+        let signal = status.as_ref().and_then(|status| status.terminating_signal());
+        match (signal, status.and_then(|status| status.exit_status())) {
+            (Some(libc::SIGSYS), _) => "broke its own system call filter and was ended".to_owned(),
+            (Some(signal), _) => format!("was ended by signal {signal}"),
+            (None, Some(code)) => format!("ended with code {code}"),
+            (None, None) => "is gone".to_owned(),
+        }
+    }
+
     /// Ends the sandbox at once; its connection tells when it is gone.
     pub fn kill(&self) {
         // Fails only if it is gone already.

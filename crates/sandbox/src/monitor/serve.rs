@@ -372,7 +372,8 @@ impl Monitor {
         let arrivals = match self.sandbox.connection.receive() {
             Ok(arrivals) => arrivals,
             Err(ConnectionError::Gone) => {
-                state.ended.get_or_insert_with(|| "its keeper was killed".to_owned());
+                let ended = || format!("its keeper {}", self.sandbox.keepers_end());
+                state.ended.get_or_insert_with(ended);
                 return;
             }
             Err(error) => {

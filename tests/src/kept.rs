@@ -1,0 +1,267 @@
+//! Sandboxes that are kept: a home of their own for those of one test, and how they and their processes are looked at.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::{Ran, bathy, finish};
+
+/// A state folder of its own, which takes everything in it along when it goes: also after a test that failed.
+#[derive(Debug)]
+pub struct Home {
+    folder: tempfile::TempDir,
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Home {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder for the test's sandboxes can be made") }
+    }
+
+    /// What `XDG_STATE_HOME` is for this home's sandboxes. Tests may put other things beside the state.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The product's own folder in it.
+    pub fn state(&self) -> PathBuf {
+        self.path().join("bathysphere")
+    }
+
+    /// `bathy` with these arguments, in this home. Its working directory has no `bathysphere.toml`.
+    pub fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
+        let mut command = Command::new(bathy());
+        command.env("XDG_STATE_HOME", self.path()).env_remove("BATHYSPHERE_CONFIG").current_dir(self.path());
+        command.args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs `bathy` with these arguments to its end; its standard input is empty.
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        finish(&mut self.command(arguments), b"")
+    }
+
+    /// Runs `bathy` with these arguments and this standard input to its end.
+    pub fn run_with(&self, arguments: &[&str], input: &[u8]) -> Ran {
+        finish(&mut self.command(arguments), input)
+    }
+
+    /// What `bathy` with these arguments prints; it has to succeed.
+    #[track_caller]
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, Some(0), "bathy {arguments:?}: {ran:?}");
+        ran.stdout
+    }
+
+    /// What `bathy` with these arguments says on standard error; it has to fail with this exit code.
+    #[track_caller]
+    pub fn fails(&self, arguments: &[&str], code: i32) -> String {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, Some(code), "bathy {arguments:?}: {ran:?}");
+        ran.stderr
+    }
+
+    /// What `bathy` with these arguments prints, as JSON; it has to succeed.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.ok(arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| unreadable(arguments, &text, &error))
+    }
+
+    /// Makes a sandbox of this name and returns its id.
+    #[track_caller]
+    pub fn create(&self, name: &str, options: &[&str]) -> String {
+        let arguments = [&["create", "--name", name], options].concat();
+        self.ok(&arguments).trim().to_owned()
+    }
+
+    /// Makes a sandbox of this name, starts it and returns its id.
+    #[track_caller]
+    pub fn started(&self, name: &str, options: &[&str]) -> String {
+        let id = self.create(name, options);
+        self.ok(&["start", name]);
+        id
+    }
+
+    /// Runs a command in a sandbox to its end.
+    pub fn exec(&self, name: &str, command: &[&str]) -> Ran {
+        self.run(&[&["exec", name, "--"], command].concat())
+    }
+
+    /// What a shell script in a sandbox prints, as the sandbox's ordinary user; it has to succeed.
+    #[track_caller]
+    pub fn sh(&self, name: &str, script: &str) -> String {
+        self.ok(&["exec", name, "--", "sh", "-c", script])
+    }
+
+    /// What a shell script in a sandbox prints, as root; it has to succeed.
+    #[track_caller]
+    pub fn root_sh(&self, name: &str, script: &str) -> String {
+        self.ok(&["exec", "-u", "root", name, "--", "sh", "-c", script])
+    }
+
+    /// Starts a shell script as a job and returns the job's number, as it is printed.
+    #[track_caller]
+    pub fn job(&self, name: &str, script: &str) -> String {
+        self.ok(&["exec", "-d", name, "--", "sh", "-c", script]).trim().to_owned()
+    }
+
+    /// What `inspect` says about a sandbox.
+    #[track_caller]
+    pub fn inspect(&self, name: &str) -> Value {
+        self.json(&["inspect", name])[0].take()
+    }
+
+    /// `created`, `running`, `paused`, `stopped` or `dead`.
+    #[track_caller]
+    pub fn status(&self, name: &str) -> String {
+        self.inspect(name)["status"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The recorded events of this sandbox, oldest first.
+    #[track_caller]
+    pub fn events(&self, name: &str) -> Vec<Value> {
+        match self.json(&["events", "--json", "--sandbox", name]) {
+            Value::Array(events) => events,
+            _ => Vec::new(),
+        }
+    }
+
+    /// The monitor's process of a running sandbox.
+    #[track_caller]
+    pub fn monitor(&self, name: &str) -> u32 {
+        pid_in(&self.inspect(name), "monitor_pid").expect("it runs, so it has a monitor")
+    }
+
+    /// The keeper's process of a running sandbox.
+    #[track_caller]
+    pub fn keeper(&self, name: &str) -> u32 {
+        pid_in(&self.inspect(name), "keeper_pid").expect("it runs, so it has a keeper")
+    }
+
+    /// The guest kernel's process of a running sandbox.
+    #[track_caller]
+    pub fn guest(&self, name: &str) -> u32 {
+        *children(self.keeper(name)).first().expect("a keeper's child is the guest kernel")
+    }
+
+    /// Other processes that hold a file of this home open: monitors, keepers and clients of its sandboxes.
+    pub fn processes(&self) -> BTreeSet<u32> {
+        let holds = |pid: &u32| {
+            let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|target| target.starts_with(self.path()))
+        };
+        all_processes().filter(|pid| *pid != std::process::id()).filter(holds).collect()
+    }
+
+    /// Everything of this home's sandboxes on the host: those that hold its files, and what they started.
+    pub fn all_processes(&self) -> BTreeSet<u32> {
+        let holders = self.processes();
+        let started = holders.iter().flat_map(|pid| descendants(*pid)).collect();
+        &holders | &started
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let everything = self.all_processes();
+        let listed = self.run(&["ls", "-q"]);
+        let ids: Vec<&str> = listed.stdout.split_whitespace().collect();
+        if !ids.is_empty() {
+            self.run(&[&["rm", "-f"], ids.as_slice()].concat());
+        }
+        // What a broken product leaves must not disturb the tests that come after.
+        let left = |pid: &u32| is_alive(*pid);
+        if !everything.iter().any(left) {
+            return;
+        }
+        sleep(Duration::from_millis(300));
+        let holders = self.processes();
+        for pid in everything.into_iter().filter(left).filter(|pid| holders.contains(pid)) {
+            signal(pid, Signal::KILL);
+        }
+    }
+}
+
+fn unreadable(arguments: &[&str], text: &str, error: &serde_json::Error) -> Value {
+    unreachable!("bathy {arguments:?} printed no JSON ({error}): {text}")
+}
+
+fn pid_in(record: &Value, key: &str) -> Option<u32> {
+    u32::try_from(record[key].as_u64()?).ok()
+}
+
+/// All processes that can be seen.
+pub fn all_processes() -> impl Iterator<Item = u32> {
+    let listed = fs::read_dir("/proc").into_iter().flatten().flatten();
+    listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Whether a process is there and has not ended.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// The processes that this one started, oldest number first.
+pub fn children(parent: u32) -> Vec<u32> {
+    let wanted = parent.to_string();
+    let mut found: Vec<u32> = all_processes()
+        .filter(|pid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.lines().any(|line| line.strip_prefix("PPid:").is_some_and(|ppid| ppid.trim() == wanted))
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// The processes that this one started, and what those started.
+pub fn descendants(parent: u32) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let mut next = vec![parent];
+    while let Some(pid) = next.pop() {
+        next.extend(children(pid).into_iter().filter(|child| found.insert(*child)));
+    }
+    found
+}
+
+/// Sends a signal; a process that is gone does not mind.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Processor time that a process has used, in clock ticks (a hundredth of a second each).
+pub fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // User and system time are the 14th and 15th field of all, the process's state is the 3rd.
+    [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<u64>().ok()).sum()
+}
+
+/// Waits until something holds; fails when it does not within `seconds`.
+#[track_caller]
+pub fn until(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
+        sleep(Duration::from_millis(30));
+    }
+}
