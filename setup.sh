@@ -21,6 +21,7 @@ RUN_PACKAGES=(
 TEST_PACKAGES=(
   /usr/bin/g++:g++
   /usr/sbin/useradd:passwd
+  /usr/bin/tmux:tmux
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

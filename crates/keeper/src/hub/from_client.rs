@@ -206,7 +206,9 @@ impl Hub {
 /// Both what every command of the sandbox is held back by and what was asked for this one.
 fn stricter(own: Option<Restriction>, asked: Option<Restriction>) -> Option<Restriction> {
     match (own, asked) {
-        (Some(own), Some(asked)) => Some(Restriction { writable_root: own.writable_root && asked.writable_root }),
+        (Some(own), Some(asked)) => {
+            Some(Restriction { writable_root: own.writable_root && asked.writable_root })
+        }
         (own, asked) => own.or(asked),
     }
 }

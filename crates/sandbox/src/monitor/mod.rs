@@ -233,7 +233,8 @@ impl Monitor {
             pids: Some(processes + HELPERS),
         };
         let cgroup = Cgroup::create(&record.id, &limits)?;
-        let priority = bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
+        let priority =
+            bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
         let before_start = |pid: u32| {
             priority.apply(pid)?;
             cgroup.add(pid).map_err(io::Error::other)
