@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,10 @@ class Command:
     name: str
     argv: list[str]
     prints: str
+
+
+# What a container does that only is there. bathy needs none: its sandboxes run without a command.
+IDLE = Command("idle", ["/bin/sleep", "infinity"], "")
 
 
 @dataclass
@@ -56,29 +61,87 @@ def first_line(argv):
     return output.splitlines()[0]
 
 
-def bathy(program):
+def bathy(program, state):
     """The product, as its users start it."""
     def prepare(command):
         return [str(program), "run", "--", *command.argv]
-    return Peer("bathy", first_line([program, "--version"]), prepare)
+    return Peer("bathy", first_line([program, "--version"]), prepare, environment=with_state(state))
+
+
+def bathy_exec(program, state, sandbox):
+    """Commands in a sandbox that runs."""
+    def prepare(command):
+        return [str(program), "exec", sandbox, "--", *command.argv]
+    return Peer("bathy", first_line([program, "--version"]), prepare, environment=with_state(state))
+
+
+def with_state(state):
+    """Our environment, with a state folder of the benchmark's own: the user's sandboxes and records stay out of it."""
+    return {**os.environ, "XDG_STATE_HOME": str(state)}
+
+
+class Containers:
+    """A runtime of the OCI kind and its containers over the root files."""
+
+    def __init__(self, name, version, program, flags, root, scratch, writable=False):
+        self.name, self.version, self.root, self.scratch, self.writable = name, version, root, scratch, writable
+        # Where it keeps its containers is also how the processes of this run are told from others.
+        self.state = scratch / f"containers-{name}"
+        self.call = [str(program), f"--root={self.state}", *flags]
+        self.counter = iter(range(1_000_000))
+
+    def cold_start(self):
+        """A new container for each command."""
+        def prepare(command):
+            return [*self.call, "run", "--bundle", str(self.bundle(command)), self.new_name()]
+        return Peer(self.name, self.version, prepare)
+
+    def in_running(self, cleanup):
+        """Commands in one container that runs."""
+        container = self.start_idle(cleanup)
+
+        def prepare(command):
+            return [*self.call, "exec", container, *command.argv]
+        return Peer(self.name, self.version, prepare)
+
+    def start_idle(self, cleanup):
+        """A container that does nothing until `cleanup`; its name."""
+        container, bundle = self.new_name(), self.bundle(IDLE)
+        cleanup.callback(subprocess.run, [*self.call, "delete", "--force", container], stdin=subprocess.DEVNULL,
+                         capture_output=True, check=False, timeout=DEADLINE_SECONDS)
+        # It must not hold a pipe of ours open for as long as it runs.
+        with (self.scratch / f"{container}.log").open("w+") as errors:
+            done = subprocess.run([*self.call, "run", "--detach", "--bundle", str(bundle), container],
+                                  stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, check=False,
+                                  timeout=DEADLINE_SECONDS)
+            if done.returncode != 0:
+                errors.seek(0)
+                raise BenchError(f"{self.name} does not start; it printed:\n{errors.read()[-2000:]}")
+        return container
+
+    def new_name(self):
+        return f"{self.name}-{os.getpid()}-{next(self.counter)}"
+
+    def bundle(self, command):
+        bundle = self.scratch / f"{self.name}-{command.name}"
+        if not bundle.exists():
+            bundle.mkdir()
+            (bundle / "config.json").write_text(json.dumps(bundle_config(command, self.root, self.writable)))
+        return bundle
 
 
 def runsc(name, program, version, root, scratch, writable):
     """gVisor: systrap, the platform for machines without KVM."""
-    counter = iter(range(1_000_000))
-    overlay = "root:memory" if writable else "none"
-    flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", f"--overlay2={overlay}"]
+    flags = ["--platform=systrap", "--network=none", "--ignore-cgroups",
+             f"--overlay2={'root:memory' if writable else 'none'}"]
     if os.geteuid() != 0:
         flags.append("--rootless")
+    return Containers(name, f"runsc {version}", program, flags, root, scratch, writable)
 
-    def prepare(command):
-        bundle = scratch / f"{name}-{command.name}"
-        if not bundle.exists():
-            bundle.mkdir()
-            (bundle / "config.json").write_text(json.dumps(bundle_config(command, root, writable)))
-        container = f"{name}-{os.getpid()}-{next(counter)}"
-        return [str(program), f"--root={scratch / 'containers'}", *flags, "run", "--bundle", str(bundle), container]
-    return Peer(name, version, prepare)
+
+def runc(program, version, root, scratch):
+    """The host's kernel: what `docker exec` and `podman exec` come to, without what those add. Only for root."""
+    return Containers("runc", f"runc {version}", program, [], root, scratch)
 
 
 def bundle_config(command, root, writable):
@@ -102,13 +165,49 @@ def bundle_config(command, root, writable):
 
 def bubblewrap(root):
     """Namespaces only: the host's kernel serves every system call; root read-only."""
+    def prepare(command):
+        return [*bubble(root), *command.argv]
+    return Peer("bubblewrap", first_line([bubble(root)[0], "--version"]), prepare, environment=ENVIRONMENT)
+
+
+def bubble(root):
     # Found here: the command's own PATH is not where to look.
-    program = shutil.which("bwrap")
+    return [shutil.which("bwrap"), "--unshare-all", "--die-with-parent", "--ro-bind", str(root), "/",
+            "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+
+
+def nsenter(root, cleanup):
+    """Commands in the namespaces of a bubblewrap sandbox that runs: what entering alone costs, no boundary of a kernel's."""
+    ready, told = os.pipe()
+    sandbox = subprocess.Popen([*bubble(root), "--info-fd", str(told), *IDLE.argv], env=ENVIRONMENT, pass_fds=[told],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    cleanup.callback(sandbox.wait)
+    cleanup.callback(sandbox.kill)
+    os.close(told)
+    with os.fdopen(ready) as info:
+        child = json.load(info)["child-pid"]
+    program = shutil.which("nsenter")
+    flags = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+    # PID 1 is bubblewrap itself, which has its root in place before it starts the command.
+    wait_until(lambda: Path(f"/proc/{child}/task/{child}/children").read_text().strip(), "bubblewrap does not start")
 
     def prepare(command):
-        return [program, "--unshare-all", "--die-with-parent", "--ro-bind", str(root), "/",
-                "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *command.argv]
-    return Peer("bubblewrap", first_line([program, "--version"]), prepare, environment=ENVIRONMENT)
+        return [program, f"--target={child}", *flags, "--mount", "--pid", "--net", "--ipc", "--uts", "--root", "--wd=/",
+                *command.argv]
+    return Peer("nsenter", first_line([program, "--version"]), prepare, environment=ENVIRONMENT)
+
+
+def plain():
+    """No sandbox at all: what it costs to start a program and wait for its end."""
+    return Peer("plain", f"Linux {os.uname().release}", lambda command: list(command.argv), environment=ENVIRONMENT)
+
+
+def wait_until(holds, failure, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise BenchError(failure)
+        time.sleep(0.005)
 
 
 def microvm(folder, image):

@@ -17,7 +17,8 @@ def summary(values):
     """Milliseconds; nothing if nothing was measured."""
     if not values:
         return None
-    figures = {"n": len(values), "p50": percentile(values, 50), "p99": percentile(values, 99), "min": min(values)}
+    ranks = {f"p{percent}": percentile(values, percent) for percent in (50, 95, 99)}
+    figures = {"n": len(values), **ranks, "min": min(values)}
     return {name: round(value, 2) for name, value in figures.items()}
 
 
@@ -35,35 +36,43 @@ def build(samples, phases):
     return {"commands": commands, "goals": goals(commands, phases)}
 
 
+def table(rows, columns):
+    """Lines of `rows[name][column]`; what there is not is a dash."""
+    width = max(len(name) for name in rows) + 2
+    yield f"  {'':{width}}" + "".join(f"{column:>13}" for column in columns)
+    for name, row in rows.items():
+        cells = [(row or {}).get(column) for column in columns]
+        yield f"  {name:{width}}" + "".join(f"{'-' if cell is None else cell:>13}" for cell in cells)
+
+
+def verdicts(goals_list):
+    """What was promised, and whether it holds."""
+    yield "\ngoals"
+    for goal in goals_list:
+        verdict = "holds" if goal["holds"] else "MISSED"
+        yield f"  {verdict:7} {goal['goal']}: {goal['measured']} (at most {goal['limit']})"
+
+
+def goal(text, limit, measured):
+    """One promise, held against what was measured."""
+    return {"goal": text, "limit": limit, "measured": round(measured, 3), "holds": measured <= limit}
+
+
 def goals(commands, phases):
     """What docs/design.md promises of a cold start, held against gVisor at its best."""
     python = commands["python3"]["peers"]
     ratio = max(python[peer]["bathy_ratio"] for peer in ("runsc", "runsc-rw"))
     kernel = percentile([value for by_phase in phases.values() for value in by_phase["kernel"]], 50)
-    return [
-        {"goal": "python3: bathy p50 / runsc p50 (the faster row)", "limit": PYTHON_GOAL,
-         "measured": ratio, "holds": ratio <= PYTHON_GOAL},
-        {"goal": "kernel start to PID 1, p50, ms", "limit": KERNEL_GOAL_MS,
-         "measured": round(kernel, 2), "holds": kernel <= KERNEL_GOAL_MS},
-    ]
+    return [goal("python3: bathy p50 / runsc p50 (the faster row)", PYTHON_GOAL, ratio),
+            goal("kernel start to PID 1, p50, ms", KERNEL_GOAL_MS, kernel)]
 
 
 def lines(result):
-    """The result for people."""
+    """The result of cold starts for people."""
     for name, command in result["commands"].items():
         yield f"\n{name}: cold start to exit, ms"
-        yield f"  {'':12}{'n':>4}{'p50':>10}{'p99':>10}{'min':>10}{'bathy/peer':>12}"
-        for peer, row in command["peers"].items():
-            yield f"  {peer:12}{row['n']:4}{row['p50']:10.1f}{row['p99']:10.1f}{row['min']:10.1f}{row['bathy_ratio']:12.2f}"
+        yield from table(command["peers"], ["n", "p50", "p99", "min", "bathy_ratio"])
     for name, command in result["commands"].items():
         yield f"\n{name}: phases of bathy, ms"
-        yield f"  {'':12}{'n':>4}{'p50':>10}{'p99':>10}{'min':>10}"
-        for phase, row in command["phases"].items():
-            if row is None:
-                yield f"  {phase:12}   0         -         -         -"
-            else:
-                yield f"  {phase:12}{row['n']:4}{row['p50']:10.1f}{row['p99']:10.1f}{row['min']:10.1f}"
-    yield "\ngoals"
-    for goal in result["goals"]:
-        verdict = "holds" if goal["holds"] else "MISSED"
-        yield f"  {verdict:7} {goal['goal']}: {goal['measured']} (at most {goal['limit']})"
+        yield from table(command["phases"], ["n", "p50", "p99", "min"])
+    yield from verdicts(result["goals"])

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Fetches the peers that bench/start compares with. Usage: setup.sh CACHE
+# Fetches the peers that the benchmarks compare with. Usage: setup.sh CACHE
 # bubblewrap and QEMU are installed; the rest is only unpacked below CACHE:
-#   runsc             gVisor
+#   runsc, runc       gVisor, and the runtime of ordinary containers
 #   vmlinuz, initrd   the guest of QEMU: Debian's cloud kernel and a tiny start
 #   versions          what was fetched, one "name version" a line
 set -euo pipefail
@@ -84,6 +84,7 @@ mirror=$(debian_mirror)
 private_apt "$scratch/apt-gvisor" "$mirror" trixie
 unpack runsc
 private_apt "$scratch/apt-kernel" "$mirror" "$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-stable}")"
+unpack runc
 kernel=$(apt-cache "${APT_OPTIONS[@]}" depends linux-image-cloud-amd64 |
 	sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p' | head -n 1)
 [ -n "$kernel" ] || fail "Debian's linux-image-cloud-amd64 names no kernel"
@@ -91,6 +92,6 @@ unpack "$kernel"
 unpack busybox-static
 build_guest "$kernel"
 
-# The versions come last: bench/start takes them as the sign of completeness.
-mv runsc/usr/bin/runsc vmlinuz initrd "$cache/"
+# The versions come last: they are the sign of completeness.
+mv runsc/usr/bin/runsc runc/usr/sbin/runc vmlinuz initrd "$cache/"
 mv versions "$cache/"
