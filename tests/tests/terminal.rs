@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::fs;
-use std::process::Command;
+use std::io;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -41,15 +42,19 @@ impl<'a> Terminal<'a> {
 
     #[track_caller]
     fn tmux(&self, arguments: &[&str]) -> String {
-        let output = Command::new("tmux")
+        let output = self.try_tmux(arguments).expect("tmux is installed; ./test does it");
+        assert!(output.status.success(), "tmux {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn try_tmux(&self, arguments: &[&str]) -> io::Result<Output> {
+        Command::new("tmux")
             .args(["-L", &self.server])
             .args(arguments)
             .env_remove("TMUX")
+            .env("TMUX_TMPDIR", self.home.path())
             .env("LC_ALL", "C.UTF-8")
             .output()
-            .expect("tmux is installed; ./test does it");
-        assert!(output.status.success(), "tmux {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     fn resize(&self, columns: u32, rows: u32) {
@@ -144,11 +149,10 @@ impl<'a> Terminal<'a> {
 impl Drop for Terminal<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the terminal at the end:\n{}", self.screen());
+            let screen = self.try_tmux(&["capture-pane", "-p"]).map(|output| output.stdout);
+            eprintln!("the terminal at the end:\n{}", String::from_utf8_lossy(&screen.unwrap_or_default()));
         }
-        let _ = Command::new("tmux").args(["-L", &self.server, "kill-server"]).output();
-        // Its sandboxes are ended by their home.
-        let _ = self.home;
+        let _ = self.try_tmux(&["kill-server"]);
     }
 }
 
