@@ -105,8 +105,6 @@ pub struct Taken<'a> {
     pub processes: u64,
     /// Bytes of its logs.
     pub logs: u64,
-    /// Bytes of its disk.
-    pub disk: u64,
 }
 
 impl Scene {
@@ -197,7 +195,7 @@ impl Scene {
 
         let (logs, disk) = sizes(home, &id);
         let processes = seen.processes.load(Ordering::Relaxed);
-        let is_attack = check(&Taken { victim: &victim, processes, logs, disk });
+        let is_attack = check(&Taken { victim: &victim, processes, logs });
         let afterwards = self.afterwards(name);
         let keeper_memory = seen.keeper_memory.load(Ordering::Relaxed);
         println!(
