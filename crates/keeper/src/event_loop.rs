@@ -281,12 +281,12 @@ impl Keeper {
         if self.write_client(id).is_err() {
             return self.client_gone(id);
         }
-        if !self.hub.takes_requests() {
-            // A guest that takes nothing must not keep a sandbox whose owner is gone.
-            return if hung_up { self.client_gone(id) } else { Ok(()) };
-        }
         if id == OWNER {
+            // A guest that takes nothing must not keep its owner from being heard.
             return self.serve_owner();
+        }
+        if !self.hub.takes_requests() {
+            return if hung_up { self.client_gone(id) } else { Ok(()) };
         }
         let Some(client) = self.clients.get(&id) else { return Ok(()) };
         let mut buffer = [0u8; CHUNK];
@@ -366,7 +366,7 @@ impl Keeper {
     fn rearm_clients(&self) -> Result<(), End> {
         for (id, client) in &self.clients {
             let mut flags = EventFlags::empty();
-            flags.set(EventFlags::IN, self.hub.takes_requests());
+            flags.set(EventFlags::IN, *id == OWNER || self.hub.takes_requests());
             flags.set(EventFlags::OUT, !self.hub.for_client(*id).is_empty());
             epoll::modify(&self.epoll, client, EventData::new_u64(FIRST_CLIENT + id), flags)
                 .map_err(|error| failed("watch a client", &error))?;

@@ -140,9 +140,12 @@ fn cgroups() -> Check {
     const NAME: &str = "cgroups";
     let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
     if controllers.split_whitespace().any(|name| name == "memory") {
-        Check::note(NAME, format!("version 2 with {}; not used by this version", controllers.trim()))
+        Check::note(
+            NAME,
+            format!("version 2 with {}; kept sandboxes use what the caller may", controllers.trim()),
+        )
     } else if Path::new("/sys/fs/cgroup/memory").exists() {
-        Check::note(NAME, "version 1 only; sandboxes are limited by rlimits, sealed memory and fixed disks")
+        Check::note(NAME, "version 1; kept sandboxes use what the caller may, `bathy inspect` tells")
     } else {
         Check::note(NAME, "none; sandboxes are limited by rlimits, sealed memory and fixed disks")
     }

@@ -138,15 +138,16 @@ impl Sandbox {
         self.keeper.pid
     }
 
-    /// How the keeper's process ended. For a keeper that is gone; it waits for one that is not.
+    /// How the keeper's process ended. It is not waited for: one that only closed its connection is not gone.
     pub fn keepers_end(&self) -> String {
-        let status = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), WaitIdOptions::EXITED).ok().flatten();
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), options).ok().flatten();
         let signal = status.as_ref().and_then(|status| status.terminating_signal());
         match (signal, status.and_then(|status| status.exit_status())) {
             (Some(libc::SIGSYS), _) => "broke its own system call filter and was ended".to_owned(),
             (Some(signal), _) => format!("was ended by signal {signal}"),
             (None, Some(code)) => format!("ended with code {code}"),
-            (None, None) => "is gone".to_owned(),
+            (None, None) => "hung up".to_owned(),
         }
     }
 

@@ -121,6 +121,17 @@ pub enum Engine {
     Uml,
 }
 
+impl Engine {
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Kvm => "kvm",
+            Self::Uml => "uml",
+        }
+    }
+}
+
 /// How far the commands of a sandbox are held back. The later one is the stricter one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

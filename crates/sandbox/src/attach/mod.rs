@@ -30,6 +30,9 @@ const ATOMIC_WRITE: usize = 4096;
 /// How long a guest may take to say that it has started a command, or why not.
 const ANSWER: Duration = Duration::from_secs(30);
 
+/// How long a guest may take to be ready, if its keeper does not say that it took too long.
+const READY: Duration = Duration::from_secs(60);
+
 /// How many warnings are kept.
 const MAX_WARNINGS: usize = 16;
 
@@ -121,6 +124,7 @@ pub struct Attach<'c, 'a> {
     deadline: Option<Instant>,
     /// When the guest has to have answered; nothing once it has.
     answer: Option<Instant>,
+    ready: bool,
     times: Times,
     warnings: Vec<String>,
 }
@@ -201,7 +205,9 @@ impl<'c, 'a> Attach<'c, 'a> {
             leave,
             timeout,
             deadline: None,
-            answer: None,
+            // Until the sandbox is ready, and then until it has answered. A new guest has a time limit of its own.
+            answer: Instant::now().checked_add(READY + ANSWER),
+            ready: false,
             times: Times::default(),
             warnings: Vec::new(),
         })
@@ -266,7 +272,7 @@ impl<'c, 'a> Attach<'c, 'a> {
         match arrival {
             // Only once: a keeper that a guest has taken over must not move the deadline.
             Arrival::Keeper(FromKeeper::Ready(timeline)) => {
-                if self.times.timeline.ready == 0 {
+                if !std::mem::replace(&mut self.ready, true) {
                     self.times.timeline = timeline;
                     self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                     self.answer = Instant::now().checked_add(ANSWER);
@@ -311,7 +317,10 @@ impl<'c, 'a> Attach<'c, 'a> {
             Answer::Attached { input } => {
                 self.answer = None;
                 self.stdin_window = SendWindow::with(input);
-                self.resize()?;
+                // Not again while the last one was not taken: a keeper may repeat itself.
+                if self.connection.unsent() == 0 {
+                    self.resize()?;
+                }
             }
             Answer::Exited(exit) => {
                 self.times.exited = unix_ns();
@@ -411,7 +420,7 @@ impl<'c, 'a> Attach<'c, 'a> {
             let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
             watch(self.connection.fd(), PollFlags::IN | out)
         });
-        let deadline = self.deadline.into_iter().chain(self.answer).min();
+        let deadline = self.deadline.into_iter().chain(self.answer).min().filter(|_| running);
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             Timespec {

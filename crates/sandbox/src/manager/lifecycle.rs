@@ -52,6 +52,7 @@ impl Manager {
     ) -> Result<(Sandboxed, Vec<String>), ManagerError> {
         let allowed = self.policy.apply(new.spec)?;
         let spec = allowed.spec.checked()?;
+        crate::engine::choose(spec.engine)?;
         if let Some(name) = &new.name {
             name::check(name)?;
             // Only for a quick answer: inserting decides.
@@ -69,7 +70,8 @@ impl Manager {
         match self.make(&folder, &record, &image) {
             Ok(()) => {}
             Err(error) => {
-                // Nothing of a sandbox that is not there stays.
+                // Nothing of a sandbox that is not there stays, nor its record.
+                let _ = self.store.delete(&id);
                 let _ = folder.remove();
                 return Err(error);
             }
@@ -97,7 +99,7 @@ impl Manager {
         let spec = &record.spec;
         let created = What::SandboxCreated {
             image: spec.image.clone(),
-            engine: crate::engine::choose(spec.engine).map_or("uml", |_| "uml").to_owned(),
+            engine: crate::engine::choose(spec.engine)?.engine.as_str().to_owned(),
             memory: spec.memory.0,
             disk: spec.disk.0,
             security: spec.security.as_str().to_owned(),
@@ -279,7 +281,8 @@ impl Manager {
     ) -> Result<Sandboxed, ManagerError> {
         loop {
             let now = self.refresh(sandbox)?;
-            if !now.is_alive() {
+            // One that was started again has ended, too.
+            if !now.is_alive() || now.record.started_ns != sandbox.record.started_ns {
                 return Ok(now);
             }
             let mut fds: Vec<_> =

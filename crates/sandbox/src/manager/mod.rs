@@ -21,6 +21,7 @@ use thiserror::Error;
 use crate::assets::AssetsError;
 use crate::connection::ConnectionError;
 use crate::disk::DiskError;
+use crate::engine::EngineError;
 use crate::folder::Folder;
 use crate::launch::unix_ns;
 use crate::monitor::door::{self, DoorError};
@@ -58,6 +59,9 @@ pub enum ManagerError {
     /// The description.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// The audit log.
     #[error("What is not recorded is not done")]
     Audit(#[from] LogError),
@@ -86,7 +90,7 @@ pub enum ManagerError {
     #[error("Cannot use {0}")]
     File(PathBuf, #[source] io::Error),
     /// It runs, and must not.
-    #[error("The sandbox `{0}` is running. Stop it first with `bathy stop {0}`")]
+    #[error("The sandbox `{0}` is running. `bathy stop {0}` stops it, `bathy restart {0}` starts it anew")]
     Running(String),
     /// It does not run, and must.
     #[error("The sandbox `{name}` is {status}. Start it with `bathy start {name}`")]

@@ -1,7 +1,7 @@
 //! Commands and jobs in a running sandbox, and what it uses.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bathy_audit::What;
 use bathy_image::ImageConfig;
@@ -107,11 +107,13 @@ impl Manager {
         signal: i32,
     ) -> Result<Result<(), String>, ManagerError> {
         let mut connection = self.connect(sandbox)?;
-        self.note(&sandbox.record, What::Killed { target: format!("job {job}"), signal })?;
         connection.tell(STREAM, &Request::SignalJob { job, signal })?;
         match answer(&mut connection)? {
             Answer::Refused(refused) => Ok(Err(refused.message)),
-            _ => Ok(Ok(())),
+            _ => {
+                self.note(&sandbox.record, What::Killed { target: format!("job {job}"), signal })?;
+                Ok(Ok(()))
+            }
         }
     }
 
@@ -129,9 +131,14 @@ impl Manager {
 
 /// The keeper's answer to the one request that was made.
 fn answer(connection: &mut Connection) -> Result<Answer, ConnectionError> {
+    let deadline = Instant::now() + PATIENCE;
     loop {
         connection.send()?;
-        connection.wait(PATIENCE)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ConnectionError::NoAnswer(PATIENCE.as_secs()));
+        }
+        connection.wait(left)?;
         for arrival in connection.receive()? {
             match arrival {
                 Arrival::Answer(STREAM, answer) => return Ok(answer),

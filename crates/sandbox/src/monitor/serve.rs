@@ -29,6 +29,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const POWER_OFF: Duration = Duration::from_secs(5);
 /// What a sandbox's processes have when a time limit or the end of the main command stops it.
 const LIMIT_GRACE_MS: u32 = 2000;
+/// How long somebody waits for the keeper's answer: a large guest's memory takes its time.
+const USAGE_PATIENCE: Duration = Duration::from_secs(10);
+const PARKING_PATIENCE: Duration = Duration::from_secs(120);
+/// How long a keeper takes to be gone after its connection is.
+const KEEPERS_END: Duration = Duration::from_millis(20);
+/// How many may wait for the keeper's answer at once, and how many of its warnings are recorded.
+const MOST_WAITING: usize = 64;
+const MOST_WARNINGS: u32 = 16;
+/// How many ends of commands are recorded in a second; a keeper that reports more makes them up.
+const MOST_ENDS: u32 = 1000;
 /// The stream of the main command on the owner's connection, and its number as a job.
 const MAIN: u32 = 1;
 
@@ -40,10 +50,17 @@ struct Visitor {
 }
 
 /// Somebody who waits for the keeper's answer.
-enum Waiting {
-    Usage(OwnedFd),
-    Pause(OwnedFd),
-    Resume(OwnedFd),
+struct Waiting {
+    socket: OwnedFd,
+    what: Awaited,
+    until: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    Usage,
+    Pause,
+    Resume,
 }
 
 /// What the loop knows besides the sandbox itself.
@@ -60,6 +77,9 @@ struct Loop {
     idle_since: Option<Instant>,
     main_tag: u64,
     main_exit: Option<i32>,
+    warnings: u32,
+    /// Ends of commands since when.
+    ends: (u32, Option<Instant>),
     ended: Option<String>,
 }
 
@@ -187,7 +207,9 @@ impl Monitor {
     }
 
     fn next_alarm(&self, state: &Loop) -> Option<Instant> {
-        let visitors = state.visitors.iter().map(|visitor| visitor.until).min();
+        let waiting = state.waiting.iter().filter(|waiting| waiting.what == Awaited::Usage);
+        let visitors = state.visitors.iter().map(|visitor| visitor.until);
+        let visitors = visitors.chain(waiting.map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().map(|(_, until)| *until);
         let limits = if stopping.is_some() { [None, None] } else { self.limits(state) };
         limits.into_iter().chain([visitors, stopping]).flatten().min()
@@ -203,6 +225,7 @@ impl Monitor {
 
     fn keep_time(&mut self, state: &mut Loop, now: Instant) {
         state.visitors.retain(|visitor| visitor.until > now);
+        state.waiting.retain(|waiting| waiting.until > now || waiting.what != Awaited::Usage);
         if let Some((_, until)) = &state.stopping {
             if *until <= now {
                 self.sandbox.kill();
@@ -288,34 +311,46 @@ impl Monitor {
             ToMonitor::Pause { .. } if state.paused => say(&socket, &FromMonitor::Done),
             ToMonitor::Pause { release_memory } => self.pause(socket, *release_memory, state),
             ToMonitor::Resume if !state.paused => say(&socket, &FromMonitor::Done),
-            ToMonitor::Resume => self.wait_for_keeper(Waiting::Resume(socket), &ToKeeper::Unpark, state),
-            ToMonitor::Usage => self.wait_for_keeper(Waiting::Usage(socket), &ToKeeper::Usage, state),
+            ToMonitor::Resume => self.wait_for_keeper(socket, Awaited::Resume, &ToKeeper::Unpark, state),
+            ToMonitor::Usage => self.wait_for_keeper(socket, Awaited::Usage, &ToKeeper::Usage, state),
         }
     }
 
-    fn wait_for_keeper(&mut self, waiting: Waiting, question: &ToKeeper, state: &mut Loop) {
+    fn wait_for_keeper(&mut self, socket: OwnedFd, what: Awaited, question: &ToKeeper, state: &mut Loop) {
+        if state.waiting.len() >= MOST_WAITING {
+            return refuse(&socket, "the sandbox's keeper does not answer");
+        }
+        let patience = if what == Awaited::Usage { USAGE_PATIENCE } else { PARKING_PATIENCE };
         // It does not fail to encode; the visitor would run out of patience.
         if self.sandbox.connection.tell_keeper(question).is_ok() {
-            state.waiting.push(waiting);
+            state.waiting.push(Waiting { socket, what, until: Instant::now() + patience });
         }
     }
 
     /// Hands a connection over to the keeper and keeps a copy, to notice when the client leaves.
     fn connect(&mut self, socket: OwnedFd, state: &mut Loop) {
         let Ok(copy) = socket.try_clone() else { return refuse(&socket, "too many clients") };
-        say(&socket, &FromMonitor::Connected);
-        if let Err(error) = self.hand_over(&socket) {
-            state.ended = Some(format!("its keeper does not take clients: {error}"));
-            return;
+        // The answer comes before anything that the keeper says.
+        if self.sandbox.connection.unsent() > 0 {
+            return refuse(
+                &socket,
+                "the sandbox's keeper is busy and takes no clients; `bathy kill` ends it",
+            );
         }
-        state.clients.push(copy);
+        say(&socket, &FromMonitor::Connected);
+        match self.hand_over(&socket) {
+            Ok(true) => state.clients.push(copy),
+            Ok(false) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => state.ended = Some(format!("its keeper does not take clients: {error}")),
+        }
     }
 
-    fn hand_over(&mut self, socket: &OwnedFd) -> io::Result<()> {
+    fn hand_over(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         // What was queued before goes first; a keeper that does not read at all is not waited for.
-        let deadline = Instant::now() + PATIENCE;
-        while self.sandbox.connection.unsent() > 0 && Instant::now() < deadline {
-            self.sandbox.connection.send().map_err(io::Error::other)?;
+        self.sandbox.connection.send().map_err(io::Error::other)?;
+        if self.sandbox.connection.unsent() > 0 {
+            return Ok(false);
         }
         let mut message = Vec::new();
         encode(CONNECTION, &ToKeeper::Client, &mut message).map_err(io::Error::other)?;
@@ -329,7 +364,11 @@ impl Monitor {
             &mut ancillary,
             SendFlags::NOSIGNAL,
         )?;
-        if sent == message.len() { Ok(()) } else { Err(io::Error::other("the keeper takes half a message")) }
+        if sent == message.len() {
+            Ok(true)
+        } else {
+            Err(io::Error::other("the keeper takes half a message"))
+        }
     }
 
     fn pause(&mut self, socket: OwnedFd, release_memory: bool, state: &mut Loop) {
@@ -338,7 +377,7 @@ impl Monitor {
         }
         state.paused = true;
         if release_memory {
-            self.wait_for_keeper(Waiting::Pause(socket), &ToKeeper::Park, state);
+            self.wait_for_keeper(socket, Awaited::Pause, &ToKeeper::Park, state);
         } else {
             self.paused(&socket);
         }
@@ -372,6 +411,8 @@ impl Monitor {
         let arrivals = match self.sandbox.connection.receive() {
             Ok(arrivals) => arrivals,
             Err(ConnectionError::Gone) => {
+                // Its connection closes a moment before its end can be asked for.
+                std::thread::sleep(KEEPERS_END);
                 let ended = || format!("its keeper {}", self.sandbox.keepers_end());
                 state.ended.get_or_insert_with(ended);
                 return;
@@ -398,7 +439,11 @@ impl Monitor {
                 Arrival::Keeper(FromKeeper::Parked { .. }) => self.parked(None, state),
                 Arrival::Keeper(FromKeeper::NotParked(reason)) => self.parked(Some(&reason), state),
                 Arrival::Keeper(FromKeeper::Warning(detail)) => {
-                    self.note(What::LimitHit { limit: "host disk".to_owned(), detail });
+                    state.warnings += 1;
+                    if state.warnings <= MOST_WARNINGS {
+                        let detail = detail.chars().take(500).collect();
+                        self.note(What::LimitHit { limit: "host disk".to_owned(), detail });
+                    }
                 }
                 Arrival::Keeper(FromKeeper::Ready(_)) | Arrival::Answer(..) | Arrival::Output(..) => {}
             }
@@ -406,6 +451,16 @@ impl Monitor {
     }
 
     fn work_ended(&mut self, tag: u64, job: Option<u32>, end: &WorkEnd, state: &mut Loop) {
+        let now = Instant::now();
+        let (count, since) = &mut state.ends;
+        if since.is_none_or(|since| now.duration_since(since) > Duration::from_secs(1)) {
+            (*count, *since) = (0, Some(now));
+        }
+        *count += 1;
+        if *count > MOST_ENDS {
+            state.ended = Some("its keeper reported more ends of commands than there can be".to_owned());
+            return;
+        }
         let exit = command::exit_text(end);
         self.note(What::ExecEnded { exec: command::tag_text(tag), job, exit: exit.clone() });
         if let Some(job) = job
@@ -425,29 +480,27 @@ impl Monitor {
     }
 
     fn tell_usage(&mut self, usage: Usage, state: &mut Loop) {
-        let asked = |waiting: &mut Waiting| matches!(waiting, Waiting::Usage(_));
-        for waiting in state.waiting.extract_if(.., asked).collect::<Vec<_>>() {
-            if let Waiting::Usage(socket) = waiting {
-                say(&socket, &FromMonitor::Usage(usage));
-            }
+        let asked = |waiting: &mut Waiting| waiting.what == Awaited::Usage;
+        for waiting in state.waiting.extract_if(.., asked) {
+            say(&waiting.socket, &FromMonitor::Usage(usage));
         }
     }
 
-    /// The keeper has moved the memory, one way or the other, or could not.
+    /// The keeper has moved the memory, one way or the other, or could not: the answer to the first who asked, for it
+    /// answers in order.
     fn parked(&mut self, failure: Option<&str>, state: &mut Loop) {
-        let asked = |waiting: &mut Waiting| !matches!(waiting, Waiting::Usage(_));
-        for waiting in state.waiting.extract_if(.., asked).collect::<Vec<_>>() {
-            match (waiting, failure) {
-                (Waiting::Pause(socket), None) => self.paused(&socket),
-                (Waiting::Resume(socket), None) => self.resumed(&socket, state),
-                (Waiting::Pause(socket) | Waiting::Resume(socket) | Waiting::Usage(socket), Some(reason)) => {
-                    // Not half paused: it goes on.
-                    if self.freezer.thaw().is_ok() {
-                        state.paused = false;
-                    }
-                    refuse(&socket, &format!("its memory cannot be moved to the host's disk: {reason}"));
+        let first = state.waiting.iter().position(|waiting| waiting.what != Awaited::Usage);
+        let Some(waiting) = first.map(|index| state.waiting.remove(index)) else { return };
+        match (waiting.what, failure) {
+            (Awaited::Resume, None) => self.resumed(&waiting.socket, state),
+            (_, None) => self.paused(&waiting.socket),
+            (_, Some(reason)) => {
+                // Not half paused: it goes on.
+                if self.freezer.thaw().is_ok() {
+                    state.paused = false;
                 }
-                (Waiting::Usage(_), None) => {}
+                let reason = format!("its memory cannot be moved to the host's disk: {reason}");
+                refuse(&waiting.socket, &reason);
             }
         }
     }
@@ -478,6 +531,9 @@ fn timespec(duration: Duration) -> Timespec {
 pub(super) fn readable(fd: BorrowedFd<'_>, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         match poll(&mut fds, Some(&timespec(left))) {
             Ok(0) => return false,
