@@ -141,6 +141,43 @@ pub enum What {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         argv_digest: Option<String>,
     },
+    /// Code was given to an interpreter. Its end is a [`What::ExecEnded`].
+    CodeStarted {
+        /// Its id: the same in [`What::ExecEnded`].
+        exec: String,
+        /// The language.
+        language: String,
+        /// The context.
+        context: String,
+        /// The code, or the beginning of it.
+        code: String,
+        /// How long it is.
+        code_bytes: u64,
+        /// The digest of the whole.
+        code_digest: String,
+    },
+    /// An agent called a tool, and got its answer.
+    ToolCalled {
+        /// The tool.
+        tool: String,
+        /// Who says to be calling.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        client: Option<String>,
+        /// The arguments as JSON, or the beginning of them.
+        arguments: String,
+        /// How long they are.
+        arguments_bytes: u64,
+        /// The digest of the whole.
+        arguments_digest: String,
+        /// `ok`, `error`, `refused` or `cancelled`.
+        outcome: String,
+        /// How long the answer is, as JSON.
+        answer_bytes: u64,
+        /// Its digest.
+        answer_digest: String,
+        /// How long it took, in milliseconds.
+        took_ms: u64,
+    },
     /// A command ended.
     ExecEnded {
         /// Its id.
@@ -287,6 +324,11 @@ pub fn argv<A: AsRef<[u8]>>(arguments: &[A]) -> Argv {
         hasher.finalize().to_hex().to_string()
     });
     Argv { argv: shown, bytes, digest }
+}
+
+/// The BLAKE3 digest of something, in hexadecimal.
+pub fn digest(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
 }
 
 /// Bytes as text, with what is no UTF-8 as `\xNN`.

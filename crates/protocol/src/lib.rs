@@ -6,6 +6,7 @@
 //! * [`frame`]: the wire form: a fixed header, a stream number, a channel, at most [`MAX_PAYLOAD`] bytes.
 //! * [`message`]: what the control channel of a stream carries.
 //! * [`archive`]: files and folders as a byte stream, on the standard input or output of a transfer.
+//! * [`cell`]: code for the guest's interpreters.
 //! * [`launch`]: what a keeper is started with.
 //! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
 //!
@@ -13,6 +14,7 @@
 //! allocated by a number that the peer chose, and a violation is an error that ends the connection.
 
 pub mod archive;
+pub mod cell;
 pub mod frame;
 pub mod launch;
 pub mod message;
@@ -27,13 +29,13 @@ pub use message::{
 pub use window::{ReceiveWindow, SendWindow, WindowError};
 
 /// The schema's version. Host and agent must agree exactly: they are built from one source.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The most payload that one frame from a guest, or one frame of bytes, may carry.
 pub const MAX_PAYLOAD: u32 = 64 * 1024;
 
-/// The most payload of one control message from the host: room for a command line of a few megabytes.
-pub const MAX_REQUEST: u32 = 4 * 1024 * 1024;
+/// The most payload of one control message from the host: room for the longest code, and for what goes with it.
+pub const MAX_REQUEST: u32 = 9 * 1024 * 1024;
 
 /// What a sender may send on a fresh channel before the receiver grants more.
 pub const INITIAL_WINDOW: u32 = 64 * 1024;

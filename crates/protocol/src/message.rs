@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::cell::{Cell, ContextsRequest};
 use crate::frame::{self, Channel};
 
 /// From the host to the agent.
@@ -24,9 +25,13 @@ pub enum ToGuest {
     /// Copies files on this stream: an [`crate::archive`] travels on standard input or standard output. Otherwise the
     /// stream is like a command's, and ends with an exit code: 0 if all went well, else standard error says why not.
     Transfer(Transfer),
+    /// Runs code in an interpreter: records of [`crate::cell`] travel on standard output.
+    Cell(Cell),
+    /// Does something with the interpreters: one record travels on standard output.
+    Contexts(ContextsRequest),
     /// Takes over the stream of a command that an earlier conversation started.
     Attach,
-    /// Sends a signal to the command's process group.
+    /// Sends a signal to the command's process group. A cell is interrupted, whatever the signal.
     Signal(i32),
     /// No more standard input will come.
     CloseStdin,
@@ -114,6 +119,10 @@ pub enum Work {
     Exec(Exec),
     /// A copy of files.
     Transfer(Transfer),
+    /// Code for an interpreter.
+    Cell(Cell),
+    /// Something about interpreters.
+    Contexts(ContextsRequest),
 }
 
 /// What a client is told about a stream.

@@ -6,6 +6,7 @@
 //! * [`manager`] and [`monitor`]: those sandboxes: making them, entering them, and the process that watches each.
 //! * [`launch`]: from a description to a running keeper.
 //! * [`connection`]: speaking to it.
+//! * [`interpreter`]: code in the guest's interpreters.
 //! * [`attach`]: one command with the caller's own standard input, output and error.
 //! * [`doctor`]: what this machine offers, and what to do about what it does not.
 
@@ -21,6 +22,7 @@ pub mod engine;
 pub mod folder;
 pub mod freeze;
 pub mod host;
+pub mod interpreter;
 pub mod kvm_probe;
 pub mod launch;
 pub mod manager;

@@ -1,5 +1,6 @@
 //! What clients ask for.
 
+use bathy_protocol::cell::ContextsRequest;
 use bathy_protocol::frame;
 use bathy_protocol::message::decode;
 use bathy_protocol::{
@@ -142,6 +143,18 @@ impl Hub {
                 ToGuest::Exec(exec)
             }
             Work::Transfer(transfer) => ToGuest::Transfer(transfer),
+            Work::Cell(mut cell) => {
+                if let Some(surroundings) = &mut cell.make {
+                    surroundings.restricted = stricter(self.restricted, surroundings.restricted);
+                }
+                ToGuest::Cell(cell)
+            }
+            Work::Contexts(mut request) => {
+                if let ContextsRequest::Make { surroundings, .. } = &mut request {
+                    surroundings.restricted = stricter(self.restricted, surroundings.restricted);
+                }
+                ToGuest::Contexts(request)
+            }
         };
         self.tell_guest(number, &message);
         Ok(())

@@ -3,6 +3,7 @@
 //! The store says what was last written down, the life lock says what is true now; [`Manager::find`] and
 //! [`Manager::list`] bring the two together.
 
+mod code;
 mod copy;
 mod lifecycle;
 mod work;
@@ -23,6 +24,7 @@ use crate::connection::ConnectionError;
 use crate::disk::DiskError;
 use crate::engine::EngineError;
 use crate::folder::Folder;
+use crate::interpreter::InterpreterError;
 use crate::launch::unix_ns;
 use crate::monitor::door::{self, DoorError};
 use crate::name::NameError;
@@ -32,6 +34,7 @@ use crate::spec::SpecError;
 use crate::store::{self, Change, Record, State, Store, StoreError};
 use crate::transfer::{PackError, TransferError, UnpackError};
 
+pub use code::BegunCell;
 pub use copy::CopyOptions;
 pub use lifecycle::NewSandbox;
 pub use work::{Begun, ExecRequest};
@@ -86,6 +89,9 @@ pub enum ManagerError {
     /// A copy.
     #[error(transparent)]
     Transfer(#[from] TransferError),
+    /// Code.
+    #[error(transparent)]
+    Interpreter(Box<InterpreterError>),
     /// A file of the sandbox.
     #[error("Cannot use {0}")]
     File(PathBuf, #[source] io::Error),

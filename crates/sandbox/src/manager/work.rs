@@ -78,9 +78,7 @@ impl Manager {
         request: &ExecRequest<'_>,
     ) -> Result<Begun, ManagerError> {
         let mut options = request.options;
-        if self.policy.security() == Security::Restricted && options.restricted.is_none() {
-            options.restricted = Some(Restriction { writable_root: sandbox.record.spec.writable_root });
-        }
+        options.restricted = options.restricted.or_else(|| self.floor(sandbox));
         let image = self.image_config(sandbox)?;
         let exec = command::request(request.command, &sandbox.record.spec, &image, options);
         let tag = command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
@@ -92,6 +90,12 @@ impl Manager {
         };
         self.note(&sandbox.record, command::exec_started(&exec, tag, job))?;
         Ok(Begun { exec, tag, job })
+    }
+
+    /// What the operator's floor asks of every command.
+    pub(super) fn floor(&self, sandbox: &Sandboxed) -> Option<Restriction> {
+        let writable_root = sandbox.record.spec.writable_root;
+        (self.policy.security() == Security::Restricted).then_some(Restriction { writable_root })
     }
 
     /// A sandbox's jobs: the main command is number 0.

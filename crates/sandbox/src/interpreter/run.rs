@@ -1,0 +1,282 @@
+//! One cell's stream, from the request to its last record.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use bathy_protocol::cell::{self, CellEnd, CellEnded, CellStarted, ContextInfo, Kind, Records};
+use bathy_protocol::{Answer, Channel, FromKeeper, ReceiveWindow, Request, StdChannel, Work};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::{Bundle, CellEvent, CellOutcome, CodeError, InterpreterError};
+use crate::connection::{Arrival, Connection, ConnectionError};
+
+/// The most JSON of one cell, in bytes.
+const MAX_VALUES: usize = 48 << 20;
+/// How long a guest may take to accept a cell, or to answer about contexts.
+const ACCEPT: Duration = Duration::from_secs(30);
+/// How much longer than its time limit and its grace a cell may take.
+const SLACK: Duration = Duration::from_secs(30);
+
+/// The caller's side of a cell.
+#[derive(Default)]
+pub struct CellOptions<'a> {
+    /// Becomes readable when the caller wants the code to be interrupted. The cell then ends by itself or is killed, and
+    /// its end is still waited for.
+    pub interrupt: Option<BorrowedFd<'a>>,
+}
+
+/// Runs a cell on a stream of `connection` that is not in use, and hands over what it does.
+pub fn run_cell(
+    connection: &mut Connection,
+    stream: u32,
+    request: cell::Cell,
+    tag: u64,
+    options: &CellOptions<'_>,
+    on_event: &mut dyn FnMut(CellEvent),
+) -> Result<CellOutcome, InterpreterError> {
+    let limits = Limits {
+        timeout: (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms.into())),
+        grace: Duration::from_millis(request.grace_ms.into()),
+        output: request.max_output,
+    };
+    connection.tell(stream, &Request::Start { work: Work::Cell(request), tag, job: None })?;
+    let mut running = Running::new(connection, stream, limits, options.interrupt);
+    while let Some((kind, payload)) = running.next()? {
+        running.take(kind, payload, on_event)?;
+    }
+    let ended = running.ended.ok_or(InterpreterError::Unfinished)?;
+    let words = match &ended.end {
+        CellEnd::Finished(words) => parse::<Words>(words.as_bytes(), "the cell's end")?,
+        _ => Words::default(),
+    };
+    Ok(CellOutcome { started: running.started, ok: words.status == "ok", count: words.count, ended })
+}
+
+/// Asks something about the contexts; the answer is the list of them.
+pub fn run_contexts(
+    connection: &mut Connection,
+    stream: u32,
+    request: cell::ContextsRequest,
+    tag: u64,
+) -> Result<Vec<ContextInfo>, InterpreterError> {
+    connection.tell(stream, &Request::Start { work: Work::Contexts(request), tag, job: None })?;
+    let limits = Limits { timeout: Some(ACCEPT), grace: Duration::ZERO, output: 0 };
+    let mut running = Running::new(connection, stream, limits, None);
+    let mut list = None;
+    while let Some((kind, payload)) = running.next()? {
+        if kind == Kind::Contexts {
+            list = Some(cell::take_message(&payload)?);
+        }
+    }
+    list.ok_or(InterpreterError::Unfinished)
+}
+
+/// What an interpreter says about a cell that it has run.
+#[derive(Debug, Default, Deserialize)]
+struct Words {
+    #[serde(default)]
+    status: String,
+    #[serde(default)]
+    count: Option<u64>,
+}
+
+struct Limits {
+    timeout: Option<Duration>,
+    grace: Duration,
+    output: u64,
+}
+
+/// A stream whose records are read.
+struct Running<'c, 'a> {
+    connection: &'c mut Connection,
+    stream: u32,
+    limits: Limits,
+    interrupt: Option<BorrowedFd<'a>>,
+    window: ReceiveWindow,
+    records: Records,
+    started: CellStarted,
+    ended: Option<CellEnded>,
+    pieces: Vec<u8>,
+    values: usize,
+    /// How much more of standard output, standard error and leftovers is passed on.
+    room: [u64; 3],
+    /// When the guest has to have said something.
+    deadline: Option<Instant>,
+    over: bool,
+}
+
+impl<'c, 'a> Running<'c, 'a> {
+    fn new(
+        connection: &'c mut Connection,
+        stream: u32,
+        limits: Limits,
+        interrupt: Option<BorrowedFd<'a>>,
+    ) -> Self {
+        let room = [limits.output; 3];
+        Self {
+            connection,
+            stream,
+            limits,
+            interrupt,
+            window: ReceiveWindow::default(),
+            records: Records::default(),
+            started: CellStarted::default(),
+            ended: None,
+            pieces: Vec::new(),
+            values: 0,
+            room,
+            deadline: Instant::now().checked_add(ACCEPT),
+            over: false,
+        }
+    }
+
+    /// The next record, or `None` at the stream's end.
+    fn next(&mut self) -> Result<Option<(Kind, Vec<u8>)>, InterpreterError> {
+        loop {
+            if let Some((kind, payload)) = self.records.next_record()? {
+                return Ok(Some((kind, payload.to_vec())));
+            }
+            if self.over {
+                return Ok(None);
+            }
+            self.turn()?;
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), InterpreterError> {
+        self.connection.send()?;
+        let [arrived, interrupted] = self.wait()?;
+        if interrupted {
+            // Once: the guest kills what does not react.
+            self.interrupt = None;
+            self.connection.tell(self.stream, &Request::Signal(libc::SIGINT))?;
+            self.deadline = Instant::now().checked_add(self.limits.grace + SLACK);
+        }
+        if !arrived {
+            return Ok(());
+        }
+        for arrival in self.connection.receive()? {
+            match arrival {
+                Arrival::Answer(stream, answer) if stream == self.stream => self.answer(answer)?,
+                Arrival::Output(stream, Channel::Stdout, bytes) if stream == self.stream => {
+                    self.window.received(bytes.len()).map_err(ConnectionError::from)?;
+                    self.records.push(&bytes);
+                    if let Some(bytes) = self.window.consumed(bytes.len()) {
+                        let grant = Request::Grant { channel: StdChannel::Stdout, bytes };
+                        self.connection.tell(self.stream, &grant)?;
+                    }
+                }
+                Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+                    return Err(InterpreterError::SandboxEnded { cause, console });
+                }
+                // Nothing else was asked for.
+                Arrival::Keeper(_) | Arrival::Answer(..) | Arrival::Output(..) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, answer: Answer) -> Result<(), InterpreterError> {
+        match answer {
+            // It may have to wait for others, whose time limits are theirs; each shows signs of life.
+            Answer::Started { .. } => self.deadline = None,
+            Answer::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
+            Answer::Exited(_) => self.over = true,
+            Answer::Attached { .. } | Answer::Grant { .. } | Answer::Eof(_) | Answer::TakenOver => {}
+        }
+        Ok(())
+    }
+
+    /// Waits for the sandbox and for the caller's interrupt: which of them is there.
+    fn wait(&self) -> Result<[bool; 2], InterpreterError> {
+        let events = match self.connection.unsent() {
+            0 => PollFlags::IN,
+            _ => PollFlags::IN | PollFlags::OUT,
+        };
+        let mut fds = vec![PollFd::from_borrowed_fd(self.connection.fd(), events)];
+        fds.extend(self.interrupt.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(ConnectionError::NoAnswer(ACCEPT.as_secs()).into());
+        }
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok([false; 2]),
+            Err(error) => return Err(ConnectionError::Socket(error.into()).into()),
+        }
+        let fired = |index: usize, flags: PollFlags| {
+            fds.get(index).is_some_and(|fd: &PollFd<'_>| fd.revents().intersects(flags))
+        };
+        let some = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        Ok([fired(0, some), fired(1, some)])
+    }
+
+    fn take(
+        &mut self,
+        kind: Kind,
+        payload: Vec<u8>,
+        on_event: &mut dyn FnMut(CellEvent),
+    ) -> Result<(), InterpreterError> {
+        match kind {
+            Kind::Started => {
+                self.started = cell::take_message(&payload)?;
+                // From here on the guest keeps the time; this is for a guest that does not.
+                let patience = self.limits.timeout.map(|timeout| timeout + self.limits.grace + SLACK);
+                self.deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+                on_event(CellEvent::Started(self.started.clone()));
+            }
+            Kind::Stdout => self.output(0, payload, CellEvent::Stdout, on_event),
+            Kind::Stderr => self.output(1, payload, CellEvent::Stderr, on_event),
+            Kind::Background => self.output(2, payload, CellEvent::Background, on_event),
+            Kind::Piece => self.piece(&payload)?,
+            Kind::Display => on_event(CellEvent::Display(self.value::<Bundle>(&payload, "a value")?)),
+            Kind::Result => on_event(CellEvent::Result(self.value::<Bundle>(&payload, "the result")?)),
+            Kind::Error => on_event(CellEvent::Error(self.value::<CodeError>(&payload, "an error")?)),
+            Kind::Ended => self.ended = Some(cell::take_message(&payload)?),
+            Kind::Contexts => {}
+        }
+        Ok(())
+    }
+
+    /// Passes output on, as far as there is room: the guest was told how much, and may not care.
+    fn output(
+        &mut self,
+        which: usize,
+        mut bytes: Vec<u8>,
+        event: fn(Vec<u8>) -> CellEvent,
+        on_event: &mut dyn FnMut(CellEvent),
+    ) {
+        let Some(room) = self.room.get_mut(which) else { return };
+        bytes.truncate(usize::try_from(*room).unwrap_or(usize::MAX));
+        *room -= u64::try_from(bytes.len()).unwrap_or(*room);
+        if !bytes.is_empty() {
+            on_event(event(bytes));
+        }
+    }
+
+    fn piece(&mut self, payload: &[u8]) -> Result<(), InterpreterError> {
+        self.values += payload.len();
+        if self.values > MAX_VALUES {
+            return Err(InterpreterError::TooMuch(MAX_VALUES));
+        }
+        self.pieces.extend_from_slice(payload);
+        Ok(())
+    }
+
+    fn value<T: DeserializeOwned>(
+        &mut self,
+        last: &[u8],
+        what: &'static str,
+    ) -> Result<T, InterpreterError> {
+        self.piece(last)?;
+        parse(&std::mem::take(&mut self.pieces), what)
+    }
+}
+
+fn parse<T: DeserializeOwned>(json: &[u8], what: &'static str) -> Result<T, InterpreterError> {
+    serde_json::from_slice(json).map_err(|error| InterpreterError::Json(what, error))
+}
