@@ -280,3 +280,7 @@ impl<'c, 'a> Running<'c, 'a> {
 fn parse<T: DeserializeOwned>(json: &[u8], what: &'static str) -> Result<T, InterpreterError> {
     serde_json::from_slice(json).map_err(|error| InterpreterError::Json(what, error))
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;
