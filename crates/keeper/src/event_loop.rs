@@ -23,7 +23,7 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::console_log::{ConsoleLog, Reading};
 use crate::devices::{Devices, FIRST_TOKEN};
-use crate::hub::{ClientId, Hub, HubError, OWNER};
+use crate::hub::{ClientId, Demand, Hub, HubError, OWNER};
 use crate::unix_ns;
 
 const CONSOLE: u64 = 2;
@@ -47,6 +47,8 @@ pub struct Keeper {
     pub clients: BTreeMap<ClientId, OwnedFd>,
     /// Sockets that came with a message of the owner's that is not read yet.
     pub new_clients: VecDeque<OwnedFd>,
+    /// What the owner asked for and did not get yet.
+    pub demands: VecDeque<Demand>,
     pub last_client: ClientId,
     pub console: ConsoleLog,
     /// Where the output of jobs goes.

@@ -194,6 +194,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
         hub: Hub::new(timeline, launch.restricted),
         clients: BTreeMap::from([(OWNER, inherited.client)]),
         new_clients: VecDeque::new(),
+        demands: VecDeque::new(),
         last_client: OWNER,
         console: ConsoleLog::new(console, console_ring),
         output,

@@ -17,14 +17,14 @@ const SOCKETS_AT_ONCE: usize = 8;
 impl Keeper {
     /// Reads what the owner sent, with the sockets that came along.
     pub(crate) fn serve_owner(&mut self) -> Result<(), End> {
-        let demands = self.hear_owner()?;
-        for demand in demands {
+        self.hear_owner()?;
+        while let Some(demand) = self.demands.pop_front() {
             self.obey(&demand)?;
         }
         Ok(())
     }
 
-    fn hear_owner(&mut self) -> Result<Vec<Demand>, End> {
+    fn hear_owner(&mut self) -> Result<(), End> {
         let Some(owner) = self.clients.get(&OWNER) else { return Err(End::OwnerGone) };
         let mut buffer = vec![0u8; CHUNK];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_AT_ONCE))];
@@ -32,7 +32,7 @@ impl Keeper {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = match recvmsg(owner, &mut [IoSliceMut::new(&mut buffer)], &mut ancillary, flags) {
             Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Vec::new()),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(_) => return Err(End::OwnerGone),
         };
         for message in ancillary.drain() {
@@ -46,7 +46,9 @@ impl Keeper {
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(End::Because(Cause::Failed("A client's socket was lost on its way".to_owned())));
         }
-        Ok(self.hub.hear_client(OWNER, buffer.get(..received.bytes).unwrap_or_default())?)
+        let demands = self.hub.hear_client(OWNER, buffer.get(..received.bytes).unwrap_or_default())?;
+        self.demands.extend(demands);
+        Ok(())
     }
 
     fn obey(&mut self, demand: &Demand) -> Result<(), End> {
@@ -91,21 +93,22 @@ impl Keeper {
                 return Ok(());
             }
         }
-        self.send_to_owner()?;
         loop {
+            // What came with the request, or while the memory was moved, is next.
+            while let Some(demand) = self.demands.pop_front() {
+                match demand {
+                    Demand::Unpark => return self.unpark(),
+                    Demand::Park => self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 }),
+                    other => self.obey(&other)?,
+                }
+            }
+            self.send_to_owner()?;
             let events = wait(&self.asleep, None).map_err(|error| failed("wait while parked", &error))?;
             for (token, _) in events {
                 if token == GUEST {
                     return Err(End::GuestGone);
                 }
-                for demand in self.hear_owner()? {
-                    match demand {
-                        Demand::Unpark => return self.unpark(),
-                        Demand::Park => self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 }),
-                        other => self.obey(&other)?,
-                    }
-                }
-                self.send_to_owner()?;
+                self.hear_owner()?;
             }
         }
     }

@@ -4,7 +4,12 @@
 //! of the tree: a folder is entered and left, so that every name is one plain component and no path is ever joined
 //! from what the other side said. An archive holds exactly one item, then [`Record::End`]. Both sides expect the other
 //! to lie.
+//!
+//! A folder's [`listing`] is another stream of records.
 
+pub mod listing;
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -16,6 +21,50 @@ pub const MAX_DATA: usize = 32 * 1024;
 pub const MAX_NAME: usize = 255;
 /// The deepest folder.
 pub const MAX_DEPTH: usize = 128;
+
+/// What is wanted of an item in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it, as an archive.
+    Whole,
+    /// Some content of a file, as an archive of that one file. Its size is that of the whole file.
+    Range {
+        /// How many bytes are left out before it.
+        offset: u64,
+        /// The most bytes.
+        limit: u64,
+    },
+    /// What is in a folder, as a [`listing`].
+    Listing {
+        /// The most entries: the first ones by name.
+        limit: u64,
+    },
+}
+
+impl Part {
+    /// As it is written in [`crate::Transfer::name`]: as text, because a program in the guest gets it as an argument.
+    pub fn to_name(self) -> Vec<u8> {
+        match self {
+            Self::Whole => Vec::new(),
+            Self::Range { offset, limit } => format!("range {offset} {limit}").into_bytes(),
+            Self::Listing { limit } => format!("listing {limit}").into_bytes(),
+        }
+    }
+
+    /// The part that was written so, if it is one.
+    pub fn from_name(name: &[u8]) -> Option<Self> {
+        let name = std::str::from_utf8(name).ok()?;
+        let mut words = name.split(' ');
+        let kind = words.next()?;
+        let numbers = words.map(str::parse).collect::<Result<Vec<u64>, _>>().ok()?;
+        match (kind, numbers.as_slice()) {
+            ("", []) => Some(Self::Whole),
+            ("range", [offset, limit]) => Some(Self::Range { offset: *offset, limit: *limit }),
+            ("listing", [limit]) => Some(Self::Listing { limit: *limit }),
+            _ => None,
+        }
+    }
+}
 
 /// One step of the walk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +133,10 @@ pub enum ArchiveError {
 
 /// Appends `record` to `out`.
 pub fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
+    write(record, out)
+}
+
+fn write<R: Serialize>(record: &R, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
     let bytes = postcard::to_allocvec(record).map_err(|_| ArchiveError::Malformed)?;
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     if length > MAX_RECORD {
@@ -94,20 +147,15 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
     Ok(())
 }
 
-/// Cuts a byte stream into records, and checks names and their order.
+/// Cuts a byte stream into records of any kind. It keeps no more than what was pushed since the last whole record.
 #[derive(Debug, Default)]
-pub struct Decoder {
+struct Cutter {
     buffer: Vec<u8>,
     start: usize,
-    depth: usize,
-    in_file: bool,
-    begun: bool,
-    ended: bool,
 }
 
-impl Decoder {
-    /// Adds bytes that arrived.
-    pub fn push(&mut self, bytes: &[u8]) {
+impl Cutter {
+    fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.buffer.drain(..self.start);
             self.start = 0;
@@ -115,13 +163,7 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Whether the archive came to its end.
-    pub fn is_complete(&self) -> bool {
-        self.ended
-    }
-
-    /// The next whole record, or `None` until more bytes arrive.
-    pub fn next_record(&mut self) -> Result<Option<Record>, ArchiveError> {
+    fn next<R: DeserializeOwned>(&mut self) -> Result<Option<R>, ArchiveError> {
         let unread = self.buffer.get(self.start..).unwrap_or_default();
         let Some((header, rest)) = unread.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*header);
@@ -134,8 +176,38 @@ impl Decoder {
             _ => return Err(ArchiveError::Malformed),
         };
         self.start += 4 + length as usize;
-        self.check(&record)?;
         Ok(Some(record))
+    }
+}
+
+/// Cuts a byte stream into records, and checks names and their order.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    cutter: Cutter,
+    depth: usize,
+    in_file: bool,
+    begun: bool,
+    ended: bool,
+}
+
+impl Decoder {
+    /// Adds bytes that arrived.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.cutter.push(bytes);
+    }
+
+    /// Whether the archive came to its end.
+    pub fn is_complete(&self) -> bool {
+        self.ended
+    }
+
+    /// The next whole record, or `None` until more bytes arrive.
+    pub fn next_record(&mut self) -> Result<Option<Record>, ArchiveError> {
+        let record = self.cutter.next()?;
+        if let Some(record) = &record {
+            self.check(record)?;
+        }
+        Ok(record)
     }
 
     fn check(&mut self, record: &Record) -> Result<(), ArchiveError> {
@@ -223,6 +295,24 @@ mod tests {
 
     fn file(name: &[u8]) -> Record {
         Record::File { name: name.to_vec(), mode: 0o644, size: 1, modified: 0 }
+    }
+
+    #[test]
+    fn a_part_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let parts = [
+            Part::Whole,
+            Part::Range { offset: 0, limit: u64::MAX },
+            Part::Range { offset: u64::MAX, limit: 0 },
+            Part::Listing { limit: 7 },
+        ];
+        for part in parts {
+            assert_eq!(Part::from_name(&part.to_name()), Some(part));
+        }
+        for name in ["range", "range 1", "range 1 2 3", "range -1 2", "listing ", "file", " 1", "listing 1x"]
+        {
+            assert_eq!(Part::from_name(name.as_bytes()), None, "{name:?}");
+        }
+        assert_eq!(Part::from_name(b"\xff"), None);
     }
 
     #[test]

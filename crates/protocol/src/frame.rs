@@ -8,6 +8,9 @@
 
 use thiserror::Error;
 
+/// How much room a decoder keeps when nothing fills it.
+const KEPT: usize = 256 * 1024;
+
 /// Bytes before the payload.
 pub const HEADER_LEN: usize = 12;
 
@@ -100,6 +103,10 @@ impl Decoder {
         if self.start > 0 {
             self.buffer.drain(..self.start);
             self.start = 0;
+            // One long message does not occupy its memory for ever.
+            if self.buffer.capacity() > KEPT && self.buffer.len() < KEPT {
+                self.buffer.shrink_to(KEPT);
+            }
         }
         self.buffer.extend_from_slice(bytes);
     }

@@ -72,6 +72,7 @@ pub enum ToHost {
 }
 
 /// What a client asks of a stream, whose number it chooses.
+#[expect(clippy::large_enum_variant, reason = "one is made and sent; none is kept")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// Starts something on this stream.
@@ -245,7 +246,10 @@ pub struct Transfer {
     /// The path in the guest. Into the guest: an existing folder receives the archive's one item under
     /// `name`, anything else is the item's new path.
     pub path: Vec<u8>,
-    /// The item's name, for a copy into an existing folder.
+    /// Into the guest: the item's name, for a copy into an existing folder. Without a name, `path` is that of one file,
+    /// which replaces the content of a file that is there; missing folders on the way are made.
+    ///
+    /// Out of the guest: what is wanted, as [`crate::archive::Part`] is written; without it, all of the item.
     pub name: Vec<u8>,
     /// Who reads or writes in the guest, as in [`Exec::user`].
     pub user: String,
