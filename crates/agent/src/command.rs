@@ -212,6 +212,8 @@ impl Command {
             | ToGuest::PowerOff { .. }
             | ToGuest::Exec(_)
             | ToGuest::Transfer(_)
+            | ToGuest::Cell(_)
+            | ToGuest::Contexts(_)
             | ToGuest::Abandon => Ok(()),
         }
     }

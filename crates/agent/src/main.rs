@@ -5,6 +5,7 @@
 
 mod boot;
 mod command;
+mod contexts;
 mod processes;
 mod server;
 mod shutdown;

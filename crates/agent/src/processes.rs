@@ -1,9 +1,10 @@
 //! Who else runs in the guest.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Dir, Mode, OFlags};
+use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::sys;
@@ -44,6 +45,25 @@ impl Processes {
                 break;
             }
         }
+    }
+
+    /// How many processes the kernel has ended because memory ran out. Zero if it does not say.
+    pub fn out_of_memory_kills(&self) -> u64 {
+        let mut text = String::new();
+        let opened = openat(&self.proc, "vmstat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let read =
+            opened.map_err(io::Error::from).and_then(|file| File::from(file).read_to_string(&mut text));
+        if read.is_err() {
+            return 0;
+        }
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        count.unwrap_or(0)
+    }
+
+    /// Another opening of a file of ours, for reading, with an offset of its own.
+    pub fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let path = format!("self/fd/{}", file.as_raw_fd());
+        Ok(openat(&self.proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     /// Other processes whose session is `wanted`. None if the list cannot be read.

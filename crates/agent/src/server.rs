@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bathy_protocol::message::decode;
 use bathy_protocol::{
@@ -17,12 +17,13 @@ use thiserror::Error;
 
 use crate::boot::{self, BootError};
 use crate::command::{Command, is_input, say};
+use crate::contexts::{Contexts, Part, Tools};
 use crate::processes::Processes;
 use crate::shutdown::Shutdown;
 use crate::spawn::{Launcher, Started, bad_request};
 use crate::{sys, unix_ns};
 
-/// How many commands and copies may run at once. Each has three descriptors here, of the usual 1024.
+/// How many commands, copies and cells may run at once. Each has three descriptors here, of the usual 1024.
 const MAX_COMMANDS: usize = 256;
 
 /// Output is not read from the commands while this much waits for the host.
@@ -86,6 +87,7 @@ pub struct Server {
     decoder: Decoder,
     outbox: Vec<u8>,
     commands: Vec<Command>,
+    contexts: Contexts,
     shutdown: Option<Shutdown>,
 }
 
@@ -96,6 +98,7 @@ enum Source {
     Children,
     Input(usize),
     Output(usize, usize),
+    Context(usize, Part),
 }
 
 impl Server {
@@ -111,6 +114,7 @@ impl Server {
             decoder: Decoder::new(MAX_REQUEST),
             outbox: Vec::new(),
             commands: Vec::new(),
+            contexts: Contexts::default(),
             shutdown: None,
         })
     }
@@ -133,11 +137,16 @@ impl Server {
                             command.read_output(output, &mut buffer, &mut self.outbox);
                         }
                     }
+                    Source::Context(index, part) => self.contexts.serve(index, part),
                 }
             }
             self.drain_finished(&mut buffer);
+            let tools = Tools { launcher: &self.launcher, processes: &self.processes };
+            self.contexts.advance(tools, &mut self.outbox, OUTBOX_LIMIT);
             self.flush()?;
-            let all_said = self.outbox.is_empty() && !self.commands.iter().any(|command| command.attached);
+            let all_said = self.outbox.is_empty()
+                && self.contexts.len() == 0
+                && !self.commands.iter().any(|command| command.attached);
             if self.shutdown.as_mut().is_some_and(|shutdown| shutdown.is_over(&self.processes, all_said)) {
                 return Ok(());
             }
@@ -166,7 +175,10 @@ impl Server {
                 }
             }
         }
-        let pause = self.shutdown.as_ref().and_then(|shutdown| Timespec::try_from(shutdown.pause()).ok());
+        self.contexts.watch(|index, part, fd, flags| watch(Source::Context(index, part), fd, flags));
+        let deadline = self.contexts.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let pause = [deadline, self.shutdown.as_ref().map(Shutdown::pause)].into_iter().flatten().min();
+        let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
         match poll(&mut fds, pause.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
@@ -198,38 +210,50 @@ impl Server {
                     command.write_input(&mut self.outbox);
                 }
             } else {
-                self.obey(frame.stream, &decode(frame.payload)?)?;
+                self.obey(frame.stream, decode(frame.payload)?)?;
             }
         }
         self.decoder = decoder;
         Ok(())
     }
 
-    fn obey(&mut self, stream: u32, message: &ToGuest) -> Result<(), ServerError> {
+    fn obey(&mut self, stream: u32, message: ToGuest) -> Result<(), ServerError> {
         match message {
-            ToGuest::Hello(hello) => self.greet(hello),
+            ToGuest::Hello(hello) => self.greet(&hello),
             ToGuest::PowerOff { grace_ms } => {
-                self.power_off(Duration::from_millis((*grace_ms).into()));
+                self.power_off(Duration::from_millis(grace_ms.into()));
                 Ok(())
             }
             ToGuest::Exec(request) => {
-                self.start(stream, |launcher| launcher.exec(request));
+                self.start(stream, |launcher| launcher.exec(&request));
                 Ok(())
             }
             ToGuest::Transfer(request) => {
-                self.start(stream, |launcher| launcher.transfer(request));
+                self.start(stream, |launcher| launcher.transfer(&request));
                 Ok(())
             }
-            ToGuest::Abandon => {
-                if let Some(command) = self.commands.iter_mut().find(|command| command.stream == stream) {
+            ToGuest::Cell(cell) => {
+                let taken = self.check_room(stream).and_then(|()| self.contexts.run(stream, cell));
+                self.answer(stream, taken);
+                Ok(())
+            }
+            ToGuest::Contexts(request) => {
+                let tools = Tools { launcher: &self.launcher, processes: &self.processes };
+                let taken = match self.check_room(stream) {
+                    Ok(()) => self.contexts.change(stream, request, tools),
+                    Err(refused) => Err(refused),
+                };
+                self.answer(stream, taken);
+                Ok(())
+            }
+            other => match self.commands.iter_mut().find(|command| command.stream == stream) {
+                Some(command) if other == ToGuest::Abandon => {
                     command.abandon(&self.processes);
+                    Ok(())
                 }
-                Ok(())
-            }
-            other => match self.find(stream) {
-                Some(command) => Ok(command.request(other)?),
-                // It ended while the request was on its way.
-                None => Ok(()),
+                Some(command) => Ok(command.request(&other)?),
+                // Or it ended while the request was on its way.
+                None => Ok(self.contexts.request(stream, &other)?),
             },
         }
     }
@@ -256,23 +280,33 @@ impl Server {
     }
 
     fn start(&mut self, stream: u32, start: impl FnOnce(&Launcher) -> Result<Started, Refused>) {
-        let started = if stream == CONNECTION || self.find(stream).is_some() {
+        let started = self.check_room(stream).and_then(|()| start(&self.launcher));
+        let started = started.map(|started| {
+            let pid = started.pid;
+            self.commands.push(Command::new(stream, started));
+            pid
+        });
+        self.answer(stream, started);
+    }
+
+    fn answer(&mut self, stream: u32, started: Result<u32, Refused>) {
+        let message = started.map_or_else(ToHost::Refused, |pid| ToHost::Started { pid });
+        say(stream, &message, &mut self.outbox);
+    }
+
+    /// Whether something may be started on this stream.
+    fn check_room(&self, stream: u32) -> Result<(), Refused> {
+        let used = self.commands.iter().any(|command| command.stream == stream) || self.contexts.has(stream);
+        if stream == CONNECTION || used {
             Err(bad_request("the stream is in use"))
         } else if self.shutdown.is_some() {
             Err(bad_request("the sandbox is shutting down"))
-        } else if self.commands.len() >= MAX_COMMANDS {
+        } else if self.commands.len() + self.contexts.len() >= MAX_COMMANDS {
             Err(bad_request(&format!(
                 "{MAX_COMMANDS} commands run in this sandbox already, which is the most"
             )))
         } else {
-            start(&self.launcher)
-        };
-        match started {
-            Ok(started) => {
-                say(stream, &ToHost::Started { pid: started.pid }, &mut self.outbox);
-                self.commands.push(Command::new(stream, started));
-            }
-            Err(refused) => say(stream, &ToHost::Refused(refused), &mut self.outbox),
+            Ok(())
         }
     }
 
@@ -282,6 +316,7 @@ impl Server {
             return;
         }
         self.shutdown = Some(Shutdown::begin(grace));
+        self.contexts.close();
         if grace.is_zero() {
             return;
         }
@@ -294,7 +329,7 @@ impl Server {
         }
     }
 
-    /// Collects every child that ended: our commands, and orphans that were handed to PID 1.
+    /// Collects every child that ended: our commands, interpreters, and orphans that were handed to PID 1.
     fn reap(&mut self) {
         // Only empties the descriptor; which children ended is asked below, because signals merge.
         let mut drain = [0u8; 1024];
@@ -305,7 +340,10 @@ impl Server {
                 self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none())
             {
                 command.ended(exit_of(status));
+                continue;
             }
+            let tools = Tools { launcher: &self.launcher, processes: &self.processes };
+            self.contexts.reaped(pid, exit_of(status), tools);
         }
     }
 
@@ -365,14 +403,12 @@ impl Server {
         // The new conversation does not know those that nobody waits for. They are reaped without being known.
         self.commands.retain(|command| !command.abandoned);
         self.commands.iter_mut().for_each(Command::detach);
-    }
-
-    fn find(&mut self, stream: u32) -> Option<&mut Command> {
-        self.commands.iter_mut().find(|command| command.stream == stream)
+        self.contexts.end_conversation();
     }
 }
 
-fn exit_of(status: WaitStatus) -> Exit {
+/// A wait status as the host is told it.
+pub fn exit_of(status: WaitStatus) -> Exit {
     let byte = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Exit::Code(byte(code)),

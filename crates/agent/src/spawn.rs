@@ -41,6 +41,11 @@ pub struct Launcher {
 impl Launcher {
     /// Starts a command, or says why not.
     pub fn exec(&self, request: &Exec) -> Result<Started, Refused> {
+        self.exec_with(request, &[])
+    }
+
+    /// Starts a command that finds further descriptors at 3 and above.
+    pub fn exec_with(&self, request: &Exec, extra: &[BorrowedFd<'_>]) -> Result<Started, Refused> {
         let user = self.user(&request.user, request.restricted.is_some())?;
         let Some(name) = request.argv.first().filter(|name| !name.is_empty()) else {
             return Err(bad_request("the command is empty"));
@@ -53,6 +58,7 @@ impl Launcher {
             env: c_strings(&environment(request, &user))?,
             cwd: c_string(request.cwd.as_deref().unwrap_or(user.home.as_bytes()))?,
             user: &user,
+            extra,
             confinement: self.confinement(request.restricted),
         };
         match request.terminal {
@@ -86,6 +92,7 @@ impl Launcher {
             env: Vec::new(),
             cwd: c"/".to_owned(),
             user: &user,
+            extra: &[],
             confinement: self.confinement(None),
         };
         start.with_pipes(request.direction == Direction::IntoGuest)
@@ -137,6 +144,7 @@ struct Start<'a> {
     env: Vec<CString>,
     cwd: CString,
     user: &'a User,
+    extra: &'a [BorrowedFd<'a>],
     confinement: Confinement,
 }
 
@@ -172,6 +180,7 @@ impl Start<'_> {
             gid: self.user.gid,
             groups: &self.user.groups,
             stdio,
+            extra: self.extra,
             terminal,
             confinement: self.confinement,
         };
@@ -318,6 +327,23 @@ mod tests {
         assert_eq!(of(Some(writable), Some(read_only)).mounts, stricter);
         assert_eq!(of(None, Some(read_only)), Confinement { no_privileges: true, mounts: stricter });
         assert_eq!(of(None, Some(writable)).mounts, Some(MountLimits { read_only_root: false }));
+    }
+
+    #[test]
+    fn further_descriptors_are_found_in_their_order() {
+        let (one, two) = ("printf one >&3; printf two >&4", rustix::process::getuid().as_raw());
+        let (argv, user) = ([b"sh".to_vec(), b"-c".to_vec(), one.into()].to_vec(), two.to_string());
+        let request = Exec { argv, user, cwd: Some(b"/".to_vec()), ..Exec::default() };
+        let pipes = [(); 2].map(|()| pipe_with(PipeFlags::CLOEXEC).unwrap());
+        let extra = pipes.each_ref().map(|(_, write)| write.as_fd());
+        let started = launcher(None).exec_with(&request, &extra).unwrap();
+        let pid = i32::try_from(started.pid).ok().and_then(rustix::process::Pid::from_raw);
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+        for ((read, _), wanted) in pipes.iter().zip([b"one", b"two"]) {
+            let mut got = [0u8; 3];
+            assert_eq!(rustix::io::read(read, &mut got).unwrap(), 3);
+            assert_eq!(&got, wanted);
+        }
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Program<'a> {
     pub groups: &'a [u32],
     /// Standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
+    /// Further descriptors, which it finds at 3 and above. An [`Executable::Open`] has none.
+    pub extra: &'a [BorrowedFd<'a>],
     /// Whether standard input is a terminal that becomes the session's own.
     pub terminal: bool,
     /// What it may not do.
@@ -75,10 +77,14 @@ struct Launch<'a> {
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
     stdio: [c_int; 3],
+    extra: Vec<c_int>,
     failure: Option<(Step, c_int)>,
 }
 
 const CHILD_STACK: usize = 64 * 1024;
+
+/// Where a program finds the first descriptor beyond the standard ones.
+const FIRST_EXTRA: c_int = 3;
 
 /// `libc::IFF_UP` in the width of `ifr_flags`.
 const IFF_UP: i16 = 1;
@@ -89,11 +95,13 @@ const IFF_UP: i16 = 1;
 /// space costs milliseconds under User Mode Linux, where every mapped page is a system call on the host.
 pub fn start(program: &Program<'_>) -> Result<u32, (Step, io::Error)> {
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
+    let (extra, _copies) = out_of_the_way(program.extra).map_err(|error| (Step::Stdio, error))?;
     let mut launch = Launch {
         program,
         argv: pointers(program.argv),
         envp: pointers(program.env),
         stdio: program.stdio.map(|fd| fd.as_raw_fd()),
+        extra,
         failure: None,
     };
     let mut stack = vec![0u8; CHILD_STACK];
@@ -111,6 +119,22 @@ pub fn start(program: &Program<'_>) -> Result<u32, (Step, io::Error)> {
         None => Ok(pid),
         Some((step, errno)) => Err((step, io::Error::from_raw_os_error(errno))),
     }
+}
+
+/// Numbers of `extra` that no place for any of them overwrites, and the copies that this took.
+fn out_of_the_way(extra: &[BorrowedFd<'_>]) -> io::Result<(Vec<c_int>, Vec<OwnedFd>)> {
+    let after = FIRST_EXTRA.saturating_add(c_int::try_from(extra.len()).unwrap_or(c_int::MAX));
+    let (mut numbers, mut copies) = (Vec::new(), Vec::new());
+    for fd in extra {
+        if fd.as_raw_fd() >= after {
+            numbers.push(fd.as_raw_fd());
+        } else {
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd, after)?;
+            numbers.push(copy.as_raw_fd());
+            copies.push(copy);
+        }
+    }
+    Ok((numbers, copies))
 }
 
 /// The child's whole life before the program: returns only if a step failed.
@@ -135,6 +159,12 @@ fn become_program(launch: &Launch<'_>) -> (Step, c_int) {
         for (target, source) in (0..).zip(launch.stdio) {
             // The sources are all above 2, so that no target overwrites a source.
             if libc::dup2(source, target) < 0 {
+                return failed(Step::Stdio);
+            }
+        }
+        // Theirs are all above the last place, and what stood at a place before was needed only for the three above.
+        for (target, source) in (FIRST_EXTRA..).zip(&launch.extra) {
+            if libc::dup2(*source, target) < 0 {
                 return failed(Step::Stdio);
             }
         }
@@ -368,4 +398,23 @@ pub fn bring_loopback_up() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn no_place_of_an_extra_descriptor_overwrites_another() {
+        let (error, input, file) = (io::stderr(), io::stdin(), std::fs::File::open("/dev/null").unwrap());
+        let far = rustix::io::fcntl_dupfd_cloexec(&file, 100).unwrap();
+        let extra = [error.as_fd(), far.as_fd(), input.as_fd()];
+        let (numbers, copies) = out_of_the_way(&extra).unwrap();
+        assert_eq!(copies.len(), 2);
+        assert_eq!(numbers.len(), 3);
+        assert_eq!(numbers[1], far.as_raw_fd());
+        assert!(numbers.iter().all(|number| *number >= 6) && numbers[0] != numbers[2]);
+    }
 }

@@ -199,15 +199,21 @@ fn open_folder(
 
 /// Opens a file and reads its beginning into `chunk`.
 fn open_file(from: BorrowedFd<'_>, at: &[u8], flags: OFlags, chunk: &mut [u8]) -> Result<Opened, Errno> {
+    let (fd, stat) = open_regular(from, at, flags)?;
+    let first = read(&fd, chunk)?;
+    Ok(Opened { fd, stat, first })
+}
+
+/// Opens a regular file, and nothing else.
+pub fn open_regular(from: BorrowedFd<'_>, at: &[u8], flags: OFlags) -> Result<(OwnedFd, Stat), Errno> {
     // Should a fifo or a terminal have taken its place meanwhile, it neither blocks nor becomes ours.
     let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd = openat(from, at, flags, Mode::empty())?;
     let stat = fstat(&fd)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Errno::INVAL);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok((fd, stat)),
+        _ => Err(Errno::INVAL),
     }
-    let first = read(&fd, chunk)?;
-    Ok(Opened { fd, stat, first })
 }
 
 fn read(fd: &OwnedFd, chunk: &mut [u8]) -> Result<usize, Errno> {

@@ -4,7 +4,9 @@
 //! guest kernel decides what this user may read and write, and that a slow disk holds up nothing else.
 
 mod get;
+mod list;
 mod put;
+mod range;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,14 +15,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
+use bathy_protocol::archive::Part;
 use rustix::io::Errno;
 use thiserror::Error;
+
+use crate::users;
 
 /// What this program is called when it copies.
 pub const PROGRAM: &str = "bathysphere-transfer";
 /// The first argument of a copy into the guest; the path and the item's name follow.
 pub const PUT: &str = "put";
-/// The first argument of a copy out of the guest; the path follows.
+/// The first argument of a copy out of the guest; the path and a [`Part`] follow.
 pub const GET: &str = "get";
 
 /// What kept a copy from being made.
@@ -36,6 +41,10 @@ enum TransferError {
     Special(Vec<u8>, &'static str),
     #[error("{}: is {}, which cannot be copied", show(.0), .1)]
     Uncopyable(Vec<u8>, &'static str),
+    #[error("{}: is {}, not a file", show(.0), .1)]
+    NotAFile(Vec<u8>, &'static str),
+    #[error("{}: is not a folder", show(.0))]
+    NotAFolder(Vec<u8>),
     #[error("the item has no name that a file can have")]
     Nameless,
     #[error("the copy broke off before its end")]
@@ -52,12 +61,11 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<&[u8]> = arguments.iter().map(|argument| argument.as_bytes()).collect();
     let outcome = match arguments.as_slice() {
         [program, rest @ ..] if *program == PROGRAM.as_bytes() => match rest {
-            [direction, path, name] if *direction == PUT.as_bytes() => {
-                unbuffered(io::stdin().as_fd()).and_then(|mut input| put::put(&mut input, path, name))
-            }
-            [direction, path, ..] if *direction == GET.as_bytes() => {
-                unbuffered(io::stdout().as_fd()).and_then(|mut output| get::get(&mut output, path))
-            }
+            [direction, path, name] if *direction == PUT.as_bytes() => put_item(path, name),
+            [direction, path, part] if *direction == GET.as_bytes() => match Part::from_name(part) {
+                Some(part) => get_part(path, part),
+                None => return refuse_to_run(),
+            },
             _ => return refuse_to_run(),
         },
         _ => return refuse_to_run(),
@@ -69,6 +77,29 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn put_item(path: &[u8], name: &[u8]) -> Result<(), TransferError> {
+    let mut input = unbuffered(io::stdin().as_fd())?;
+    if name.is_empty() { put::write(&mut input, &from_home(path)) } else { put::put(&mut input, path, name) }
+}
+
+fn get_part(path: &[u8], part: Part) -> Result<(), TransferError> {
+    let mut output = unbuffered(io::stdout().as_fd())?;
+    match part {
+        Part::Whole => get::get(&mut output, path),
+        Part::Range { offset, limit } => range::range(&mut output, &from_home(path), offset, limit),
+        Part::Listing { limit } => list::list(&mut output, &from_home(path), limit),
+    }
+}
+
+/// A path that begins nowhere begins at home, as it does for a command.
+fn from_home(path: &[u8]) -> Vec<u8> {
+    if path.starts_with(b"/") {
+        return path.to_vec();
+    }
+    let user = users::find(&rustix::process::getuid().as_raw().to_string());
+    join(user.map_or_else(|_| String::from("/"), |user| user.home).as_bytes(), path)
 }
 
 /// Both directions move large pieces themselves.
@@ -137,9 +168,13 @@ mod tests {
 
     #[test]
     fn arguments_that_are_not_ours_do_nothing() {
-        for arguments in
-            [&["bathysphere-transfer"][..], &["init", "get", "/"], &["bathysphere-transfer", "put"], &[]]
-        {
+        for arguments in [
+            &["bathysphere-transfer"][..],
+            &["init", "get", "/", ""],
+            &["bathysphere-transfer", "put"],
+            &["bathysphere-transfer", "get", "/", "range 1"],
+            &[],
+        ] {
             let outcome = main(arguments.iter().map(OsString::from));
             assert_eq!(format!("{outcome:?}"), format!("{:?}", ExitCode::FAILURE));
         }

@@ -1,13 +1,18 @@
 //! From an archive to files. Below the destination no link is followed: every name is one component, opened from the
 //! folder that holds it.
 
+use std::ffi::OsStr;
+use std::fs::DirBuilder;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 
 use bathy_protocol::archive::{Decoder, Record, is_plain_name};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, linkat,
-    mkdirat, openat, renameat, statat, symlinkat, syncfs, unlinkat,
+    Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, accessat,
+    fchmod, fchown, futimens, linkat, mkdirat, openat, readlinkat, renameat, statat, symlinkat, syncfs,
+    unlinkat,
 };
 use rustix::io::Errno;
 
@@ -18,10 +23,23 @@ const MODE_BITS: u32 = 0o777;
 const CHUNK: usize = 64 * 1024;
 /// How many names are tried for a temporary file.
 const TEMPORARY_NAMES: u32 = 1000;
+/// How many links are followed to a file that is written.
+const MAX_LINKS: usize = 40;
+/// The permissions of a folder that is made on the way to a file.
+const FOLDER_MODE: u32 = 0o755;
 
 /// Reads an archive and makes its item at `path`, or in it under `name` if `path` is a folder.
 pub fn put(input: &mut impl Read, path: &[u8], name: &[u8]) -> Result<(), TransferError> {
-    let mut tree = Tree::at(path, name)?;
+    fill(Tree::at(path, name)?, input)
+}
+
+/// Reads an archive of one file and writes that to `path`, as an editor would: through links, with the permissions and
+/// the owner of a file that is there, and with the present time.
+pub fn write(input: &mut impl Read, path: &[u8]) -> Result<(), TransferError> {
+    fill(Tree::of_file(path)?, input)
+}
+
+fn fill(mut tree: Tree, input: &mut impl Read) -> Result<(), TransferError> {
     let mut decoder = Decoder::default();
     let mut buffer = vec![0u8; CHUNK];
     loop {
@@ -55,7 +73,8 @@ struct Pending {
     name: Vec<u8>,
     path: Vec<u8>,
     mode: Mode,
-    modified: i64,
+    modified: Option<i64>,
+    owner: Option<(Uid, Gid)>,
     temporary: Option<Temporary>,
 }
 
@@ -78,6 +97,8 @@ struct Tree {
     /// What the archive's first item is called here.
     top: Vec<u8>,
     file: Option<Pending>,
+    /// A file that is there is given new content; otherwise, it makes way for another one.
+    rewrites: bool,
 }
 
 impl Tree {
@@ -90,9 +111,7 @@ impl Tree {
             Ok(_) if !is_plain_name(name) => return Err(TransferError::Nameless),
             Ok(fd) => (Folder { fd, path: path.to_vec(), mode: None }, name),
             Err(Errno::NOENT | Errno::NOTDIR) if !path.ends_with(b"/") => {
-                let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-                let (parent, top) = path.split_at(cut);
-                let parent = if parent.is_empty() { b"." } else { parent };
+                let (parent, top) = split(path);
                 let fd = open_folder(CWD, parent, OFlags::empty()).map_err(failed(parent))?;
                 (Folder { fd, path: parent.to_vec(), mode: None }, top)
             }
@@ -101,7 +120,25 @@ impl Tree {
         if !is_plain_name(top) {
             return Err(TransferError::Nameless);
         }
-        Ok(Self { folders: vec![parent], top: top.to_vec(), file: None })
+        Ok(Self { folders: vec![parent], top: top.to_vec(), file: None, rewrites: false })
+    }
+
+    /// The one file at `path`. The folders on the way to it are made.
+    fn of_file(path: &[u8]) -> Result<Self, TransferError> {
+        let path = follow(path)?;
+        let (parent, top) = split(&path);
+        if matches!(top, b"" | b"." | b"..") {
+            return Err(TransferError::NotAFile(path, "a folder"));
+        }
+        let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(OsStr::from_bytes(parent));
+        let made = made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        let fd = match made.and_then(|()| open_folder(CWD, parent, OFlags::empty())) {
+            Ok(fd) => fd,
+            Err(Errno::EXIST | Errno::NOTDIR) => return Err(TransferError::NoFolder(parent.to_vec())),
+            Err(error) => return Err(TransferError::File(parent.to_vec(), error)),
+        };
+        let parent = Folder { fd, path: parent.to_vec(), mode: None };
+        Ok(Self { folders: vec![parent], top: top.to_vec(), file: None, rewrites: true })
     }
 
     fn take(&mut self, record: Record) -> Result<(), TransferError> {
@@ -156,7 +193,16 @@ impl Tree {
     fn begin(&mut self, name: Vec<u8>, mode: u32, modified: i64) -> Result<(), TransferError> {
         let here = self.here()?;
         let path = join(&here.path, &name);
-        check_replaceable(here, &name, &path)?;
+        let present = check_replaceable(here, &name, &path)?;
+        let (mut mode, mut owner) = (mode_of(mode), None);
+        if let Some(stat) = present.filter(|_| self.rewrites) {
+            // To take its place needs no permission of the file's own, but to write it does.
+            accessat(&here.fd, &name, Access::WRITE_OK, AtFlags::empty())
+                .map_err(|error| TransferError::File(path.clone(), error))?;
+            mode = mode_of(stat.st_mode);
+            owner = Some((Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid)));
+        }
+        let modified = (!self.rewrites).then_some(modified);
         let (fd, temporary) = match nameless_file(here) {
             Ok(fd) => (fd, None),
             // Not every file system can do without a name.
@@ -171,7 +217,7 @@ impl Tree {
             }
             Err(error) => return Err(TransferError::File(path, error)),
         };
-        self.file = Some(Pending { fd, name, path, mode: mode_of(mode), modified, temporary });
+        self.file = Some(Pending { fd, name, path, mode, modified, owner, temporary });
         Ok(())
     }
 
@@ -198,12 +244,18 @@ impl Tree {
 
     fn complete(&self, file: &Pending) -> Result<(), Errno> {
         let Some(here) = self.folders.last() else { return Err(Errno::IO) };
+        if let Some((user, group)) = file.owner {
+            // Only root may give a file away; what others write is theirs.
+            let _ = fchown(&file.fd, Some(user), Some(group));
+        }
         fchmod(&file.fd, file.mode)?;
-        let times = Timestamps {
-            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-            last_modification: Timespec { tv_sec: file.modified, tv_nsec: 0 },
-        };
-        futimens(&file.fd, &times)?;
+        if let Some(modified) = file.modified {
+            let times = Timestamps {
+                last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+                last_modification: Timespec { tv_sec: modified, tv_nsec: 0 },
+            };
+            futimens(&file.fd, &times)?;
+        }
         if let Some(temporary) = &file.temporary {
             return renameat(&here.fd, &temporary.name, &here.fd, &file.name);
         }
@@ -228,10 +280,31 @@ impl Tree {
             Ok(()) | Err(Errno::BADF) => {}
             Err(error) => return Err(TransferError::File(here.path.clone(), error)),
         }
-        // Besides, for what may be mounted inside of the tree.
-        rustix::fs::sync();
+        if !self.rewrites {
+            // Besides, for what may be mounted inside of the tree.
+            rustix::fs::sync();
+        }
         Ok(())
     }
+}
+
+/// The folder of a path, and the name in it.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let (parent, top) = path.split_at(cut);
+    (if parent.is_empty() { b"." } else { parent }, top)
+}
+
+/// Where a path leads that may be a link, also if there is nothing.
+fn follow(path: &[u8]) -> Result<Vec<u8>, TransferError> {
+    let mut here = path.to_vec();
+    for _ in 0..MAX_LINKS {
+        // What is no link, or not there, is looked at by whoever opens it.
+        let Ok(target) = readlinkat(CWD, here.as_slice(), Vec::new()) else { return Ok(here) };
+        let target = target.into_bytes();
+        here = if target.starts_with(b"/") { target } else { join(split(&here).0, &target) };
+    }
+    Err(TransferError::File(path.to_vec(), Errno::LOOP))
 }
 
 fn mode_of(bits: u32) -> Mode {
@@ -248,12 +321,12 @@ fn open_folder(from: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<Owned
 }
 
 /// A file replaces a file or a link, and nothing else.
-fn check_replaceable(here: &Folder, name: &[u8], path: &[u8]) -> Result<(), TransferError> {
+fn check_replaceable(here: &Folder, name: &[u8], path: &[u8]) -> Result<Option<Stat>, TransferError> {
     match statat(&here.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOENT) => Ok(()),
+        Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(TransferError::File(path.to_vec(), error)),
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile | FileType::Symlink => Ok(()),
+            FileType::RegularFile | FileType::Symlink => Ok(Some(stat)),
             FileType::Directory => Err(TransferError::FolderInTheWay(path.to_vec())),
             other => Err(TransferError::Special(path.to_vec(), super::get::kind(other))),
         },

@@ -225,3 +225,79 @@ fn depth_is_bounded() {
     let error = put_at(folder.path(), "d", &vec![enter("d", 0o755); MAX_DEPTH + 1]).unwrap_err();
     assert!(matches!(error, TransferError::Archive(ArchiveError::Depth)), "{error}");
 }
+
+fn write_to(path: &Path, content: &str) -> Result<(), TransferError> {
+    write(&mut wire(&one_file(content)).as_slice(), path.as_os_str().as_bytes())
+}
+
+#[test]
+fn a_file_is_written_with_the_folders_on_its_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a/b c/file");
+    let before = std::time::SystemTime::now() - std::time::Duration::from_secs(5);
+    write_to(&path, "hello").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"hello");
+    let stat = fs::metadata(&path).unwrap();
+    assert_eq!(stat.mode() & 0o7777, 0o640);
+    assert!(stat.modified().unwrap() >= before, "a build has to see that it is new");
+    assert_eq!(fs::metadata(folder.path().join("a")).unwrap().mode() & 0o777, 0o755);
+    assert_eq!(names(path.parent().unwrap()), ["file"]);
+}
+
+#[test]
+fn a_file_that_is_written_again_keeps_its_mode_and_its_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tool");
+    fs::write(&path, "long content").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o711)).unwrap();
+    let root = rustix::process::getuid().is_root();
+    if root {
+        std::os::unix::fs::chown(&path, Some(12_345), Some(54_321)).unwrap();
+    }
+    write_to(&path, "short").unwrap();
+    let stat = fs::metadata(&path).unwrap();
+    assert_eq!((fs::read(&path).unwrap(), stat.mode() & 0o7777), (b"short".to_vec(), 0o711));
+    assert_eq!((stat.uid(), stat.gid()) == (12_345, 54_321), root);
+}
+
+#[test]
+fn a_link_leads_to_the_file_that_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("sub")).unwrap();
+    fs::write(at("sub/target"), "old").unwrap();
+    symlink("sub/hop", at("link")).unwrap();
+    symlink("target", at("sub/hop")).unwrap();
+    write_to(&at("link"), "new").unwrap();
+    assert!(at("link").is_symlink() && at("sub/hop").is_symlink());
+    assert_eq!(fs::read(at("sub/target")).unwrap(), b"new");
+    symlink(at("made/later"), at("dangling")).unwrap();
+    write_to(&at("dangling"), "1").unwrap();
+    assert_eq!(fs::read(at("made/later")).unwrap(), b"1");
+    symlink("loop", at("loop")).unwrap();
+    let error = write_to(&at("loop"), "1").unwrap_err().to_string();
+    assert!(error.contains("/loop: Too many levels of symbolic links"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_written_is_named_and_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), "kept").unwrap();
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    let said = |path: &str| {
+        let error = write_to(&folder.path().join(path), "1").unwrap_err().to_string();
+        error.replace(folder.path().to_str().unwrap(), "")
+    };
+    assert_eq!(said("folder"), "/folder: a folder is in the way");
+    assert_eq!(said("folder/"), "/folder/: is a folder, not a file");
+    assert_eq!(said("folder/.."), "/folder/..: is a folder, not a file");
+    assert_eq!(said("file/x"), "/file/: something that is not a folder is in the way");
+    assert_eq!(
+        write_to(Path::new("/dev/null"), "1").unwrap_err().to_string(),
+        "/dev/null: a device is in the way"
+    );
+    let read_only = write_to(Path::new("/proc/version"), "1").unwrap_err().to_string();
+    assert!(read_only.starts_with("/proc/version: "), "{read_only}");
+    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"kept");
+    assert_eq!(names(folder.path()), ["file", "folder"]);
+}

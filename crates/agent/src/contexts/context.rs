@@ -1,0 +1,453 @@
+//! One context: its interpreter, the cell that runs and those that wait.
+//!
+//! Whatever happens changes plain fields; [`Context::advance`] then takes every step that has become possible.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use bathy_protocol::Exit;
+use bathy_protocol::cell::{CellEnd, ContextInfo, Interrupter, Language, Surroundings};
+use rustix::event::PollFlags;
+use rustix::process::Signal;
+
+use super::Means;
+use super::background::Background;
+use super::cell::{Interrupt, Task, verdict};
+use super::languages::Driver;
+use super::process::{End, Held, Process, Received};
+use super::stream::Stream;
+
+/// What of a context became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The interpreter takes more of a request.
+    Requests,
+    /// It has written to standard output (0) or error (1).
+    Output(usize),
+    /// It has sent a packet.
+    Replies,
+}
+
+/// A context.
+pub struct Context {
+    /// Its name.
+    pub name: String,
+    /// Its language.
+    pub language: Language,
+    /// What its interpreter is started with.
+    pub surroundings: Surroundings,
+    process: Option<Process>,
+    current: Option<Task>,
+    waiting: VecDeque<Task>,
+    background: Background,
+    lost: Option<String>,
+}
+
+impl Context {
+    /// A context without an interpreter.
+    pub fn new(name: String, language: Language, surroundings: Surroundings) -> Self {
+        let (background, waiting) = (Background::default(), VecDeque::new());
+        Self { name, language, surroundings, process: None, current: None, waiting, background, lost: None }
+    }
+
+    /// As it is listed.
+    pub fn info(&self) -> ContextInfo {
+        ContextInfo {
+            context: self.name.clone(),
+            language: self.language,
+            pid: self.pid(),
+            busy: self.current.is_some(),
+            waiting: u32::try_from(self.waiting.len()).unwrap_or(u32::MAX),
+            cells: self.process.as_ref().map_or(0, |process| process.cells),
+        }
+    }
+
+    /// The interpreter's process.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().filter(|process| process.end.is_none()).map(|process| process.pid)
+    }
+
+    /// All its cells.
+    pub fn tasks(&self) -> impl Iterator<Item = &Task> {
+        self.current.iter().chain(&self.waiting)
+    }
+
+    /// All its cells.
+    pub fn tasks_mut(&mut self) -> impl Iterator<Item = &mut Task> {
+        self.current.iter_mut().chain(&mut self.waiting)
+    }
+
+    /// How many cells wait.
+    pub fn queue_length(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Puts a cell at the end of the queue.
+    pub fn enqueue(&mut self, task: Task) {
+        self.waiting.push_back(task);
+    }
+
+    /// Starts the interpreter, which is not running.
+    pub fn start(&mut self, means: &mut Means<'_>) -> Result<(), bathy_protocol::Refused> {
+        self.process = Some(Process::start(self.language, &self.surroundings, means)?);
+        Ok(())
+    }
+
+    /// Names what has to be waited for.
+    pub fn watch<'a>(&'a self, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
+        let Some(process) = &self.process else { return };
+        if let Some(requests) = process.requests().filter(|_| process.is_writing()) {
+            add(Part::Requests, requests, PollFlags::OUT);
+        }
+        for number in 0..2 {
+            if let Some(output) = process.output(number).filter(|_| self.takes_output(number)) {
+                add(Part::Output(number), output, PollFlags::IN);
+            }
+        }
+        if let Some(replies) = process.replies().filter(|_| self.takes_packets()) {
+            add(Part::Replies, replies, PollFlags::IN);
+        }
+    }
+
+    /// When something has to be done if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let process = self.process.as_ref()?;
+        let starting = (!process.ready && process.end.is_none()).then_some(process.ready_by);
+        let running = self.running_deadline();
+        [starting, process.closed_until(), running].into_iter().flatten().min()
+    }
+
+    fn running_deadline(&self) -> Option<Instant> {
+        let process = self.process.as_ref()?;
+        if process.end.is_some() || matches!(process.held, Some(Held::Finished(_))) {
+            return None;
+        }
+        let running = self.current.as_ref()?.running.as_ref()?;
+        match &running.interrupt {
+            None => running.timeout,
+            Some(interrupt) => Some(interrupt.again.unwrap_or(interrupt.kill)),
+        }
+    }
+
+    fn running(&self) -> Option<&Task> {
+        self.current.as_ref().filter(|task| task.running.is_some())
+    }
+
+    fn takes_output(&self, number: usize) -> bool {
+        let owed = |process: &Process| {
+            process.held.is_none() || process.owed.get(number).is_some_and(|owed| *owed > 0)
+        };
+        self.process.as_ref().is_some_and(owed) && self.running().is_none_or(|task| task.takes_output(number))
+    }
+
+    fn takes_packets(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.held.is_none())
+            && self.running().is_none_or(|task| task.stream.has_room())
+    }
+
+    /// Serves a part that became ready.
+    pub fn serve(&mut self, part: Part, buffer: &mut [u8]) {
+        match part {
+            Part::Requests => {
+                if let Some(process) = &mut self.process {
+                    process.write_request();
+                }
+            }
+            Part::Output(number) if self.takes_output(number) => {
+                self.read_output(number, buffer);
+            }
+            Part::Replies if self.takes_packets() => {
+                self.receive(buffer);
+            }
+            Part::Output(_) | Part::Replies => {}
+        }
+    }
+
+    /// Reads an output once. False if nothing was there.
+    fn read_output(&mut self, number: usize, buffer: &mut [u8]) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        let Some(bytes) = process.read_output(number, buffer) else { return false };
+        match self.current.as_mut().filter(|task| task.running.is_some()) {
+            Some(task) => task.output(number, bytes),
+            None => self.background.push(bytes),
+        }
+        true
+    }
+
+    /// Reads a packet. False if nothing was there.
+    fn receive(&mut self, buffer: &mut [u8]) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        let task = self.current.as_mut().filter(|task| task.running.is_some());
+        match (process.receive(buffer), task) {
+            (Received::Nothing, _) => return false,
+            (Received::Packet(b'y', _), _) if !process.ready => process.ready = true,
+            (Received::Packet(kind @ (b'p' | b'd' | b'r' | b'e'), json), Some(_)) => {
+                process.hold(Held::Said(kind, json));
+            }
+            // The cell that a verdict is about was read to its end.
+            (Received::Packet(b'f', json), Some(_)) if !process.is_writing() => {
+                process.hold(Held::Finished(json));
+            }
+            (_, Some(task)) => task.stray(),
+            (_, None) => {}
+        }
+        true
+    }
+
+    /// A child of ours has ended. True if it was this context's.
+    pub fn reaped(&mut self, pid: u32, exit: Exit, means: &Means<'_>) -> bool {
+        match &mut self.process {
+            Some(process) if process.pid == pid => {
+                if process.end.is_none() {
+                    process.end = Some(End::Died(exit));
+                    // Its children would go on writing, and nobody could tell to whom.
+                    means.processes.end_session(pid);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Kills the interpreter, if there is one.
+    pub fn kill(&mut self, end: End, means: &Means<'_>) {
+        if let Some(process) = self.process.as_mut().filter(|process| process.end.is_none()) {
+            process.end = Some(end);
+            means.processes.end_session(process.pid);
+        }
+    }
+
+    /// Ends everything at once: the interpreter, the cell that runs, those that wait.
+    pub fn clear(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) {
+        self.kill(End::Unwanted, means);
+        let used = self.process.take().is_some_and(|process| process.cells > 0);
+        self.lost = used.then(|| "the context was restarted".to_owned()).or_else(|| self.lost.take());
+        self.background = Background::default();
+        if let Some(task) = self.current.take() {
+            let (end, lost) = match task.running {
+                Some(_) => (CellEnd::Killed, true),
+                None => (CellEnd::Cancelled, false),
+            };
+            done.push(task.end(end, lost));
+        }
+        self.cancel_waiting(done);
+    }
+
+    /// Ends the cells that wait.
+    pub fn cancel_waiting(&mut self, done: &mut Vec<Stream>) {
+        done.extend(self.waiting.drain(..).map(|task| task.end(CellEnd::Cancelled, false)));
+    }
+
+    /// Interrupts the cell of this stream, or takes it from the queue.
+    pub fn interrupt_stream(&mut self, stream: u32, done: &mut Vec<Stream>) {
+        if self.current.as_ref().is_some_and(|task| task.stream.is(stream)) {
+            self.interrupt(Interrupter::Asked, done);
+        } else if let Some(index) = self.waiting.iter().position(|task| task.stream.is(stream))
+            && let Some(task) = self.waiting.remove(index)
+        {
+            done.push(task.end(CellEnd::Cancelled, false));
+        }
+    }
+
+    /// Interrupts the present cell.
+    pub fn interrupt(&mut self, by: Interrupter, done: &mut Vec<Stream>) {
+        let Some(task) = &mut self.current else { return };
+        let grace = Duration::from_millis(task.cell.grace_ms.into());
+        match (&mut task.running, &self.process) {
+            (Some(running), Some(process)) => {
+                process.interrupt();
+                let now = Instant::now();
+                let (again, kill) = (Some(now + grace / 2), now + grace);
+                running.interrupt.get_or_insert(Interrupt { by, again, kill });
+            }
+            // Its interpreter may go on starting, for the next one.
+            _ => done.extend(self.current.take().map(|task| task.end(CellEnd::Cancelled, false))),
+        }
+    }
+
+    /// Nobody waits for its cells any more.
+    pub fn end_conversation(&mut self) {
+        self.waiting.clear();
+        match &mut self.current {
+            Some(task) if task.running.is_some() => {
+                task.stream.forget();
+                self.interrupt(Interrupter::Asked, &mut Vec::new());
+            }
+            _ => self.current = None,
+        }
+    }
+
+    /// Takes every step that is possible now.
+    pub fn advance(&mut self, means: &mut Means<'_>, buffer: &mut [u8], done: &mut Vec<Stream>) {
+        self.keep_time(means, done);
+        // Each step ends something, begins something, or takes a packet that was there before.
+        while self.release(means, done) || self.wind_up(buffer) || self.go_on(means, buffer, done) {}
+    }
+
+    fn keep_time(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) {
+        let now = Instant::now();
+        let Some(process) = &self.process else { return };
+        if process.closed_until().is_some_and(|until| now >= until) {
+            return self.kill(End::ChannelClosed, means);
+        }
+        if !process.ready && process.end.is_none() && now >= process.ready_by {
+            return self.kill(End::NotReady, means);
+        }
+        if self.running_deadline().is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        let running = self.current.as_mut().and_then(|task| task.running.as_mut());
+        match running.and_then(|running| running.interrupt.as_mut()) {
+            None => self.interrupt(Interrupter::Timeout, done),
+            Some(interrupt) if now >= interrupt.kill => self.kill(End::Stuck, means),
+            Some(interrupt) => {
+                interrupt.again = None;
+                if let Some(process) = &self.process {
+                    process.interrupt();
+                }
+            }
+        }
+    }
+
+    /// Says what was held, once the output before it is out.
+    fn release(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) -> bool {
+        let Some(process) = self.process.as_mut().filter(|process| process.owed == [0; 2]) else {
+            return false;
+        };
+        match process.held.take() {
+            None => return false,
+            Some(Held::Said(kind, json)) => {
+                if let Some(task) = &mut self.current {
+                    task.say(kind, &json);
+                }
+            }
+            Some(Held::Finished(json)) => {
+                done.extend(self.current.take().map(|task| task.end(verdict(&json), false)));
+            }
+            Some(Held::Ended(end)) => self.bury(end, means, done),
+        }
+        true
+    }
+
+    /// An ended process: what it sent before is read, then its end is next to be said.
+    fn wind_up(&mut self, buffer: &mut [u8]) -> bool {
+        let Some((end, process)) = self.process.as_mut().and_then(|process| Some((process.end?, process)))
+        else {
+            return false;
+        };
+        if process.held.is_some() {
+            return false;
+        }
+        if matches!(end, End::Died(_)) {
+            if !self.takes_packets() {
+                return false;
+            }
+            if self.receive(buffer) {
+                return true;
+            }
+        }
+        if let Some(process) = &mut self.process {
+            process.hold(Held::Ended(end));
+        }
+        true
+    }
+
+    /// The process is gone, and what it has written is read.
+    fn bury(&mut self, end: End, means: &Means<'_>, done: &mut Vec<Stream>) {
+        let Some(process) = self.process.take() else { return };
+        let killed = Exit::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(u8::MAX));
+        let no_memory =
+            end == End::Died(killed) && means.processes.out_of_memory_kills() > process.memory_kills;
+        let why = match no_memory {
+            true => "memory ran out, and the interpreter was ended".to_owned(),
+            false => end.why(Driver::of(self.language).program()),
+        };
+        // One that was about to run in it has another started.
+        if let Some(task) = self.current.take_if(|task| task.running.is_some() || !process.ready) {
+            let end = match end {
+                _ if !process.ready => CellEnd::NotStarted(self.start_failure(why.clone())),
+                End::Died(_) if no_memory => CellEnd::OutOfMemory,
+                End::Died(exit) => CellEnd::Exited(exit),
+                End::ChannelClosed => CellEnd::ChannelClosed,
+                End::Stuck | End::NotReady | End::Unwanted => CellEnd::Killed,
+            };
+            let lost = task.running.is_some();
+            done.push(task.end(end, lost));
+        }
+        if process.cells > 0 {
+            self.lost = Some(why);
+        }
+    }
+
+    /// Why no interpreter got ready, with the last words of the one that tried.
+    fn start_failure(&mut self, why: String) -> String {
+        match self.background.take_last_words() {
+            Some(words) => format!("{why} before it ran anything: {words}"),
+            None => format!("{why} before it ran anything"),
+        }
+    }
+
+    /// The next cell's turn.
+    fn go_on(&mut self, means: &mut Means<'_>, buffer: &mut [u8], done: &mut Vec<Stream>) -> bool {
+        if means.closing {
+            self.cancel_waiting(done);
+        }
+        if self.current.is_none() {
+            self.current = self.waiting.pop_front();
+        }
+        let Some(task) = self.current.as_mut().filter(|task| task.running.is_none()) else { return false };
+        match &self.process {
+            None => {
+                if let Some(surroundings) = task.cell.make.take() {
+                    self.surroundings = surroundings;
+                }
+                if let Err(refused) = self.start(means) {
+                    let end = CellEnd::NotStarted(refused.message);
+                    done.extend(self.current.take().map(|task| task.end(end, false)));
+                }
+                true
+            }
+            Some(process) if process.ready && process.end.is_none() && process.held.is_none() => {
+                self.begin(means, buffer, done);
+                true
+            }
+            Some(_) => false,
+        }
+    }
+
+    /// Puts the present cell to the interpreter.
+    fn begin(&mut self, means: &Means<'_>, buffer: &mut [u8], done: &mut Vec<Stream>) {
+        self.read_leftovers(buffer);
+        let (Some(process), Some(mut task)) = (&mut self.process, self.current.take()) else { return };
+        process.memory_kills = means.processes.out_of_memory_kills();
+        let (bytes, last) = self.background.take();
+        task.begin(process.cells == 0, self.lost.take(), (bytes, &last));
+        process.cells = process.cells.saturating_add(1);
+        let sent = process.send(&task.fields());
+        // Whatever of it may be long was needed until now.
+        (task.cell.code, task.cell.env, task.cell.make) = (String::new(), Vec::new(), None);
+        match sent {
+            Ok(()) => self.current = Some(task),
+            Err(error) => {
+                let end = CellEnd::NotStarted(format!("the code could not be handed over: {error}"));
+                done.push(task.end(end, false));
+            }
+        }
+    }
+
+    /// What is in the pipes now was written before the next cell.
+    fn read_leftovers(&mut self, buffer: &mut [u8]) {
+        for number in 0..2 {
+            let mut left = self.process.as_ref().map_or(0, |process| process.waiting(number));
+            while left > 0 {
+                let most = left.min(buffer.len());
+                let part = buffer.get_mut(..most).unwrap_or_default();
+                let Some(process) = &mut self.process else { return };
+                let Some(bytes) = process.read_output(number, part) else { break };
+                self.background.push(bytes);
+                left = left.saturating_sub(bytes.len());
+            }
+        }
+    }
+}

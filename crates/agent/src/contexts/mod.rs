@@ -1,0 +1,338 @@
+//! The interpreters that run code with state: a registry of contexts, served by the agent's one loop.
+//!
+//! A context is one process that runs a driver of ours (`python.py` and its like), which says on a channel of its own
+//! what values and errors there were. Its plain output comes through pipes. Both become records on the stream of the
+//! cell that runs. Nothing here waits for anything: the server watches the descriptors and the deadlines.
+//!
+//! Memory is bounded: nothing is read from an interpreter while its cell's stream has enough to send; what is
+//! beyond a cell's own limit is read, counted and thrown away.
+
+mod background;
+mod bash;
+mod cell;
+mod context;
+mod languages;
+mod node;
+mod process;
+mod python;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use bathy_protocol::cell::{
+    Cell, ContextInfo, ContextsRequest, Interrupter, Kind, Language, MAX_CODE, Surroundings, put_message,
+};
+use bathy_protocol::{Exit, Refused, ToGuest, WindowError};
+use rustix::event::PollFlags;
+
+use self::cell::Task;
+use self::context::Context;
+pub use self::context::Part;
+use self::languages::{Driver, Sources};
+use self::process::MAX_PACKET;
+use self::stream::Stream;
+use crate::processes::Processes;
+use crate::spawn::{Launcher, bad_request};
+
+const MAX_CONTEXTS: usize = 32;
+const MAX_WAITING: usize = 64;
+const MAX_NAME: usize = 64;
+
+/// How much code, and what goes with it, may wait in all contexts together, in bytes.
+const MAX_WAITING_CODE: usize = 32 * 1024 * 1024;
+
+/// What interpreters are started and ended with.
+#[derive(Clone, Copy)]
+pub struct Tools<'a> {
+    /// Starts processes.
+    pub launcher: &'a Launcher,
+    /// Ends them.
+    pub processes: &'a Processes,
+}
+
+/// [`Tools`], and what the registry adds to them.
+struct Means<'a> {
+    launcher: &'a Launcher,
+    processes: &'a Processes,
+    sources: &'a mut Sources,
+    /// Nothing new is started any more.
+    closing: bool,
+}
+
+/// All contexts of the sandbox.
+#[derive(Default)]
+pub struct Contexts {
+    contexts: Vec<Context>,
+    /// What is over and has still to be sent.
+    ending: Vec<Stream>,
+    sources: Sources,
+    buffer: Vec<u8>,
+    closing: bool,
+}
+
+impl Contexts {
+    /// Takes a cell, or says why not. Returns the interpreter's process, or 0 if it has still to be started.
+    pub fn run(&mut self, stream: u32, cell: Cell) -> Result<u32, Refused> {
+        check_cell(&cell)?;
+        let waiting: usize = self.contexts.iter().flat_map(Context::tasks).map(Task::weight).sum();
+        if waiting.saturating_add(cell::weight(&cell)) > MAX_WAITING_CODE {
+            return Err(bad_request("too much code waits in this sandbox already"));
+        }
+        let index = match (self.index(&cell.context), &cell.make) {
+            (Ok(index), _) => index,
+            (Err(unknown), None) => return Err(unknown),
+            (Err(_), Some(surroundings)) => {
+                self.check_new(&cell.context)?;
+                let language = spoken(cell.language);
+                self.contexts.push(Context::new(cell.context.clone(), language, surroundings.clone()));
+                self.contexts.len() - 1
+            }
+        };
+        let Some(context) = self.contexts.get_mut(index) else { return Err(self.unknown(&cell.context)) };
+        if !cell.language.runs_in(context.language) {
+            return Err(bad_request(&format!(
+                "the context {} is for {}, not for {}",
+                context.name,
+                context.language.as_str(),
+                cell.language.as_str()
+            )));
+        }
+        if context.queue_length() >= MAX_WAITING {
+            return Err(bad_request(&format!("{MAX_WAITING} cells wait in this context already")));
+        }
+        context.enqueue(Task::new(cell, Stream::new(stream)));
+        Ok(context.pid().unwrap_or(0))
+    }
+
+    /// Does what is asked about contexts, or says why not. The answer is the list of them.
+    pub fn change(
+        &mut self,
+        stream: u32,
+        request: ContextsRequest,
+        tools: Tools<'_>,
+    ) -> Result<u32, Refused> {
+        let mut pid = 0;
+        match request {
+            ContextsRequest::List => {}
+            ContextsRequest::Make { context, language, surroundings } => {
+                pid = self.make(context, language, surroundings, tools)?;
+            }
+            ContextsRequest::Restart { context } => {
+                let index = self.index(&context)?;
+                let (mut means, contexts, ending) = self.parts(tools);
+                if let Some(context) = contexts.get_mut(index) {
+                    context.clear(&means, ending);
+                    context.start(&mut means)?;
+                    pid = context.pid().unwrap_or(0);
+                }
+            }
+            ContextsRequest::Remove { context } => {
+                let mut removed = self.contexts.remove(self.index(&context)?);
+                let (means, _, ending) = self.parts(tools);
+                removed.clear(&means, ending);
+            }
+            ContextsRequest::Interrupt { context } => {
+                let index = self.index(&context)?;
+                if let Some(context) = self.contexts.get_mut(index) {
+                    context.interrupt(Interrupter::Asked, &mut self.ending);
+                }
+            }
+        }
+        let list: Vec<ContextInfo> = self.contexts.iter().map(Context::info).collect();
+        let mut answer = Stream::new(stream);
+        answer.put_with(|records| put_message(Kind::Contexts, &list, records));
+        answer.end(Exit::Code(0));
+        self.ending.push(answer);
+        Ok(pid)
+    }
+
+    fn make(
+        &mut self,
+        name: String,
+        language: Language,
+        surroundings: Surroundings,
+        tools: Tools<'_>,
+    ) -> Result<u32, Refused> {
+        if self.contexts.iter().any(|context| context.name == name) {
+            return Err(bad_request(&format!("there is a context {name} already")));
+        }
+        self.check_new(&name)?;
+        let mut context = Context::new(name, spoken(language), surroundings);
+        let (mut means, contexts, _) = self.parts(tools);
+        context.start(&mut means)?;
+        let pid = context.pid().unwrap_or(0);
+        contexts.push(context);
+        Ok(pid)
+    }
+
+    fn check_new(&self, name: &str) -> Result<(), Refused> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(allowed) {
+            return Err(bad_request(&format!(
+                "a context's name is 1 to {MAX_NAME} letters, digits, dots, dashes and underscores"
+            )));
+        }
+        if self.contexts.len() >= MAX_CONTEXTS {
+            return Err(bad_request(&format!(
+                "there are {MAX_CONTEXTS} contexts already, which is the most: remove one first"
+            )));
+        }
+        Ok(())
+    }
+
+    fn index(&self, name: &str) -> Result<usize, Refused> {
+        let found = self.contexts.iter().position(|context| context.name == name);
+        found.ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> Refused {
+        let names: Vec<&str> = self.contexts.iter().map(|context| context.name.as_str()).collect();
+        let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        let name: String = name.chars().take(MAX_NAME).collect();
+        bad_request(&format!("there is no context {name:?} (there is: {there})"))
+    }
+
+    fn parts<'a>(&'a mut self, tools: Tools<'a>) -> (Means<'a>, &'a mut Vec<Context>, &'a mut Vec<Stream>) {
+        let Tools { launcher, processes } = tools;
+        let means = Means { launcher, processes, sources: &mut self.sources, closing: self.closing };
+        (means, &mut self.contexts, &mut self.ending)
+    }
+
+    /// Whether a stream is a cell's.
+    pub fn has(&self, stream: u32) -> bool {
+        let tasks = self.contexts.iter().flat_map(Context::tasks).map(|task| &task.stream);
+        tasks.chain(&self.ending).any(|known| known.is(stream))
+    }
+
+    /// How many streams there are.
+    pub fn len(&self) -> usize {
+        self.contexts.iter().flat_map(Context::tasks).count() + self.ending.len()
+    }
+
+    /// The host asks something of a stream, which may be nobody's any more.
+    pub fn request(&mut self, number: u32, message: &ToGuest) -> Result<(), WindowError> {
+        match message {
+            ToGuest::Signal(_) => {
+                for context in &mut self.contexts {
+                    context.interrupt_stream(number, &mut self.ending);
+                }
+                Ok(())
+            }
+            ToGuest::Abandon => {
+                if let Some(stream) = self.stream(number) {
+                    stream.abandon();
+                }
+                for context in &mut self.contexts {
+                    context.interrupt_stream(number, &mut self.ending);
+                }
+                Ok(())
+            }
+            other => self.stream(number).map_or(Ok(()), |stream| stream.request(other)),
+        }
+    }
+
+    fn stream(&mut self, number: u32) -> Option<&mut Stream> {
+        let tasks = self.contexts.iter_mut().flat_map(Context::tasks_mut).map(|task| &mut task.stream);
+        tasks.chain(&mut self.ending).find(|stream| stream.is(number))
+    }
+
+    /// Names what has to be waited for; the number is the context's.
+    pub fn watch<'a>(&'a self, mut add: impl FnMut(usize, Part, BorrowedFd<'a>, PollFlags)) {
+        for (index, context) in self.contexts.iter().enumerate() {
+            context.watch(|part, fd, flags| add(index, part, fd, flags));
+        }
+    }
+
+    /// When something has to be done if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.contexts.iter().filter_map(Context::deadline).min()
+    }
+
+    /// Serves what became ready.
+    pub fn serve(&mut self, index: usize, part: Part) {
+        self.buffer.resize(MAX_PACKET, 0);
+        if let Some(context) = self.contexts.get_mut(index) {
+            context.serve(part, &mut self.buffer);
+        }
+    }
+
+    /// A child has ended. True if it was an interpreter.
+    pub fn reaped(&mut self, pid: u32, exit: Exit, tools: Tools<'_>) -> bool {
+        let (means, contexts, _) = self.parts(tools);
+        contexts.iter_mut().any(|context| context.reaped(pid, exit, &means))
+    }
+
+    /// Goes on wherever that is possible, and says what can be said until the outbox holds `limit` bytes.
+    pub fn advance(&mut self, tools: Tools<'_>, outbox: &mut Vec<u8>, limit: usize) {
+        if self.contexts.is_empty() && self.ending.is_empty() {
+            return;
+        }
+        // What is sent first makes room for what is read then.
+        self.flush(outbox, limit);
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(MAX_PACKET, 0);
+        let (mut means, contexts, ending) = self.parts(tools);
+        for context in contexts.iter_mut() {
+            context.advance(&mut means, &mut buffer, ending);
+        }
+        self.buffer = buffer;
+        self.flush(outbox, limit);
+    }
+
+    fn flush(&mut self, outbox: &mut Vec<u8>, limit: usize) {
+        for task in self.contexts.iter_mut().flat_map(Context::tasks_mut) {
+            task.stream.flush(outbox, limit);
+        }
+        self.ending.retain_mut(|stream| {
+            stream.flush(outbox, limit);
+            !stream.is_over(outbox)
+        });
+    }
+
+    /// The conversation is over: nobody waits for any cell. The contexts stay.
+    pub fn end_conversation(&mut self) {
+        self.ending.clear();
+        for context in &mut self.contexts {
+            context.end_conversation();
+        }
+    }
+
+    /// Nothing new is started any more.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+}
+
+fn check_cell(cell: &Cell) -> Result<(), Refused> {
+    if cell.code.len() > MAX_CODE {
+        return Err(bad_request(&format!(
+            "the code has {} bytes; the most is {MAX_CODE}: put data into files",
+            cell.code.len()
+        )));
+    }
+    if Driver::of(cell.language).refuses_zero_bytes() && cell.code.contains('\0') {
+        return Err(bad_request(&format!("{} code cannot contain a zero byte", cell.language.as_str())));
+    }
+    if cell.cwd.as_ref().is_some_and(|cwd| cwd.contains('\0')) {
+        return Err(bad_request("the working directory contains a zero byte"));
+    }
+    let proper = |entry: &String| !entry.contains('\0') && entry.find('=').is_some_and(|at| at > 0);
+    match cell.env.iter().find(|entry| !proper(entry)) {
+        Some(entry) => {
+            let start: String = entry.chars().take(40).collect();
+            Err(bad_request(&format!("{start:?} is no variable: they are given as NAME=value")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The language of the context that runs this one.
+fn spoken(language: Language) -> Language {
+    match language {
+        Language::TypeScript => Language::JavaScript,
+        other => other,
+    }
+}
