@@ -214,9 +214,18 @@ pub enum What {
         /// The digest of all of it.
         digest: String,
     },
-    /// Files were to be copied.
+    /// The names in a folder of a guest were read.
+    FolderListed {
+        /// Which.
+        guest_path: String,
+        /// How many were told.
+        entries: u64,
+        /// How many there are, as the guest says.
+        total: u64,
+    },
+    /// Files were to be copied, or a folder to be listed.
     FileFailed {
-        /// `in` or `out`.
+        /// `in`, `out` or `list`.
         direction: String,
         /// What was asked for.
         path: String,

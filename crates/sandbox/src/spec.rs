@@ -89,6 +89,11 @@ pub enum SpecError {
     /// A limit that leaves no time.
     #[error("{0} is zero, which would end the sandbox at once. Leave it out for no limit")]
     NoTime(&'static str),
+    /// A pause that leaves no time.
+    #[error(
+        "pause_idle is zero, which would pause the sandbox as soon as it runs. Leave it out for no pause"
+    )]
+    PauseAtOnce,
     /// A path that no process can start in.
     #[error("{0:?} is not a working directory. Give an absolute path in the sandbox")]
     Workdir(String),
@@ -195,6 +200,10 @@ pub struct SandboxSpec {
     pub max_duration: Option<Seconds>,
     /// How long it may run with nobody using it; as long as it likes if absent.
     pub idle_timeout: Option<Seconds>,
+    /// After how long with nobody connected it is paused, until the next one comes; never if absent.
+    pub pause_idle: Option<Seconds>,
+    /// Whether it is removed, with its disk and logs, when it has ended.
+    pub auto_remove: bool,
 }
 
 impl Default for SandboxSpec {
@@ -219,6 +228,8 @@ impl Default for SandboxSpec {
             log_size: Size(16 * MIB),
             max_duration: None,
             idle_timeout: None,
+            pause_idle: None,
+            auto_remove: false,
         }
     }
 }
@@ -254,6 +265,9 @@ impl SandboxSpec {
             if time.is_some_and(|time| time.as_millis() == 0) {
                 return Err(SpecError::NoTime(name));
             }
+        }
+        if self.pause_idle.is_some_and(|time| time.as_millis() == 0) {
+            return Err(SpecError::PauseAtOnce);
         }
         self.check_texts()?;
         self.memory = Size(self.memory.0.next_multiple_of(MIB));
@@ -379,6 +393,7 @@ mod tests {
             with(|s| s.idle_timeout = Some(Seconds::from_millis(0))),
             SpecError::NoTime("idle_timeout")
         );
+        assert_eq!(with(|s| s.pause_idle = Some(Seconds::from_millis(0))), SpecError::PauseAtOnce);
     }
 
     #[test]
@@ -440,6 +455,8 @@ mod tests {
             command: vec!["sleep".to_owned(), "1".to_owned()],
             cpu_quota: Some(CpuQuota::from_thousandths(333)),
             max_duration: Some(Seconds::from_millis(90_000)),
+            pause_idle: Some(Seconds::from_millis(1500)),
+            auto_remove: true,
             security: Security::Restricted,
             ..SandboxSpec::default()
         };

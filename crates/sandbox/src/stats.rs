@@ -113,6 +113,7 @@ mod tests {
             monitor_pid: None,
             keeper_pid,
             enforcement: None,
+            idle_paused: false,
         }
     }
 

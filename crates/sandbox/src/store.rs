@@ -9,6 +9,7 @@
 mod jobs;
 pub mod life;
 mod record;
+mod repls;
 mod schema;
 
 use std::fs::{DirBuilder, OpenOptions};
@@ -29,11 +30,12 @@ use crate::name::{self, NameError};
 pub use jobs::Job;
 pub use life::{alive, take_life};
 pub use record::{Change, NewRecord, Record, State};
+pub use repls::ReplRow;
 
 /// How long a change waits for the changes of other processes.
 const PATIENCE: Duration = Duration::from_secs(5);
 const COLUMNS: &str = "id, name, spec, created_ns, state, started_ns, ended_ns, end_cause, exit_code, monitor_pid, \
-    keeper_pid, enforcement";
+    keeper_pid, enforcement, idle_paused";
 
 /// The store cannot do what was asked.
 #[derive(Debug, Error)]
@@ -55,6 +57,14 @@ pub enum StoreError {
     /// Not a name, or nobody's.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// Nothing is called that, or it is no REPL.
+    #[error("There is no REPL `{wanted}`{hint}")]
+    NoRepl {
+        /// What was asked for, harmless for a terminal.
+        wanted: String,
+        /// What may have been meant.
+        hint: String,
+    },
     /// The sandbox has been removed.
     #[error("The sandbox {0} has been removed")]
     Removed(String),

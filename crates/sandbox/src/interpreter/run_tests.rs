@@ -190,7 +190,8 @@ fn c1_values_without_end_are_cut_off() {
 
 #[test]
 fn c1_lies_of_the_guest_are_errors_and_no_panics() {
-    let garbage: [(&[u8], fn(&InterpreterError) -> bool); 5] = [
+    type Expected = fn(&InterpreterError) -> bool;
+    let garbage: [(&[u8], Expected); 5] = [
         (&[99, 0, 0, 0, 0], |error| matches!(error, InterpreterError::Record(_))),
         (&[2, 0xff, 0xff, 0xff, 0x7f], |error| matches!(error, InterpreterError::Record(_))),
         (&[7, 1, 0, 0, 0, b'{'], |error| matches!(error, InterpreterError::Json(..))),

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::folder::Folder;
 use crate::launch::unix_ns;
 use crate::monitor::Report;
 use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
-use crate::name;
+use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
 use crate::store::{self, NewRecord, StoreError};
 
@@ -33,6 +34,8 @@ const BURIAL: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// For how long a lock that somebody holds for a moment is tried.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+/// For how long a sandbox that others start and stop is waited for.
+const WAKING: Duration = Duration::from_secs(30);
 
 /// A sandbox to be made.
 #[derive(Clone, Debug, Default)]
@@ -138,13 +141,43 @@ impl Manager {
             return Err(failed(error));
         }
         let reason = match serde_json::from_str(&line) {
-            Ok(Report::Running) => return Ok(()),
+            Ok(Report::Running) => {
+                collect_later(monitor);
+                return Ok(());
+            }
             Ok(Report::Failed(reason)) => reason,
             Err(_) => "its monitor was killed".to_owned(),
         };
         // It is ours to collect: it has said its last word.
         let _ = monitor.wait();
         Err(ManagerError::NotStarted { name, reason })
+    }
+
+    /// Makes sure that a sandbox can be connected to: one that has ended is started. One that is paused because nobody
+    /// used it stays so until somebody connects; one that was paused by hand is refused.
+    pub fn wake(
+        &mut self,
+        sandbox: &Sandboxed,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Sandboxed, ManagerError> {
+        let deadline = Instant::now() + WAKING;
+        loop {
+            let now = self.refresh(sandbox)?;
+            match now.status {
+                Status::Running => return Ok(now),
+                Status::Paused if now.record.idle_paused => return Ok(now),
+                Status::Paused => return Err(ManagerError::Paused(now.name().to_owned())),
+                Status::Created | Status::Stopped | Status::Dead => {}
+            }
+            match self.start(&now, progress) {
+                Ok(()) => return self.refresh(&now),
+                // Somebody else wakes it, or its last life is not quite over.
+                Err(ManagerError::Running(_) | ManagerError::Busy(_)) if Instant::now() < deadline => {
+                    sleep(PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The lock that says that a sandbox runs, unless it does.
@@ -202,13 +235,25 @@ impl Manager {
             Err(error) => return Err(error.into()),
         }
         let deadline = Instant::now() + patience;
-        while self.refresh(sandbox)?.is_alive() {
+        while self.refresh_or_gone(sandbox)?.is_some_and(|now| now.is_alive()) {
             if Instant::now() > deadline {
                 return Err(ManagerError::DoesNotEnd(sandbox.name().to_owned()));
             }
             sleep(PAUSE);
         }
         Ok(())
+    }
+
+    /// The same sandbox, as it is now; none is left of one that is removed when it ends.
+    fn refresh_or_gone(&mut self, sandbox: &Sandboxed) -> Result<Option<Sandboxed>, ManagerError> {
+        match self.refresh(sandbox) {
+            Err(ManagerError::Store(StoreError::Name(NameError::Unknown { .. })))
+                if sandbox.record.spec.auto_remove =>
+            {
+                Ok(None)
+            }
+            found => found.map(Some),
+        }
     }
 
     /// Stops and starts a sandbox.
@@ -218,6 +263,9 @@ impl Manager {
         grace: Duration,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), ManagerError> {
+        if sandbox.is_alive() && sandbox.record.spec.auto_remove {
+            return Err(ManagerError::GoneWhenEnded(sandbox.name().to_owned()));
+        }
         self.stop(sandbox, grace)?;
         let stopped = self.refresh(sandbox)?;
         self.start(&stopped, progress)
@@ -230,6 +278,9 @@ impl Manager {
                 return Err(ManagerError::Running(sandbox.name().to_owned()));
             }
             self.kill(sandbox)?;
+            if sandbox.record.spec.auto_remove && self.removed_itself(sandbox)? {
+                return Ok(());
+            }
         }
         let _life = self.take_life(sandbox)?;
         if !self.store.delete(&sandbox.record.id)? {
@@ -239,6 +290,19 @@ impl Manager {
         let folder = self.folder(sandbox);
         folder.remove().map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
         self.note(&sandbox.record, What::SandboxRemoved)
+    }
+
+    /// Waits until a sandbox that has ended is removed by its monitor; false if it is not.
+    fn removed_itself(&mut self, sandbox: &Sandboxed) -> Result<bool, ManagerError> {
+        let deadline = Instant::now() + BURIAL;
+        let folder = self.folder(sandbox);
+        while Instant::now() < deadline {
+            if self.refresh_or_gone(sandbox)?.is_none() && !folder.path().exists() {
+                return Ok(true);
+            }
+            sleep(PAUSE);
+        }
+        Ok(false)
     }
 
     /// Freezes a sandbox; with `release_memory` its memory goes to the host's disk.
@@ -280,7 +344,10 @@ impl Manager {
         interrupt: Option<BorrowedFd<'_>>,
     ) -> Result<Sandboxed, ManagerError> {
         loop {
-            let now = self.refresh(sandbox)?;
+            let Some(now) = self.refresh_or_gone(sandbox)? else {
+                // How it ended went with it.
+                return Ok(Sandboxed { record: sandbox.record.clone(), status: Status::Stopped });
+            };
             // One that was started again has ended, too.
             if !now.is_alive() || now.record.started_ns != sandbox.record.started_ns {
                 return Ok(now);
@@ -294,4 +361,13 @@ impl Manager {
             }
         }
     }
+}
+
+/// A monitor outlives the command that started it. In a process that lives on, those that have ended are collected when
+/// the next one is started.
+fn collect_later(monitor: Child) {
+    static STARTED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    started.retain_mut(|monitor| matches!(monitor.try_wait(), Ok(None)));
+    started.push(monitor);
 }

@@ -5,7 +5,9 @@
 
 mod code;
 mod copy;
+mod files;
 mod lifecycle;
+mod repl;
 mod work;
 
 use std::fmt;
@@ -37,6 +39,7 @@ use crate::transfer::{PackError, TransferError, UnpackError};
 pub use code::BegunCell;
 pub use copy::CopyOptions;
 pub use lifecycle::NewSandbox;
+pub use repl::{NewRepl, Repl, ReplOutcome, ReplStatus};
 pub use work::{Begun, ExecRequest};
 
 /// The cause that is written down for a sandbox whose processes are gone without a word.
@@ -109,6 +112,9 @@ pub enum ManagerError {
     /// It is frozen.
     #[error("The sandbox `{0}` is paused. Let it go on with `bathy resume {0}`")]
     Paused(String),
+    /// It would be gone before it could be started again.
+    #[error("The sandbox `{0}` is removed when it ends, so it cannot be restarted. Make a new one")]
+    GoneWhenEnded(String),
     /// Somebody else is starting or removing it.
     #[error("The sandbox `{0}` is being changed by another command. Try again")]
     Busy(String),
@@ -198,6 +204,18 @@ impl Manager {
         Ok(Self { paths, store, audit, policy, program: program.to_owned() })
     }
 
+    /// As [`Self::open`], on behalf of agents: what they ask is held to the operator's limits for them.
+    pub fn open_for_agents(program: &str) -> Result<Self, ManagerError> {
+        Ok(Self::open(program)?.for_agents())
+    }
+
+    /// The same, on behalf of agents.
+    #[must_use]
+    pub fn for_agents(mut self) -> Self {
+        self.policy = self.policy.for_agents();
+        self
+    }
+
     /// The operator's settings.
     pub fn policy(&self) -> &Policy {
         &self.policy
@@ -206,14 +224,21 @@ impl Manager {
     /// The sandbox that somebody means by a name, an id, or the beginning of an id.
     pub fn find(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
         let record = self.store.find(wanted)?;
-        self.settle(record)
+        match self.settle(record)? {
+            Some(sandbox) => Ok(sandbox),
+            // It has gone the way it was meant to: looking again says so.
+            None => Err(match self.store.find(wanted) {
+                Ok(record) => ManagerError::Busy(record.display_name().to_owned()),
+                Err(error) => error.into(),
+            }),
+        }
     }
 
     /// All sandboxes, the oldest first.
     pub fn list(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
         let records = self.store.list()?;
         self.remove_orphans(&records);
-        records.into_iter().map(|record| self.settle(record)).collect()
+        records.into_iter().filter_map(|record| self.settle(record).transpose()).collect()
     }
 
     /// The same sandbox, as it is now.
@@ -238,7 +263,8 @@ impl Manager {
     }
 
     /// Compares what is written with what is true, and writes down what nobody else could: that its monitor was killed.
-    fn settle(&mut self, record: Record) -> Result<Sandboxed, ManagerError> {
+    /// None is left of one that is to be removed when it ends.
+    fn settle(&mut self, record: Record) -> Result<Option<Sandboxed>, ManagerError> {
         let folder = Folder::of(&self.paths, &record.id);
         let claims_life = matches!(record.state, State::Running | State::Paused);
         let alive = claims_life
@@ -254,13 +280,13 @@ impl Manager {
             State::Stopped if record.end_cause.as_deref() == Some(KILLED) => Status::Dead,
             State::Stopped => Status::Stopped,
         };
-        Ok(Sandboxed { record, status })
+        Ok(Some(Sandboxed { record, status }))
     }
 
-    fn bury(&mut self, record: Record, folder: &Folder) -> Result<Sandboxed, ManagerError> {
+    fn bury(&mut self, record: Record, folder: &Folder) -> Result<Option<Sandboxed>, ManagerError> {
         // Whoever holds the lock now is starting it, or burying it as well.
         let Ok(Some(_life)) = store::take_life(folder.path()) else {
-            return Ok(Sandboxed { record, status: Status::Dead });
+            return Ok(Some(Sandboxed { record, status: Status::Dead }));
         };
         let ended = Change::Ended { at_ns: unix_ns(), cause: KILLED.to_owned(), exit_code: None };
         let from = [State::Running, State::Paused];
@@ -269,10 +295,17 @@ impl Manager {
             let _ = Cgroup::remove_stale(&record.id);
             let _ = fs::remove_file(folder.path().join(door::SOCKET));
             self.note(&record, What::SandboxEnded { cause: KILLED.to_owned() })?;
+            if record.spec.auto_remove {
+                self.store.delete(&record.id)?;
+                // What is left of it is an orphan's, and removed as such.
+                let _ = folder.remove();
+                self.note(&record, What::SandboxRemoved)?;
+                return Ok(None);
+            }
         }
         let record = self.store.get(&record.id)?.unwrap_or(record);
         let status = if record.end_cause.as_deref() == Some(KILLED) { Status::Dead } else { Status::Stopped };
-        Ok(Sandboxed { record, status })
+        Ok(Some(Sandboxed { record, status }))
     }
 
     /// Removes folders that a killed `create` or `rm` left. Whatever fails here is tried again by the next command.

@@ -17,6 +17,8 @@ use crate::store::Job;
 
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take if it has to bring a guest's memory back from disk first.
+const WAKING_PATIENCE: Duration = Duration::from_secs(120);
 /// The stream of a request that is not a command.
 const STREAM: u32 = 1;
 
@@ -43,10 +45,11 @@ pub struct Begun {
 }
 
 impl Manager {
-    /// Connects to a running sandbox.
+    /// Connects to a running sandbox. One that is paused because nobody used it goes on.
     pub fn connect(&mut self, sandbox: &Sandboxed) -> Result<Connection, ManagerError> {
         match sandbox.status {
             Status::Running => {}
+            Status::Paused if sandbox.record.idle_paused => {}
             Status::Paused => return Err(ManagerError::Paused(sandbox.name().to_owned())),
             Status::Created | Status::Stopped | Status::Dead => {
                 let (name, status) = (sandbox.name().to_owned(), sandbox.status);
@@ -54,7 +57,9 @@ impl Manager {
             }
         }
         let folder = self.folder(sandbox);
-        match door::ask(folder.path(), &ToMonitor::Connect, PATIENCE) {
+        // It may have been paused since it was looked at.
+        let patience = if sandbox.record.spec.pause_idle.is_some() { WAKING_PATIENCE } else { PATIENCE };
+        match door::ask(folder.path(), &ToMonitor::Connect, patience) {
             Ok((FromMonitor::Connected, socket)) => Connection::new(socket)
                 .map_err(|error| ManagerError::Connection(ConnectionError::Socket(error))),
             Ok(_) => Err(DoorError::Unexpected.into()),

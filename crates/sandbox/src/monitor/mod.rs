@@ -5,7 +5,9 @@
 //! keeper's connection to it closes, and the sandbox ends.
 
 pub mod door;
+mod pause;
 mod serve;
+mod visitors;
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,19 +1,16 @@
 //! The monitor's loop: clients at the door, the keeper's reports, time limits.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bathy_audit::{Event, What};
-use bathy_protocol::message::{decode, encode};
-use bathy_protocol::{CONNECTION, Cause, Decoder, FromKeeper, Request, ToKeeper, Usage, Work, WorkEnd};
+use bathy_protocol::{Cause, FromKeeper, Request, ToKeeper, Usage, Work, WorkEnd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg, sockopt::socket_peercred,
-};
 
-use super::door::{FromMonitor, LIMIT, SOCKET, ToMonitor};
+use super::door::{FromMonitor, SOCKET, ToMonitor};
+use super::pause::Pause;
+use super::visitors::{Visitor, refuse, say};
 use super::{Monitor, actor};
 use crate::command::{self, ExecOptions};
 use crate::connection::{Arrival, ConnectionError};
@@ -22,65 +19,46 @@ use crate::launch::unix_ns;
 use crate::spec::CommandSpec;
 use crate::store::{Change, State};
 
-/// How many connections may be at the door at once, and how long each may take to say what it wants.
-const AT_THE_DOOR: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a guest may take to go down after its processes' grace.
-const POWER_OFF: Duration = Duration::from_secs(5);
+pub(super) const POWER_OFF: Duration = Duration::from_secs(5);
 /// What a sandbox's processes have when a time limit or the end of the main command stops it.
 const LIMIT_GRACE_MS: u32 = 2000;
-/// How long somebody waits for the keeper's answer: a large guest's memory takes its time.
+/// How long somebody waits for the keeper's figures.
 const USAGE_PATIENCE: Duration = Duration::from_secs(10);
-const PARKING_PATIENCE: Duration = Duration::from_secs(120);
 /// How long a keeper takes to be gone after its connection is.
 const KEEPERS_END: Duration = Duration::from_millis(20);
 /// How many may wait for the keeper's answer at once, and how many of its warnings are recorded.
-const MOST_WAITING: usize = 64;
+pub(super) const MOST_WAITING: usize = 64;
 const MOST_WARNINGS: u32 = 16;
 /// How many ends of commands are recorded in a second; a keeper that reports more makes them up.
 const MOST_ENDS: u32 = 1000;
 /// The stream of the main command on the owner's connection, and its number as a job.
 const MAIN: u32 = 1;
 
-/// A connection that has not said what it wants.
-struct Visitor {
+/// Somebody who waits for the keeper's figures.
+pub(super) struct Waiting {
     socket: OwnedFd,
-    decoder: Decoder,
     until: Instant,
-}
-
-/// Somebody who waits for the keeper's answer.
-struct Waiting {
-    socket: OwnedFd,
-    what: Awaited,
-    until: Instant,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Awaited {
-    Usage,
-    Pause,
-    Resume,
 }
 
 /// What the loop knows besides the sandbox itself.
 #[derive(Default)]
-struct Loop {
-    visitors: Vec<Visitor>,
+pub(super) struct Loop {
+    pub visitors: Vec<Visitor>,
     /// Copies of the sockets of connected clients: they tell when the client leaves, whatever the keeper says.
-    clients: Vec<OwnedFd>,
-    waiting: Vec<Waiting>,
-    paused: bool,
+    pub clients: Vec<OwnedFd>,
+    pub waiting: Vec<Waiting>,
+    pub pause: Pause,
     /// Why the sandbox is being stopped, and when it is ended if it does not.
-    stopping: Option<(String, Instant)>,
+    pub stopping: Option<(String, Instant)>,
     /// Since when nobody is connected.
-    idle_since: Option<Instant>,
+    pub idle_since: Option<Instant>,
     main_tag: u64,
     main_exit: Option<i32>,
     warnings: u32,
     /// Ends of commands since when.
     ends: (u32, Option<Instant>),
-    ended: Option<String>,
+    pub ended: Option<String>,
 }
 
 impl Monitor {
@@ -115,14 +93,24 @@ impl Monitor {
         if let Err(error) = written {
             eprintln!("bathy monitor: {}", crate::chain(&error));
         }
-        let ended =
-            Event::now(actor(), What::SandboxEnded { cause }).in_sandbox(&record.id, record.name.clone());
-        if let Err(error) = audit.append(&[ended]) {
+        let event = |what| Event::now(actor(), what).in_sandbox(&record.id, record.name.clone());
+        if let Err(error) = audit.append(&[event(What::SandboxEnded { cause })]) {
             eprintln!("bathy monitor: {}", crate::chain(&error));
+        }
+        if !record.spec.auto_remove {
+            return;
+        }
+        // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
+        let removed = store.delete(&record.id).map_err(|error| crate::chain(&error));
+        let removed = removed.and_then(|_| folder.remove().map_err(|error| error.to_string()));
+        let recorded = audit.append(&[event(What::SandboxRemoved)]).map_err(|error| crate::chain(&error));
+        if let Err(error) = removed.and(recorded) {
+            // The log that this goes to may be gone with the rest.
+            eprintln!("bathy monitor: {error}");
         }
     }
 
-    fn note(&self, what: What) {
+    pub(super) fn note(&self, what: What) {
         let event = Event::now(actor(), what).in_sandbox(&self.record.id, self.record.name.clone());
         if let Err(error) = self.audit.append(&[event]) {
             eprintln!("bathy monitor: {}", crate::chain(&error));
@@ -207,12 +195,11 @@ impl Monitor {
     }
 
     fn next_alarm(&self, state: &Loop) -> Option<Instant> {
-        let waiting = state.waiting.iter().filter(|waiting| waiting.what == Awaited::Usage);
         let visitors = state.visitors.iter().map(|visitor| visitor.until);
-        let visitors = visitors.chain(waiting.map(|waiting| waiting.until)).min();
+        let visitors = visitors.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().map(|(_, until)| *until);
         let limits = if stopping.is_some() { [None, None] } else { self.limits(state) };
-        limits.into_iter().chain([visitors, stopping]).flatten().min()
+        limits.into_iter().chain([visitors, stopping, self.pause_due(state)]).flatten().min()
     }
 
     /// When the sandbox's time is up: in all, and without anybody.
@@ -225,7 +212,7 @@ impl Monitor {
 
     fn keep_time(&mut self, state: &mut Loop, now: Instant) {
         state.visitors.retain(|visitor| visitor.until > now);
-        state.waiting.retain(|waiting| waiting.until > now || waiting.what != Awaited::Usage);
+        state.waiting.retain(|waiting| waiting.until > now);
         if let Some((_, until)) = &state.stopping {
             if *until <= now {
                 self.sandbox.kill();
@@ -238,66 +225,29 @@ impl Monitor {
             let detail = format!("the sandbox is stopped by its --{limit}");
             self.note(What::LimitHit { limit: limit.to_owned(), detail: detail.clone() });
             self.stop(state, detail, LIMIT_GRACE_MS);
+        } else if self.pause_due(state).is_some_and(|at| at <= now) {
+            self.pause_idle(state);
         }
     }
 
-    /// Asks the guest to go down. A frozen guest cannot: it is ended.
+    /// Asks the guest to go down. One that was frozen by hand cannot: it is ended.
     fn stop(&mut self, state: &mut Loop, why: String, grace_ms: u32) {
+        if self.stop_when_awake(state, &why, grace_ms) {
+            return;
+        }
         let asked = self.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms });
         let until = Instant::now() + Duration::from_millis(grace_ms.into()) + POWER_OFF;
-        if state.paused || asked.is_err() {
+        if state.pause.frozen() || asked.is_err() {
             self.sandbox.kill();
         }
         state.stopping.get_or_insert((why, until));
     }
 
-    fn open_door(&mut self, state: &mut Loop) {
-        while let Ok((socket, _)) = self.listener.accept() {
-            let ours = rustix::process::geteuid();
-            let known = socket_peercred(&socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root());
-            if !known || state.visitors.len() >= AT_THE_DOOR || socket.set_nonblocking(true).is_err() {
-                continue;
-            }
-            let visitor = Visitor {
-                socket: socket.into(),
-                decoder: Decoder::new(LIMIT),
-                until: Instant::now() + PATIENCE,
-            };
-            // Most have spoken already.
-            self.serve_visitor(visitor, true, state);
-        }
-    }
-
-    fn serve_visitor(&mut self, mut visitor: Visitor, spoke: bool, state: &mut Loop) {
-        if !spoke {
-            state.visitors.push(visitor);
-            return;
-        }
-        let mut buffer = [0u8; 512];
-        match recv(&visitor.socket, &mut buffer, RecvFlags::DONTWAIT) {
-            Ok((count @ 1.., _)) => visitor.decoder.push(buffer.get(..count).unwrap_or_default()),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            _ => return,
-        }
-        match visitor.decoder.next_frame() {
-            Ok(Some(frame)) => {
-                if let Ok(question) = decode(frame.payload) {
-                    self.answer(visitor.socket, &question, state);
-                }
-            }
-            Ok(None) => state.visitors.push(visitor),
-            Err(_) => {}
-        }
-    }
-
-    fn answer(&mut self, socket: OwnedFd, question: &ToMonitor, state: &mut Loop) {
+    pub(super) fn answer(&mut self, socket: OwnedFd, question: &ToMonitor, state: &mut Loop) {
         let stopping = state.stopping.is_some();
         match question {
             ToMonitor::Connect if stopping => refuse(&socket, "the sandbox is being stopped"),
-            ToMonitor::Connect if state.paused => {
-                refuse(&socket, "the sandbox is paused; `bathy resume` lets it go on");
-            }
-            ToMonitor::Connect => self.connect(socket, state),
+            ToMonitor::Connect => self.let_in(socket, state),
             ToMonitor::Stop { grace_ms } => {
                 self.stop(state, "it was stopped".to_owned(), *grace_ms);
                 say(&socket, &FromMonitor::Done);
@@ -308,102 +258,21 @@ impl Monitor {
                 self.sandbox.kill();
                 say(&socket, &FromMonitor::Done);
             }
-            ToMonitor::Pause { .. } if state.paused => say(&socket, &FromMonitor::Done),
-            ToMonitor::Pause { release_memory } => self.pause(socket, *release_memory, state),
-            ToMonitor::Resume if !state.paused => say(&socket, &FromMonitor::Done),
-            ToMonitor::Resume => self.wait_for_keeper(socket, Awaited::Resume, &ToKeeper::Unpark, state),
-            ToMonitor::Usage => self.wait_for_keeper(socket, Awaited::Usage, &ToKeeper::Usage, state),
+            ToMonitor::Pause { release_memory } => self.pause_by_hand(socket, *release_memory, state),
+            ToMonitor::Resume => self.resume(socket, state),
+            ToMonitor::Usage => self.ask_usage(socket, state),
         }
     }
 
-    fn wait_for_keeper(&mut self, socket: OwnedFd, what: Awaited, question: &ToKeeper, state: &mut Loop) {
+    fn ask_usage(&mut self, socket: OwnedFd, state: &mut Loop) {
         if state.waiting.len() >= MOST_WAITING {
             return refuse(&socket, "the sandbox's keeper does not answer");
         }
-        let patience = if what == Awaited::Usage { USAGE_PATIENCE } else { PARKING_PATIENCE };
-        // It does not fail to encode; the visitor would run out of patience.
-        if self.sandbox.connection.tell_keeper(question).is_ok() {
-            state.waiting.push(Waiting { socket, what, until: Instant::now() + patience });
-        }
-    }
-
-    /// Hands a connection over to the keeper and keeps a copy, to notice when the client leaves.
-    fn connect(&mut self, socket: OwnedFd, state: &mut Loop) {
-        let Ok(copy) = socket.try_clone() else { return refuse(&socket, "too many clients") };
-        // The answer comes before anything that the keeper says.
-        if self.sandbox.connection.unsent() > 0 {
-            return refuse(
-                &socket,
-                "the sandbox's keeper is busy and takes no clients; `bathy kill` ends it",
-            );
-        }
-        say(&socket, &FromMonitor::Connected);
-        match self.hand_over(&socket) {
-            Ok(true) => state.clients.push(copy),
-            Ok(false) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => state.ended = Some(format!("its keeper does not take clients: {error}")),
-        }
-    }
-
-    fn hand_over(&mut self, socket: &OwnedFd) -> io::Result<bool> {
-        // What was queued before goes first; a keeper that does not read at all is not waited for.
-        self.sandbox.connection.send().map_err(io::Error::other)?;
-        if self.sandbox.connection.unsent() > 0 {
-            return Ok(false);
-        }
-        let mut message = Vec::new();
-        encode(CONNECTION, &ToKeeper::Client, &mut message).map_err(io::Error::other)?;
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let sockets = [socket.as_fd()];
-        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-        let sent = sendmsg(
-            self.sandbox.connection.fd(),
-            &[io::IoSlice::new(&message)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        )?;
-        if sent == message.len() {
-            Ok(true)
-        } else {
-            Err(io::Error::other("the keeper takes half a message"))
-        }
-    }
-
-    fn pause(&mut self, socket: OwnedFd, release_memory: bool, state: &mut Loop) {
-        if let Err(error) = self.freezer.freeze() {
-            return refuse(&socket, &crate::chain(&error));
-        }
-        state.paused = true;
-        if release_memory {
-            self.wait_for_keeper(socket, Awaited::Pause, &ToKeeper::Park, state);
-        } else {
-            self.paused(&socket);
-        }
-    }
-
-    fn paused(&mut self, socket: &OwnedFd) {
-        let written = self.store.transition(&self.record.id, &[State::Running], State::Paused, &[]);
-        self.note(What::SandboxPaused);
-        match written {
-            Ok(_) => say(socket, &FromMonitor::Done),
-            Err(error) => refuse(socket, &crate::chain(&error)),
-        }
-    }
-
-    fn resumed(&mut self, socket: &OwnedFd, state: &mut Loop) {
-        if let Err(error) = self.freezer.thaw() {
-            return refuse(socket, &crate::chain(&error));
-        }
-        state.paused = false;
-        // Its idle time begins anew.
-        state.idle_since = state.clients.is_empty().then(Instant::now);
-        let written = self.store.transition(&self.record.id, &[State::Paused], State::Running, &[]);
-        self.note(What::SandboxResumed);
-        match written {
-            Ok(_) => say(socket, &FromMonitor::Done),
-            Err(error) => refuse(socket, &crate::chain(&error)),
+        state.waiting.push(Waiting { socket, until: Instant::now() + USAGE_PATIENCE });
+        // One that is busy with the memory is asked when it is done.
+        if !state.pause.moving() {
+            // It does not fail to encode; the visitor would run out of patience.
+            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Usage);
         }
     }
 
@@ -436,8 +305,8 @@ impl Monitor {
                     self.work_ended(tag, job, &end, state);
                 }
                 Arrival::Keeper(FromKeeper::Usage(usage)) => self.tell_usage(usage, state),
-                Arrival::Keeper(FromKeeper::Parked { .. }) => self.parked(None, state),
-                Arrival::Keeper(FromKeeper::NotParked(reason)) => self.parked(Some(&reason), state),
+                Arrival::Keeper(FromKeeper::Parked { .. }) => self.moved(None, state),
+                Arrival::Keeper(FromKeeper::NotParked(reason)) => self.moved(Some(&reason), state),
                 Arrival::Keeper(FromKeeper::Warning(detail)) => {
                     state.warnings += 1;
                     if state.warnings <= MOST_WARNINGS {
@@ -480,44 +349,10 @@ impl Monitor {
     }
 
     fn tell_usage(&mut self, usage: Usage, state: &mut Loop) {
-        let asked = |waiting: &mut Waiting| waiting.what == Awaited::Usage;
-        for waiting in state.waiting.extract_if(.., asked) {
+        for waiting in state.waiting.drain(..) {
             say(&waiting.socket, &FromMonitor::Usage(usage));
         }
     }
-
-    /// The keeper has moved the memory, one way or the other, or could not: the answer to the first who asked, for it
-    /// answers in order.
-    fn parked(&mut self, failure: Option<&str>, state: &mut Loop) {
-        let first = state.waiting.iter().position(|waiting| waiting.what != Awaited::Usage);
-        let Some(waiting) = first.map(|index| state.waiting.remove(index)) else { return };
-        match (waiting.what, failure) {
-            (Awaited::Resume, None) => self.resumed(&waiting.socket, state),
-            (_, None) => self.paused(&waiting.socket),
-            (_, Some(reason)) => {
-                // Not half paused: it goes on.
-                if self.freezer.thaw().is_ok() {
-                    state.paused = false;
-                }
-                let reason = format!("its memory cannot be moved to the host's disk: {reason}");
-                refuse(&waiting.socket, &reason);
-            }
-        }
-    }
-}
-
-fn say(socket: &OwnedFd, answer: &FromMonitor) {
-    let mut message = Vec::new();
-    if encode(CONNECTION, answer, &mut message).is_ok() {
-        // Fits into a fresh socket's buffer; whoever asked may be gone.
-        let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-    }
-}
-
-fn refuse(socket: &OwnedFd, reason: &str) {
-    // An answer has a limit; a reason that is longer says enough at its beginning.
-    let reason: String = reason.chars().take(800).collect();
-    say(socket, &FromMonitor::Refused(reason));
 }
 
 fn timespec(duration: Duration) -> Timespec {

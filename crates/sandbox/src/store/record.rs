@@ -83,6 +83,8 @@ pub struct Record {
     pub keeper_pid: Option<u32>,
     /// How its limits are enforced on this machine.
     pub enforcement: Option<Value>,
+    /// Whether it is paused because nobody uses it: then the next client resumes it.
+    pub idle_paused: bool,
 }
 
 impl Record {
@@ -106,6 +108,8 @@ pub enum Change {
     Keeper(u32),
     /// How its limits are enforced.
     Enforcement(Value),
+    /// Whether its pause is for want of clients.
+    IdlePaused(bool),
     /// It ended: it has no processes any more.
     Ended {
         /// When.
@@ -124,16 +128,17 @@ impl Change {
         match self {
             Self::Started { at_ns, monitor_pid } => to.run(
                 "UPDATE sandboxes SET started_ns = ?, monitor_pid = ?, keeper_pid = NULL, ended_ns = NULL,
-                    end_cause = NULL, exit_code = NULL, enforcement = NULL WHERE id = ?",
+                    end_cause = NULL, exit_code = NULL, enforcement = NULL, idle_paused = 0 WHERE id = ?",
                 (signed(*at_ns), monitor_pid, id),
             ),
             Self::Keeper(pid) => to.run("UPDATE sandboxes SET keeper_pid = ? WHERE id = ?", (pid, id)),
             Self::Enforcement(value) => {
                 to.run("UPDATE sandboxes SET enforcement = ? WHERE id = ?", (value.to_string(), id))
             }
+            Self::IdlePaused(idle) => to.run("UPDATE sandboxes SET idle_paused = ? WHERE id = ?", (idle, id)),
             Self::Ended { at_ns, cause, exit_code } => to.run(
                 "UPDATE sandboxes SET ended_ns = ?, end_cause = ?, exit_code = ?, monitor_pid = NULL,
-                    keeper_pid = NULL WHERE id = ?",
+                    keeper_pid = NULL, idle_paused = 0 WHERE id = ?",
                 (signed(*at_ns), cause, exit_code, id),
             ),
             Self::Name(name) => {
@@ -178,6 +183,7 @@ impl Raw {
             monitor_pid: row.get(9)?,
             keeper_pid: row.get(10)?,
             enforcement: None,
+            idle_paused: row.get(12)?,
         };
         Ok(Self { id, spec: row.get(2)?, state: row.get(4)?, enforcement: row.get(11)?, rest })
     }

@@ -9,7 +9,8 @@ use super::{PATIENCE, Store, StoreError, failure};
 
 /// The steps from an empty file to the present form. A database remembers how many it has taken. Steps are only ever
 /// added: one that was published is never changed.
-pub const STEPS: &[&str] = &["
+pub const STEPS: &[&str] = &[
+    "
     CREATE TABLE sandboxes (
         id TEXT NOT NULL PRIMARY KEY,
         name TEXT UNIQUE,
@@ -35,7 +36,21 @@ pub const STEPS: &[&str] = &["
         exec_id TEXT NOT NULL,
         PRIMARY KEY (sandbox, number)
     ) STRICT, WITHOUT ROWID;
-"];
+",
+    "
+    ALTER TABLE sandboxes ADD COLUMN idle_paused INTEGER NOT NULL DEFAULT 0 CHECK (idle_paused IN (0, 1));
+    CREATE TABLE repls (
+        name TEXT NOT NULL PRIMARY KEY,
+        sandbox TEXT NOT NULL UNIQUE REFERENCES sandboxes (id) ON DELETE CASCADE,
+        language TEXT NOT NULL,
+        context TEXT NOT NULL,
+        created_ns INTEGER NOT NULL,
+        cells INTEGER NOT NULL DEFAULT 0,
+        last_used_ns INTEGER,
+        boot TEXT
+    ) STRICT;
+",
+];
 
 /// Takes the steps that are missing, all or none of them.
 pub fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreError> {

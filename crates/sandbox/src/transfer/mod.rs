@@ -3,17 +3,20 @@
 //! * [`pack`]: a host's file or tree becomes an archive.
 //! * [`unpack`]: an archive from a guest becomes a file or tree on the host. The guest is hostile: what it says is
 //!   never a path here, only ever one plain name in a folder that is already open.
-//! * [`run`]: either of them, over the connection to a sandbox.
+//! * [`direct`]: one file or one listing, to and from the caller's memory.
+//! * [`run`]: any of them, over the connection to a sandbox.
 //!
 //! An archive is [`bathy_protocol::archive`]'s.
 
 mod links;
 mod tally;
 
+pub mod direct;
 pub mod pack;
 pub mod run;
 pub mod unpack;
 
+pub use direct::{DirEntry, DirectError, EntryKind, FileContent, Listing};
 pub use pack::{PackError, Packer};
 pub use run::{Options, TransferError, into_guest, out_of_guest};
 pub use unpack::{Limits, UnpackError, Unpacker};

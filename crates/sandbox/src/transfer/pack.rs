@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use super::Summary;
 use super::links::MAX_TARGET;
+use super::run::{Source, TransferError};
 use super::tally::Tally;
 
 /// Room for the longest record that carries no content: a link with its name and target.
@@ -274,6 +275,24 @@ impl Packer {
     /// The item itself is known by the caller's own path.
     fn known_as<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
         if self.folders.is_empty() { self.path.as_os_str().as_bytes() } else { name }
+    }
+}
+
+impl Source for Packer {
+    fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, TransferError> {
+        Ok(self.fill(out, room)?)
+    }
+
+    fn done(&self) -> u64 {
+        self.done()
+    }
+
+    fn total(&self) -> Option<u64> {
+        self.total()
+    }
+
+    fn into_summary(self) -> Summary {
+        self.into_summary()
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use thiserror::Error;
 
+use super::direct::DirectError;
 use super::{PackError, Packer, Summary, UnpackError, Unpacker};
 use crate::connection::{Arrival, Connection, ConnectionError};
 
@@ -35,6 +36,9 @@ pub enum TransferError {
     /// What came cannot be written.
     #[error(transparent)]
     Unpack(#[from] UnpackError),
+    /// A file cannot be read, written or listed directly.
+    #[error(transparent)]
+    Direct(#[from] DirectError),
     /// The copy was not started. Guest-controlled text: escape before showing.
     #[error("{}", .0.message)]
     Refused(Refused),
@@ -76,19 +80,61 @@ pub struct Options<'a> {
     pub stall: Duration,
 }
 
+/// Where an archive for the guest comes from.
+pub(super) trait Source {
+    /// Appends whole records to `out`, about `room` bytes of them. Returns whether there are more.
+    fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, TransferError>;
+    /// How many bytes of content were packed.
+    fn done(&self) -> u64;
+    /// How many there are, if that is known.
+    fn total(&self) -> Option<u64>;
+    /// What was packed.
+    fn into_summary(self) -> Summary;
+}
+
+/// Where the guest's output goes.
+pub(super) trait Sink {
+    /// What the whole output comes to.
+    type Whole;
+    /// Takes bytes that arrived.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), TransferError>;
+    /// How many bytes of content are done.
+    fn done(&self) -> u64;
+    /// How many there are, if that is known.
+    fn total(&self) -> Option<u64>;
+    /// There is nothing more to come.
+    fn finish(self) -> Result<Self::Whole, TransferError>;
+}
+
 /// Copies what `packer` reads into the guest. `transfer` says where to.
 pub fn into_guest(
     connection: &mut Connection,
     stream: u32,
-    mut packer: Packer,
+    packer: Packer,
     transfer: Transfer,
     tag: u64,
     options: Options<'_>,
 ) -> Result<Summary, TransferError> {
-    let mut session = Session::start(connection, stream, transfer, tag, options)?;
+    send(Session::start(connection, stream, transfer, tag, options)?, packer)
+}
+
+/// Copies out of the guest what `transfer` names, to where `unpacker` writes it.
+pub fn out_of_guest(
+    connection: &mut Connection,
+    stream: u32,
+    unpacker: Unpacker,
+    transfer: Transfer,
+    tag: u64,
+    options: Options<'_>,
+) -> Result<Summary, TransferError> {
+    receive(Session::start(connection, stream, transfer, tag, options)?, unpacker)
+}
+
+/// Sends all of a source.
+pub(super) fn send<S: Source>(mut session: Session<'_, '_>, mut source: S) -> Result<Summary, TransferError> {
     let mut feed = Feed { pending: Vec::new(), start: 0, more: true, closed: false };
     loop {
-        let fed = feed.offer(&mut packer, &mut session);
+        let fed = feed.offer(&mut source, &mut session);
         let news = match fed.and_then(|()| session.wait()) {
             Ok(news) => news,
             Err(error) => {
@@ -99,37 +145,29 @@ pub fn into_guest(
         match news.exit {
             Some(exit) => {
                 session.check(exit)?;
-                return if feed.closed { Ok(packer.into_summary()) } else { Err(TransferError::Incomplete) };
+                return if feed.closed { Ok(source.into_summary()) } else { Err(TransferError::Incomplete) };
             }
             None => session.check_stall()?,
         }
     }
 }
 
-/// Copies out of the guest what `transfer` names, to where `unpacker` writes it.
-pub fn out_of_guest(
-    connection: &mut Connection,
-    stream: u32,
-    mut unpacker: Unpacker,
-    transfer: Transfer,
-    tag: u64,
-    options: Options<'_>,
-) -> Result<Summary, TransferError> {
-    let mut session = Session::start(connection, stream, transfer, tag, options)?;
+/// Receives all that a sink takes.
+pub(super) fn receive<S: Sink>(mut session: Session<'_, '_>, mut sink: S) -> Result<S::Whole, TransferError> {
     loop {
         let outcome = session.wait().and_then(|news| {
             for bytes in &news.content {
-                unpacker.take(bytes)?;
+                sink.take(bytes)?;
                 session.consumed(StdChannel::Stdout, bytes.len())?;
                 session.moved = Instant::now();
             }
-            (session.progress)(unpacker.done(), unpacker.total());
+            (session.progress)(sink.done(), sink.total());
             Ok(news.exit)
         });
         match outcome {
             Ok(Some(exit)) => {
                 session.check(exit)?;
-                return Ok(unpacker.finish()?);
+                return sink.finish();
             }
             Ok(None) => session.check_stall()?,
             Err(error) => {
@@ -150,7 +188,11 @@ struct Feed {
 
 impl Feed {
     /// Queues as much as the guest's window takes.
-    fn offer(&mut self, packer: &mut Packer, session: &mut Session<'_, '_>) -> Result<(), TransferError> {
+    fn offer<S: Source>(
+        &mut self,
+        source: &mut S,
+        session: &mut Session<'_, '_>,
+    ) -> Result<(), TransferError> {
         while !self.closed && session.input.open() > 0 {
             if self.start == self.pending.len() {
                 self.pending.clear();
@@ -160,8 +202,8 @@ impl Feed {
                     self.closed = true;
                     break;
                 }
-                self.more = packer.fill(&mut self.pending, BATCH)?;
-                (session.progress)(packer.done(), packer.total());
+                self.more = source.fill(&mut self.pending, BATCH)?;
+                (session.progress)(source.done(), source.total());
             }
             let rest = self.pending.get(self.start..).unwrap_or_default();
             let count = rest.len().min(session.input.open()).min(MAX_PAYLOAD as usize);
@@ -182,7 +224,7 @@ struct News {
 }
 
 /// One copy's stream.
-struct Session<'c, 'o> {
+pub(super) struct Session<'c, 'o> {
     connection: &'c mut Connection,
     stream: u32,
     progress: &'o mut dyn FnMut(u64, Option<u64>),
@@ -190,6 +232,8 @@ struct Session<'c, 'o> {
     stall: Duration,
     /// When something moved last.
     moved: Instant,
+    /// When patience ends, whatever moves.
+    deadline: Option<Instant>,
     input: SendWindow,
     stdout: ReceiveWindow,
     stderr: ReceiveWindow,
@@ -199,7 +243,7 @@ struct Session<'c, 'o> {
 }
 
 impl<'c, 'o> Session<'c, 'o> {
-    fn start(
+    pub(super) fn start(
         connection: &'c mut Connection,
         stream: u32,
         transfer: Transfer,
@@ -215,6 +259,7 @@ impl<'c, 'o> Session<'c, 'o> {
             interrupt: options.interrupt,
             stall: options.stall,
             moved: Instant::now(),
+            deadline: None,
             input: SendWindow::default(),
             stdout: ReceiveWindow::default(),
             stderr: ReceiveWindow::default(),
@@ -223,13 +268,26 @@ impl<'c, 'o> Session<'c, 'o> {
         })
     }
 
+    /// All of it has to be done within this time.
+    pub(super) fn within(mut self, time: Duration) -> Self {
+        self.deadline = Some(Instant::now() + time);
+        self
+    }
+
+    /// How long may still be waited for the next sign.
+    fn patience(&self) -> Duration {
+        let stall = self.stall.saturating_sub(self.moved.elapsed());
+        let rest = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        rest.map_or(stall, |rest| rest.min(stall))
+    }
+
     /// Sends what is queued, waits until something can be done or patience ends, and takes what has arrived.
     fn wait(&mut self) -> Result<News, TransferError> {
         self.connection.send()?;
         let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = vec![PollFd::from_borrowed_fd(self.connection.fd(), PollFlags::IN | out)];
         fds.extend(self.interrupt.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let left = self.stall.saturating_sub(self.moved.elapsed());
+        let left = self.patience();
         let timeout = Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
@@ -315,19 +373,25 @@ impl<'c, 'o> Session<'c, 'o> {
 
     /// Only what was moved counts, not whatever else a guest may say to pass the time.
     fn check_stall(&self) -> Result<(), TransferError> {
-        if self.moved.elapsed() >= self.stall { Err(TransferError::Stalled) } else { Ok(()) }
+        if self.patience().is_zero() { Err(TransferError::Stalled) } else { Ok(()) }
     }
 
     /// Tells the guest that the copy ends early, and lets it clean up, if it is still there and still ours.
     fn give_up(&mut self, error: &TransferError, request: &Request) {
-        let ours =
-            matches!(error, TransferError::Pack(_) | TransferError::Unpack(_) | TransferError::Interrupted);
+        let ours = matches!(
+            error,
+            TransferError::Pack(_)
+                | TransferError::Unpack(_)
+                | TransferError::Direct(_)
+                | TransferError::Interrupted
+        );
         if !ours || self.connection.tell(self.stream, request).is_err() {
             return;
         }
         // Who wants to stop waits for nothing else.
         self.interrupt = None;
         self.stall = CLEAN_UP;
+        self.deadline = None;
         self.outward = false;
         let end = Instant::now() + CLEAN_UP;
         self.moved = Instant::now();

@@ -19,6 +19,7 @@ use thiserror::Error;
 
 use super::Summary;
 use super::links::stays_inside;
+use super::run::{Sink, TransferError};
 use super::tally::Tally;
 
 /// How the name of a file begins that is not complete yet.
@@ -465,6 +466,26 @@ impl Unpacker {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => UnpackError::Full(path),
             _ => UnpackError::Write { path, source },
         }
+    }
+}
+
+impl Sink for Unpacker {
+    type Whole = Summary;
+
+    fn take(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        Ok(self.take(bytes)?)
+    }
+
+    fn done(&self) -> u64 {
+        self.done()
+    }
+
+    fn total(&self) -> Option<u64> {
+        self.total()
+    }
+
+    fn finish(self) -> Result<Summary, TransferError> {
+        Ok(self.finish()?)
     }
 }
 

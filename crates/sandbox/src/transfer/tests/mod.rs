@@ -1,5 +1,6 @@
 //! Copies against a hostile guest. The names of attacks begin with their number.
 
+mod direct;
 mod pack;
 mod run;
 mod unpack;

@@ -20,28 +20,28 @@ use crate::transfer::{
     Limits, Options, Packer, Summary, TransferError, UnpackError, Unpacker, into_guest, out_of_guest,
 };
 
-const STREAM: u32 = 5;
+pub(super) const STREAM: u32 = 5;
 /// For the guests that stall.
 const STALL: Duration = Duration::from_millis(300);
 /// For the guests that do not, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the sandbox's side of the socket sees and says.
-struct Guest {
-    socket: UnixStream,
+pub(super) struct Guest {
+    pub(super) socket: UnixStream,
     decoder: Decoder,
 }
 
 /// What the client sent.
 #[derive(Debug, PartialEq)]
-enum Seen {
+pub(super) enum Seen {
     Request(Request),
     Input(Vec<u8>),
     Gone,
 }
 
 impl Guest {
-    fn next(&mut self) -> Seen {
+    pub(super) fn next(&mut self) -> Seen {
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
                 assert_eq!(frame.stream, STREAM);
@@ -59,33 +59,33 @@ impl Guest {
     }
 
     /// The first thing that a client says.
-    fn started(&mut self) -> Transfer {
+    pub(super) fn started(&mut self) -> Transfer {
         match self.next() {
             Seen::Request(Request::Start { work: Work::Transfer(transfer), tag: 9, job: None }) => transfer,
             other => panic!("{other:?}"),
         }
     }
 
-    fn say(&mut self, answer: &Answer) {
+    pub(super) fn say(&mut self, answer: &Answer) {
         let mut out = Vec::new();
         encode(STREAM, answer, &mut out).unwrap();
         let _ = self.socket.write_all(&out);
     }
 
-    fn print(&mut self, channel: Channel, bytes: &[u8]) -> bool {
+    pub(super) fn print(&mut self, channel: Channel, bytes: &[u8]) -> bool {
         let mut out = Vec::new();
         frame::encode(STREAM, channel, bytes, &mut out);
         self.socket.write_all(&out).is_ok()
     }
 
-    fn exit(&mut self, code: u8) {
+    pub(super) fn exit(&mut self, code: u8) {
         self.say(&Answer::Exited(Exit::Code(code)));
         // Until the client has seen it.
         while self.next() != Seen::Gone {}
     }
 
     /// Prints `archive` as far as the client grants it.
-    fn print_all(&mut self, archive: &[u8]) {
+    pub(super) fn print_all(&mut self, archive: &[u8]) {
         let mut open = INITIAL_WINDOW as usize;
         let mut rest = archive;
         while !rest.is_empty() {
@@ -106,7 +106,7 @@ impl Guest {
 }
 
 /// A connection whose other side is `guest`.
-fn connect<T: Send + 'static>(
+pub(super) fn connect<T: Send + 'static>(
     guest: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Connection, JoinHandle<T>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -171,7 +171,7 @@ fn small_file(folder: &Path) -> PathBuf {
 }
 
 /// An honest guest: takes everything within its window and grants more.
-fn take_all(guest: &mut Guest) -> Vec<u8> {
+pub(super) fn take_all(guest: &mut Guest) -> Vec<u8> {
     let (mut taken, mut open) = (Vec::new(), INITIAL_WINDOW as usize);
     loop {
         match guest.next() {

@@ -1,0 +1,129 @@
+//! Those who come to the door: what they want, and handing them over to the keeper.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bathy_protocol::message::{decode, encode};
+use bathy_protocol::{CONNECTION, Decoder, ToKeeper};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg, sockopt::socket_peercred,
+};
+
+use super::Monitor;
+use super::door::{FromMonitor, LIMIT};
+use super::serve::Loop;
+
+/// How many connections may be at the door at once, and how long each may take to say what it wants.
+const AT_THE_DOOR: usize = 64;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A connection that has not said what it wants.
+pub(super) struct Visitor {
+    pub socket: OwnedFd,
+    decoder: Decoder,
+    pub until: Instant,
+}
+
+impl Monitor {
+    pub(super) fn open_door(&mut self, state: &mut Loop) {
+        while let Ok((socket, _)) = self.listener.accept() {
+            let ours = rustix::process::geteuid();
+            let known = socket_peercred(&socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root());
+            if !known || state.visitors.len() >= AT_THE_DOOR || socket.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let visitor = Visitor {
+                socket: socket.into(),
+                decoder: Decoder::new(LIMIT),
+                until: Instant::now() + PATIENCE,
+            };
+            // Most have spoken already.
+            self.serve_visitor(visitor, true, state);
+        }
+    }
+
+    pub(super) fn serve_visitor(&mut self, mut visitor: Visitor, spoke: bool, state: &mut Loop) {
+        if !spoke {
+            state.visitors.push(visitor);
+            return;
+        }
+        let mut buffer = [0u8; 512];
+        match recv(&visitor.socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((count @ 1.., _)) => visitor.decoder.push(buffer.get(..count).unwrap_or_default()),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            _ => return,
+        }
+        match visitor.decoder.next_frame() {
+            Ok(Some(frame)) => {
+                if let Ok(question) = decode(frame.payload) {
+                    self.answer(visitor.socket, &question, state);
+                }
+            }
+            Ok(None) => state.visitors.push(visitor),
+            Err(_) => {}
+        }
+    }
+
+    /// Hands a connection over to the keeper and keeps a copy, to notice when the client leaves.
+    pub(super) fn connect(&mut self, socket: OwnedFd, state: &mut Loop) {
+        let Ok(copy) = socket.try_clone() else { return refuse(&socket, "too many clients") };
+        // The answer comes before anything that the keeper says.
+        if self.sandbox.connection.unsent() > 0 {
+            return refuse(
+                &socket,
+                "the sandbox's keeper is busy and takes no clients; `bathy kill` ends it",
+            );
+        }
+        say(&socket, &FromMonitor::Connected);
+        match self.hand_over(&socket) {
+            Ok(true) => {
+                state.clients.push(copy);
+                state.pause.visited();
+            }
+            Ok(false) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => state.ended = Some(format!("its keeper does not take clients: {error}")),
+        }
+    }
+
+    fn hand_over(&mut self, socket: &OwnedFd) -> io::Result<bool> {
+        // What was queued before goes first; a keeper that does not read at all is not waited for.
+        self.sandbox.connection.send().map_err(io::Error::other)?;
+        if self.sandbox.connection.unsent() > 0 {
+            return Ok(false);
+        }
+        let mut message = Vec::new();
+        encode(CONNECTION, &ToKeeper::Client, &mut message).map_err(io::Error::other)?;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let sockets = [socket.as_fd()];
+        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+        let sent = sendmsg(
+            self.sandbox.connection.fd(),
+            &[io::IoSlice::new(&message)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+        if sent == message.len() {
+            Ok(true)
+        } else {
+            Err(io::Error::other("the keeper takes half a message"))
+        }
+    }
+}
+
+pub(super) fn say(socket: &OwnedFd, answer: &FromMonitor) {
+    let mut message = Vec::new();
+    if encode(CONNECTION, answer, &mut message).is_ok() {
+        // Fits into a fresh socket's buffer; whoever asked may be gone.
+        let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+}
+
+pub(super) fn refuse(socket: &OwnedFd, reason: &str) {
+    // An answer has a limit; a reason that is longer says enough at its beginning.
+    let reason: String = reason.chars().take(800).collect();
+    say(socket, &FromMonitor::Refused(reason));
+}
