@@ -1,0 +1,103 @@
+//! Why a tool did not do what it was asked, in words for whoever asked.
+
+use bathy_sandbox::manager::{ManagerError, Status};
+use bathy_sandbox::name::NameError;
+use bathy_sandbox::store::StoreError;
+use thiserror::Error;
+
+use crate::text;
+
+/// The longest message.
+const MOST: usize = 4096;
+
+/// A call that failed.
+#[derive(Debug, Error)]
+pub enum ToolError {
+    /// The operator does not allow it.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be done, or could not.
+    #[error("{0}")]
+    Failed(String),
+    /// The caller did not want it any more.
+    #[error("The call was cancelled")]
+    Cancelled,
+}
+
+impl ToolError {
+    /// Something that cannot be done.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::Failed(message.into())
+    }
+
+    /// What the audit log calls it.
+    pub fn outcome(&self) -> &'static str {
+        match self {
+            Self::Refused(_) => "refused",
+            Self::Failed(_) => "error",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// What the caller is told. Parts of it may come from a guest.
+    pub fn message(&self) -> String {
+        text::cut(&text::clean(&self.to_string()), MOST).text
+    }
+}
+
+/// What to do about a sandbox that is not there.
+pub fn unknown_sandbox(wanted: &str) -> ToolError {
+    ToolError::Failed(format!(
+        "There is no sandbox {:?}, or not any more: sandboxes are removed when their lifetime or idle time is over, or by sandbox_delete. \
+         Its files and state are gone. Call sandbox_list to see which sandboxes there are, or run_code without sandbox_id (or sandbox_create) for a new one.",
+        text::line(wanted, 80)
+    ))
+}
+
+impl From<ManagerError> for ToolError {
+    fn from(error: ManagerError) -> Self {
+        match error {
+            ManagerError::Policy(error) => Self::Refused(format!(
+                "{}. This limit is the operator's and cannot be changed by a call.",
+                bathy_sandbox::chain(&error).trim_end_matches('.')
+            )),
+            ManagerError::Store(StoreError::Name(NameError::Unknown { wanted, .. }))
+            | ManagerError::Name(NameError::Unknown { wanted, .. })
+            | ManagerError::Store(StoreError::Removed(wanted)) => unknown_sandbox(&wanted),
+            ManagerError::Store(StoreError::NameTaken { name }) => {
+                Self::Failed(format!("There is a sandbox `{name}` already. Use another name, or none."))
+            }
+            ManagerError::NotRunning { name, status } => Self::Failed(match status {
+                Status::Created => format!("The sandbox `{name}` has not been started."),
+                _ => format!(
+                    "The sandbox `{name}` has ended ({status}), and everything that ran in it with it. Make a new one with sandbox_create, or with run_code without sandbox_id."
+                ),
+            }),
+            ManagerError::Paused(name) => Self::Failed(format!(
+                "The sandbox `{name}` was paused by its owner, who has to resume it. Use another one."
+            )),
+            ManagerError::Interrupted => Self::Cancelled,
+            other => Self::Failed(bathy_sandbox::chain(&other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_that_is_gone_is_explained_with_what_to_do() {
+        let error = NameError::Unknown { wanted: "abc".into(), hint: String::new() };
+        let text = ToolError::from(ManagerError::from(StoreError::from(error))).message();
+        assert!(text.contains("\"abc\"") && text.contains("sandbox_create"), "{text}");
+        let ended = ManagerError::NotRunning { name: "abc".into(), status: Status::Stopped };
+        assert!(ToolError::from(ended).message().contains("sandbox_create"));
+    }
+
+    #[test]
+    fn messages_are_harmless() {
+        let error = ToolError::failed(format!("\u{1b}[2J{}", "x".repeat(100_000)));
+        assert!(error.message().len() < 5000 && !error.message().contains('\u{1b}'));
+    }
+}

@@ -1,0 +1,168 @@
+//! The host's side of every call: managers and connections that are used again, and what this server has made.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bathy_sandbox::manager::ManagerError;
+use bathy_sandbox::{Connection, Manager, Sandboxed, StoreError};
+
+use crate::error::ToolError;
+
+/// Who asks, for the audit log.
+pub const PROGRAM: &str = "bathy mcp";
+/// How long a manager is used before the operator's settings are read anew.
+const MANAGER_AGE: Duration = Duration::from_secs(10);
+/// How many idle managers are kept.
+const IDLE_MANAGERS: usize = 4;
+/// How long a connection is kept for the next call. A sandbox with a connection is not idle, so not for long.
+pub const CONNECTION_AGE: Duration = Duration::from_secs(2);
+
+/// A connection to a sandbox, and the next stream on it that is free.
+pub struct Line {
+    /// The connection.
+    pub connection: Connection,
+    next: u32,
+}
+
+impl Line {
+    fn new(connection: Connection) -> Self {
+        Self { connection, next: 1 }
+    }
+
+    /// A stream that was never used.
+    pub fn stream(&mut self) -> u32 {
+        let stream = self.next;
+        self.next += 1;
+        stream
+    }
+
+    /// Whether it has streams left.
+    fn is_useful(&self) -> bool {
+        self.next < u32::MAX / 2
+    }
+}
+
+struct Idle<T> {
+    since: Instant,
+    what: T,
+}
+
+/// Which run of a sandbox a connection belongs to.
+type Run = (String, Option<u64>);
+
+/// Everything that calls share about this machine.
+#[derive(Default)]
+pub struct Host {
+    managers: Mutex<Vec<Idle<Manager>>>,
+    lines: Mutex<BTreeMap<Run, Vec<Idle<Line>>>>,
+    made: Mutex<BTreeSet<String>>,
+}
+
+impl Host {
+    /// Does something with a manager of one's own.
+    pub fn with<T>(&self, act: impl FnOnce(&mut Manager) -> Result<T, ToolError>) -> Result<T, ToolError> {
+        let kept = {
+            let mut managers = lock(&self.managers);
+            managers.retain(|manager| manager.since.elapsed() < MANAGER_AGE);
+            managers.pop()
+        };
+        let mut manager = match kept {
+            Some(manager) => manager,
+            None => Idle { since: Instant::now(), what: open()? },
+        };
+        let result = act(&mut manager.what);
+        let mut managers = lock(&self.managers);
+        if managers.len() < IDLE_MANAGERS {
+            managers.push(manager);
+        }
+        result
+    }
+
+    /// A connection to a sandbox: one that is open already, or a new one. The flag tells that it was.
+    pub fn line(&self, manager: &mut Manager, sandbox: &Sandboxed) -> Result<(Line, bool), ManagerError> {
+        let kept = {
+            let mut lines = lock(&self.lines);
+            forget_old(&mut lines);
+            lines.get_mut(&run(sandbox)).and_then(Vec::pop)
+        };
+        match kept {
+            Some(line) => Ok((line.what, true)),
+            None => Ok((Line::new(manager.connect(sandbox)?), false)),
+        }
+    }
+
+    /// Gives back a connection on which nothing is left over.
+    pub fn keep(&self, sandbox: &Sandboxed, line: Line) {
+        if line.is_useful() {
+            let idle = Idle { since: Instant::now(), what: line };
+            lock(&self.lines).entry(run(sandbox)).or_default().push(idle);
+        }
+    }
+
+    /// Closes connections that nobody used for a while; whether any are left.
+    pub fn forget_idle(&self) -> bool {
+        let mut lines = lock(&self.lines);
+        forget_old(&mut lines);
+        !lines.is_empty()
+    }
+
+    /// Closes all connections to a sandbox.
+    pub fn hang_up(&self, sandbox: &Sandboxed) {
+        lock(&self.lines).retain(|(id, _), _| *id != sandbox.record.id);
+    }
+
+    /// Remembers a sandbox that this server has made.
+    pub fn made(&self, sandbox: &Sandboxed) {
+        lock(&self.made).insert(sandbox.record.id.clone());
+    }
+
+    /// Removes every sandbox that this server has made; what went wrong, in sentences.
+    pub fn remove_made(&self) -> Vec<String> {
+        let made = std::mem::take(&mut *lock(&self.made));
+        lock(&self.lines).clear();
+        let mut failures = Vec::new();
+        for id in made {
+            let removed = self.with(|manager| match manager.find(&id) {
+                Ok(sandbox) => remove(manager, &sandbox),
+                // It ended by itself.
+                Err(_) => Ok(()),
+            });
+            if let Err(error) = removed {
+                failures.push(format!("The sandbox {id} is not removed: {}", error.message()));
+            }
+        }
+        failures
+    }
+}
+
+/// Removes a sandbox, whatever runs in it. Its own monitor may be faster, which is as good.
+pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<(), ToolError> {
+    match manager.remove(sandbox, true) {
+        Err(_)
+            if matches!(manager.find(&sandbox.record.id), Err(ManagerError::Store(StoreError::Name(_)))) =>
+        {
+            Ok(())
+        }
+        result => Ok(result?),
+    }
+}
+
+fn open() -> Result<Manager, ManagerError> {
+    Manager::open_for_agents(PROGRAM)
+}
+
+fn run(sandbox: &Sandboxed) -> Run {
+    (sandbox.record.id.clone(), sandbox.record.started_ns)
+}
+
+fn forget_old(lines: &mut BTreeMap<Run, Vec<Idle<Line>>>) {
+    lines.retain(|_, idle| {
+        idle.retain(|line| line.since.elapsed() < CONNECTION_AGE);
+        !idle.is_empty()
+    });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

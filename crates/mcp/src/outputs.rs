@@ -1,0 +1,109 @@
+//! Whole outputs of calls whose answers show only a part, kept for a while as resources.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rmcp::model::Resource;
+
+/// The most of one output.
+pub const ONE: usize = 4 << 20;
+/// The most of all of them together: the ones that were not used for the longest time make room.
+const ALL: usize = 64 << 20;
+/// What the addresses begin with.
+pub const SCHEME: &str = "bathysphere://output/";
+
+/// One output.
+#[derive(Clone, Debug)]
+struct Entry {
+    uri: String,
+    title: String,
+    text: String,
+}
+
+/// What is kept; the least recently used first.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    kept: Mutex<VecDeque<Entry>>,
+}
+
+impl Outputs {
+    /// Keeps a text, and returns the address that a client reads it at. `kind` is what it is, such as `stdout`.
+    pub fn keep(&self, id: &str, kind: &str, tool: &str, text: String) -> Resource {
+        let entry =
+            Entry { uri: format!("{SCHEME}{id}/{kind}"), title: format!("{kind} of {tool} {id}"), text };
+        let resource = describe(&entry);
+        let mut kept = self.lock();
+        kept.push_back(entry);
+        let mut total: usize = kept.iter().map(|entry| entry.text.len()).sum();
+        while total > ALL
+            && let Some(oldest) = kept.pop_front()
+        {
+            total -= oldest.text.len();
+        }
+        resource
+    }
+
+    /// What is kept at an address.
+    pub fn read(&self, uri: &str) -> Option<String> {
+        let mut kept = self.lock();
+        let place = kept.iter().position(|entry| entry.uri == uri)?;
+        let entry = kept.remove(place)?;
+        let text = entry.text.clone();
+        kept.push_back(entry);
+        Some(text)
+    }
+
+    /// Everything that is kept, the newest first.
+    pub fn list(&self) -> Vec<Resource> {
+        self.lock().iter().rev().map(describe).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn describe(entry: &Entry) -> Resource {
+    Resource::new(entry.uri.clone(), entry.title.clone())
+        .with_title(entry.title.clone())
+        .with_description(
+            "The whole output of a call, as far as it was kept. It is gone when newer ones need the room.",
+        )
+        .with_mime_type("text/plain")
+        .with_size(u64::try_from(entry.text.len()).unwrap_or(u64::MAX))
+}
+
+/// A name for the outputs of one call that nobody guesses.
+pub fn new_id() -> std::io::Result<String> {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_read_by_their_address() {
+        let outputs = Outputs::default();
+        let link = outputs.keep("1f", "stdout", "run_code", "hello".into());
+        assert_eq!((link.uri.as_str(), link.size), ("bathysphere://output/1f/stdout", Some(5)));
+        assert_eq!(outputs.read(&link.uri).as_deref(), Some("hello"));
+        assert_eq!(outputs.read("bathysphere://output/1f/stderr"), None);
+        assert_eq!(outputs.list(), [link]);
+    }
+
+    #[test]
+    fn those_that_were_not_used_for_the_longest_time_make_room() {
+        let outputs = Outputs::default();
+        for number in 0..16 {
+            outputs.keep(&number.to_string(), "stdout", "t", "x".repeat(ONE));
+        }
+        assert!(outputs.read("bathysphere://output/0/stdout").is_some());
+        outputs.keep("16", "stdout", "t", "x".into());
+        assert!(outputs.read("bathysphere://output/0/stdout").is_some());
+        assert!(outputs.read("bathysphere://output/1/stdout").is_none());
+        assert_eq!(outputs.list().len(), 16);
+    }
+}

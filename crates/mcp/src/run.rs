@@ -1,0 +1,129 @@
+//! A whole run of the server, from its start to its end, for a program that is not asynchronous itself.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bathy_sandbox::Paths;
+use thiserror::Error;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::http::{self, Endpoint, Guard, PATH};
+use crate::server::{Options, Server, ServerError};
+use crate::stdio::{self, StdioError};
+use crate::token::{Token, TokenError};
+
+/// How long calls that are cancelled at the end may take to tidy up.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The server cannot be started, or broke.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// What it is made of.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// Its client.
+    #[error(transparent)]
+    Stdio(#[from] StdioError),
+    /// The token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The address.
+    #[error("Cannot listen on {0}")]
+    Listen(SocketAddr, #[source] io::Error),
+    /// The machine.
+    #[error("Cannot start the server")]
+    Start(#[source] io::Error),
+}
+
+/// How clients reach a server over HTTP.
+#[derive(Clone, Debug)]
+pub struct HttpSettings {
+    /// Where it listens; port 0 is any.
+    pub address: SocketAddr,
+    /// Where the token is; the one in the state folder, made if needed, if absent.
+    pub token_file: Option<PathBuf>,
+    /// Host names beyond this machine's own.
+    pub allow_hosts: Vec<String>,
+    /// Origins of pages beyond this machine's own.
+    pub allow_origins: Vec<String>,
+    /// Whether other machines may reach it.
+    pub allow_remote: bool,
+}
+
+/// A run of the server.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// What it offers.
+    pub options: Options,
+    /// HTTP instead of standard input and output.
+    pub http: Option<HttpSettings>,
+    /// Whether the sandboxes that it has made are removed when it ends.
+    pub remove: bool,
+}
+
+/// Serves until its client is gone or a signal ends it. `say` takes sentences for whoever started it: where it listens,
+/// and what went wrong at the end.
+pub fn run(settings: &Settings, say: &dyn Fn(&str)) -> Result<(), RunError> {
+    let server = Server::new(settings.options.clone())?;
+    let result = match &settings.http {
+        Some(http) => block_on(&server, serve_http(server.clone(), http, say)),
+        None => block_on(&server, async { Ok(stdio::serve(server.clone()).await?) }),
+    };
+    if settings.remove {
+        for failure in server.remove_made() {
+            say(&failure);
+        }
+    }
+    result
+}
+
+/// Runs until `serving` or a signal ends it, then ends what still runs.
+pub fn block_on(
+    server: &Server,
+    serving: impl Future<Output = Result<(), RunError>>,
+) -> Result<(), RunError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Start)?;
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = serving => result,
+            result = signalled() => result.map_err(RunError::Start),
+            () = server.keep_house() => Ok(()),
+        }
+    });
+    server.cancel_all();
+    runtime.shutdown_timeout(LAST_WORDS);
+    result
+}
+
+async fn signalled() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        _ = hang_up.recv() => {}
+    }
+    Ok(())
+}
+
+async fn serve_http(server: Server, settings: &HttpSettings, say: &dyn Fn(&str)) -> Result<(), RunError> {
+    let (token, path) = match &settings.token_file {
+        Some(path) => (Token::from_file(path)?, path.clone()),
+        None => Token::of_folder(&Paths::of_user().map_err(ServerError::from)?.state)?,
+    };
+    let failed = |error| RunError::Listen(settings.address, error);
+    let listener = http::listen(settings.address, settings.allow_remote).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let guard = Guard::new(token, address)
+        .allow_hosts(settings.allow_hosts.iter().cloned())
+        .allow_origins(settings.allow_origins.iter().cloned());
+    say(&format!("listening on http://{address}{PATH}"));
+    say(&format!("clients show the token in {}: Authorization: Bearer TOKEN", path.display()));
+    http::serve(listener, Endpoint::new(server, guard)).await;
+    Ok(())
+}

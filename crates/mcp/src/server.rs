@@ -1,0 +1,346 @@
+//! The server: tools by their names, resources, and one way for every call.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bathy_audit::Log;
+use bathy_sandbox::{Paths, Policy};
+use rmcp::model::{
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation,
+    JsonObject, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+    ProgressNotificationParam, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse,
+    ReadResourceResult, ResourceContents, ResourceTemplate, ServerCapabilities, ServerConfig, Tool,
+};
+use rmcp::service::RequestContext;
+use rmcp::{RoleServer, ServerHandler};
+use serde_json::Value;
+use thiserror::Error;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::audit::{self, Answered};
+use crate::call::{Call, Cancel, Progress};
+use crate::error::ToolError;
+use crate::host::{CONNECTION_AGE, Host};
+use crate::outputs::{Outputs, SCHEME};
+use crate::tools::{self, Spec, Toolsets};
+use crate::{answer::Answer, schema};
+
+/// How many calls run at the same time.
+const MAX_CALLS: usize = 64;
+/// How often somebody who asked for progress hears something.
+const TICK: Duration = Duration::from_secs(2);
+/// How long a list of tools stays the same: as long as the server.
+const TOOLS_TTL_MS: u64 = 3_600_000;
+
+/// What models read first.
+const INSTRUCTIONS: &str = "Bathysphere runs code that nobody should trust, in sandboxes with their own Linux kernel. \
+    Call run_code with a language and code: without sandbox_id it makes a sandbox and returns its sandbox_id; pass that \
+    id to later calls, which then see the same files, variables and imports. run_command runs shell commands, and \
+    read_file, write_file, edit_file and list_directory work on the sandbox's files. Sandboxes have no network, see \
+    nothing of the host, live one hour by default and are removed after 15 minutes without use; sandbox_delete \
+    removes one at once. For Python state that outlives pauses use create_python_repl and run_python_in_repl. \
+    Long output is cut in the middle; the whole is at the resource that the answer links to.";
+
+/// The server cannot be set up.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// There is no place for its files.
+    #[error(transparent)]
+    Paths(#[from] bathy_sandbox::paths::PathsError),
+    /// The operator's configuration.
+    #[error(transparent)]
+    Policy(#[from] bathy_sandbox::PolicyError),
+    /// The audit log.
+    #[error("What is not recorded is not done")]
+    Audit(#[from] bathy_audit::LogError),
+}
+
+/// What a server offers.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Tools beyond the default ones.
+    pub toolsets: Toolsets,
+    /// Whether agents may use sandboxes that agents have not made.
+    pub all_sandboxes: bool,
+}
+
+/// Everything that calls share.
+pub struct State {
+    /// What the server offers.
+    pub options: Options,
+    /// Managers, connections, and what was made.
+    pub host: Host,
+    /// Outputs that were too long for an answer.
+    pub outputs: Outputs,
+    log: Log,
+    calls: Semaphore,
+    running: Mutex<Vec<Weak<Cancel>>>,
+}
+
+/// The MCP server. Clones share their state.
+#[derive(Clone)]
+pub struct Server {
+    state: Arc<State>,
+    tools: Arc<Vec<Spec>>,
+}
+
+impl Server {
+    /// A server with the tools that `options` asks for.
+    pub fn new(options: Options) -> Result<Self, ServerError> {
+        let log = bathy_sandbox::audit_log(&Paths::of_user()?, &Policy::load()?)?;
+        Ok(Self::with_log(options, log))
+    }
+
+    fn with_log(options: Options, log: Log) -> Self {
+        let tools = Arc::new(tools::all(options.toolsets));
+        let (host, outputs) = (Host::default(), Outputs::default());
+        let calls = Semaphore::new(MAX_CALLS);
+        Self {
+            state: Arc::new(State { options, host, outputs, log, calls, running: Mutex::default() }),
+            tools,
+        }
+    }
+
+    /// Removes every sandbox that this server has made; what went wrong, in sentences.
+    pub fn remove_made(&self) -> Vec<String> {
+        self.state.host.remove_made()
+    }
+
+    /// Cancels every call that runs.
+    pub fn cancel_all(&self) {
+        let mut running = self.state.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.drain(..).filter_map(|call| call.upgrade()).for_each(|call| call.cancel());
+    }
+
+    /// Closes connections that are not used any more, for as long as it is awaited.
+    pub async fn keep_house(&self) {
+        loop {
+            tokio::time::sleep(CONNECTION_AGE / 2).await;
+            self.state.host.forget_idle();
+        }
+    }
+
+    /// The tools, as clients see them.
+    pub fn tools(&self) -> Vec<Tool> {
+        self.tools.iter().map(Spec::tool).collect()
+    }
+
+    fn spec(&self, name: &str) -> Option<&Spec> {
+        self.tools.iter().find(|spec| spec.name == name)
+    }
+
+    /// Runs a tool in a thread of its own, which may block, and tells how it goes meanwhile.
+    async fn run(
+        &self,
+        spec: &Spec,
+        arguments: JsonObject,
+        context: &RequestContext<RoleServer>,
+    ) -> (Result<Answer, ToolError>, Option<(String, Option<String>)>) {
+        let Ok(_permit) = self.state.calls.try_acquire() else {
+            let error = ToolError::Refused(format!(
+                "{MAX_CALLS} calls are running already, which is as many as there may be. Wait for one to end."
+            ));
+            return (Err(error), None);
+        };
+        let cancel = match Cancel::new() {
+            Ok(cancel) => Arc::new(cancel),
+            Err(error) => return (Err(ToolError::Failed(format!("Cannot start the call: {error}"))), None),
+        };
+        {
+            let mut running = self.state.running.lock().unwrap_or_else(PoisonError::into_inner);
+            running.retain(|call| call.strong_count() > 0);
+            running.push(Arc::downgrade(&cancel));
+        }
+        let token = context.meta.get_progress_token();
+        let (sender, mut steps) = unbounded_channel();
+        let progress = Arc::new(Progress::new(token.is_some().then_some(sender)));
+        let call = Arc::new(Call {
+            state: Arc::clone(&self.state),
+            cancel: Arc::clone(&cancel),
+            progress: Arc::clone(&progress),
+            about: Mutex::default(),
+        });
+        let run = spec.run;
+        let shared = Arc::clone(&call);
+        let mut work = tokio::task::spawn_blocking(move || run(&shared, Value::Object(arguments)));
+        let telling = async {
+            match token {
+                Some(token) => tell(context, token, &progress, &mut steps).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(telling);
+        let mut cancelled = false;
+        let result = loop {
+            tokio::select! {
+                result = &mut work => break result,
+                () = context.ct.cancelled(), if !cancelled => {
+                    cancelled = true;
+                    cancel.cancel();
+                }
+                () = &mut telling => {}
+            }
+        };
+        let about = call.about.lock().map_or(None, |about| about.clone());
+        // A panic would have ended the program; a cancelled runtime ends with it.
+        (result.unwrap_or_else(|error| Err(ToolError::Failed(format!("The call broke: {error}")))), about)
+    }
+}
+
+/// Tells what a call does, and every now and then that it still does.
+async fn tell(
+    context: &RequestContext<RoleServer>,
+    token: rmcp::model::ProgressToken,
+    progress: &Progress,
+    steps: &mut UnboundedReceiver<String>,
+) {
+    let began = Instant::now();
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.tick().await;
+    let (mut phase, mut told) = ("starting".to_owned(), 0.0);
+    loop {
+        let message = tokio::select! {
+            step = steps.recv() => match step {
+                Some(step) => {
+                    phase.clone_from(&step);
+                    step
+                }
+                None => std::future::pending().await,
+            },
+            _ = ticks.tick() => {
+                let seconds = began.elapsed().as_secs();
+                match progress.last_line() {
+                    Some(line) => format!("{phase}, {seconds} s: {line}"),
+                    None => format!("{phase}, {seconds} s"),
+                }
+            }
+        };
+        // Each has to be more than the last one.
+        told = began.elapsed().as_secs_f64().max(told + 0.001);
+        let param = ProgressNotificationParam::new(token.clone(), told).with_message(message);
+        // Whoever asked may be gone.
+        let _ = context.peer.notify_progress(param).await;
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_tools().enable_resources().build();
+        let server = Implementation::new("bathysphere", env!("CARGO_PKG_VERSION"))
+            .with_title("Bathysphere")
+            .with_description("Sandboxes with their own Linux kernel for code that nobody should trust");
+        ServerConfig::new(capabilities).with_server_info(server).with_instructions(INSTRUCTIONS)
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        Cow::Borrowed(ProtocolVersion::KNOWN_VERSIONS)
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(self.tools())
+            .with_ttl_ms(TOOLS_TTL_MS)
+            .with_cache_scope(CacheScope::Private))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        self.spec(name).map(Spec::tool)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let began = Instant::now();
+        let Some(spec) = self.spec(&request.name) else {
+            let names: Vec<_> = self.tools.iter().map(|spec| spec.name).collect();
+            let name = crate::text::line(&request.name, 80);
+            return Err(ErrorData::invalid_params(
+                format!("There is no tool {name:?}. The tools are {}", names.join(", ")),
+                None,
+            ));
+        };
+        let arguments = request.arguments.unwrap_or_default();
+        let (result, about) = match schema::check(spec.name, &spec.input(), arguments.clone()) {
+            Ok(checked) => self.run(spec, checked, &context).await,
+            Err(wrong) => (Err(ToolError::Failed(wrong)), None),
+        };
+        let (outcome, result) = match result {
+            Ok(answer) => (if answer.is_error { "error" } else { "ok" }, CallToolResult::from(answer)),
+            Err(error) => (error.outcome(), CallToolResult::from(&error)),
+        };
+        let outcome = if context.ct.is_cancelled() { "cancelled" } else { outcome };
+        let answered = Answered {
+            tool: spec.name,
+            client: context.client_info().map(|client| format!("{} {}", client.name, client.version)),
+            arguments: &arguments,
+            outcome,
+            answer: &result,
+            took_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            about,
+        };
+        match audit::record(&self.state.log, answered) {
+            Ok(()) => Ok(result.into()),
+            // What is not recorded is not handed out either.
+            Err(error) => Ok(CallToolResult::from(&ToolError::Failed(format!(
+                "The answer cannot be recorded in the audit log, so it is not given: {}",
+                bathy_sandbox::chain(&error)
+            )))
+            .into()),
+        }
+    }
+
+    async fn list_resources(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        Ok(ListResourcesResult::with_all_items(self.state.outputs.list())
+            .with_ttl_ms(0)
+            .with_cache_scope(CacheScope::Private))
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        let template = ResourceTemplate::new(format!("{SCHEME}{{id}}/{{stream}}"), "output")
+            .with_title("Output of a call")
+            .with_description("The whole output of a call whose answer shows only a part of it")
+            .with_mime_type("text/plain");
+        Ok(ListResourceTemplatesResult::with_all_items(vec![template])
+            .with_ttl_ms(TOOLS_TTL_MS)
+            .with_cache_scope(CacheScope::Private))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        match self.state.outputs.read(&request.uri) {
+            Some(text) => {
+                let contents = ResourceContents::text(text, request.uri);
+                Ok(ReadResourceResult::new(vec![contents]).with_cache_scope(CacheScope::Private).into())
+            }
+            None => Err(ErrorData::resource_not_found(
+                format!(
+                    "There is no resource {:?}, or not any more: newer outputs take the room of older ones",
+                    crate::text::line(&request.uri, 120)
+                ),
+                Some(serde_json::json!({ "uri": request.uri })),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;
