@@ -56,8 +56,15 @@ pub enum AuditVerb {
 
 /// Prints events.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
+    let sandbox = args.sandbox.as_deref().map(sandbox_id).transpose()?;
+    if let Some((Known::Unknown, id)) = &sandbox
+        && !args.follow
+        && !has_events(id)?
+    {
+        return Err(format!("There is no sandbox {id}, and nothing is recorded of one").into());
+    }
     let filter = Filter {
-        sandbox: args.sandbox.as_deref().map(sandbox_id).transpose()?,
+        sandbox: sandbox.map(|(_, id)| id),
         since_unix_ns: args.since.map(|since| since.unix_ns(unix_ns())),
     };
     let mut printer = Printer { json: args.json, lines: args.follow, printed: false };
@@ -81,18 +88,35 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     printer.finish()?;
     if follower.unreadable() > 0 {
         output::note(format_args!(
-            "{} lines could not be read. `bathy audit verify` tells more",
-            follower.unreadable()
+            "{} could not be read. `bathy audit verify` tells more",
+            counted(follower.unreadable(), "line")
         ));
     }
     Ok(0)
 }
 
+/// Whether a sandbox is there.
+enum Known {
+    Present,
+    /// It is gone, or was never there.
+    Unknown,
+}
+
 /// A sandbox that is gone is known by its events alone.
-fn sandbox_id(wanted: &str) -> Result<String, Box<dyn Error>> {
+fn sandbox_id(wanted: &str) -> Result<(Known, String), Box<dyn Error>> {
     Ok(Manager::open("bathy events")?
         .find(wanted)
-        .map_or_else(|_| wanted.to_owned(), |sandbox| sandbox.record.id))
+        .map_or_else(|_| (Known::Unknown, wanted.to_owned()), |sandbox| (Known::Present, sandbox.record.id)))
+}
+
+/// Whether anything was ever recorded of it.
+fn has_events(sandbox: &str) -> Result<bool, Box<dyn Error>> {
+    let filter = Filter { sandbox: Some(sandbox.to_owned()), since_unix_ns: None };
+    match Follower::open(&folder()?, filter) {
+        Ok(mut follower) => Ok(follower.next()?.is_some()),
+        Err(FollowError::NoLog(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn folder() -> Result<PathBuf, Box<dyn Error>> {
@@ -144,13 +168,17 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
 /// What to say of a record that is whole.
 fn praise(report: &Report) -> String {
     let Report { lines, files, first_seq, last_seq, head_hash, recovered, torn_bytes } = report;
-    let mut text =
-        format!("The record is whole: {lines} events in {files} files, {first_seq} to {last_seq}.");
+    let mut text = format!(
+        "The record is whole: {} in {}, {first_seq} to {last_seq}.",
+        counted(*lines, "event"),
+        counted(*files, "file")
+    );
     if *recovered > 0 || *torn_bytes > 0 {
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "\n{recovered} times a writer was killed in the middle of a line; every byte is accounted for."
+            "\n{} a writer was killed in the middle of a line; every byte is accounted for.",
+            counted(*recovered, "time")
         );
     }
     let _ = write!(
@@ -158,6 +186,14 @@ fn praise(report: &Report) -> String {
         "\nTo notice later that all of it was replaced, keep this elsewhere and use --anchor: {last_seq}:{head_hash}"
     );
     text
+}
+
+/// A number of things, in words.
+fn counted(count: u64, thing: &str) -> String {
+    match count {
+        1 => format!("1 {thing}"),
+        count => format!("{count} {thing}s"),
+    }
 }
 
 fn parse_anchor(text: &str) -> Result<Anchor, String> {

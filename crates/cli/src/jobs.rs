@@ -93,14 +93,11 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy attach")?;
     let sandbox = manager.find(&args.name)?;
     let jobs = manager.jobs(&sandbox)?;
-    let job = jobs
-        .iter()
-        .find(|job| job.number == args.job)
-        .ok_or_else(|| format!("{} has no job {}. `bathy jobs` lists them", args.name, args.job))?;
+    let job = jobs.iter().find(|job| job.number == args.job).ok_or_else(|| no_job(&args.name, args.job))?;
     if let Some(exit) = &job.exit {
         return Err(format!(
-            "Job {} has ended ({exit}). `bathy logs --job {}` shows its output",
-            args.job, args.job
+            "Job {0} has ended ({exit}). `bathy logs {1} --job {0}` shows its output",
+            args.job, args.name
         )
         .into());
     }
@@ -123,6 +120,11 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
         output::note(message);
     }
     Ok(code)
+}
+
+/// What to say about a job that is not there.
+pub fn no_job(sandbox: &str, job: u32) -> String {
+    format!("{sandbox} has no job {job}. `bathy jobs {sandbox}` lists them")
 }
 
 /// Sends a signal to a job, or ends a sandbox at once.

@@ -11,6 +11,7 @@ use bathy_sandbox::launch::unix_ns;
 use serde_json::{Value, json};
 
 use crate::escape::{Returns, Stream};
+use crate::jobs::no_job;
 use crate::time::{self, Since};
 use crate::{escape, output};
 
@@ -49,6 +50,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy logs")?;
     let sandbox = manager.find(&args.name)?;
+    if let Some(job) = args.job
+        // The main command has its number before its first start.
+        && (job != 0 || sandbox.record.spec.command.is_empty())
+        && manager.jobs(&sandbox)?.iter().all(|known| known.number != job)
+    {
+        return Err(no_job(&args.name, job).into());
+    }
     let folder = manager.folder(&sandbox);
     let path = if args.console { folder.console_log() } else { folder.output_log() };
     let mut printer = Printer::new(args);

@@ -1,5 +1,7 @@
 //! The `bathy` command: thin. It turns words into a [`bathy_sandbox::SandboxSpec`], and results into output and exit codes.
 
+mod cell;
+mod code;
 mod copy;
 mod create;
 mod doctor;
@@ -7,15 +9,24 @@ mod ends;
 mod escape;
 mod events;
 mod exec;
+mod images;
+mod interrupts;
 mod jobs;
+mod jsonc;
 mod lifecycle;
 mod list;
 mod logs;
 mod man;
+mod mcp;
+mod mcp_clients;
+mod mcp_install;
+mod mistakes;
 mod output;
 mod place;
 mod progress;
+mod prompt;
 mod record;
+mod repl;
 mod run;
 mod screen;
 mod setup;
@@ -80,6 +91,22 @@ enum Verb {
     ///
     /// Exit codes are those of `bathy run`.
     Exec(exec::Args),
+    /// Run code and show its result: the value of its last expression, pictures, errors.
+    ///
+    /// Without --sandbox it runs in a new sandbox that is gone afterwards. The exit code is 1 if the code raised an error,
+    /// 124 if it took too long, its own if it ended its interpreter, 127 if there is no interpreter, and as with
+    /// `bathy run` otherwise.
+    Code(Box<code::Args>),
+    /// Open a Python REPL that remembers: make one, or go on with one by its name.
+    ///
+    /// A REPL lives until it is removed. While nobody uses it, it is paused with its memory on disk; the next cell resumes
+    /// it.
+    Repl(Box<repl::Args>),
+    /// Serve sandboxes to AI agents over the Model Context Protocol.
+    ///
+    /// Without --http it speaks with the one client that started it, over standard input and output, until that ends.
+    /// Sandboxes that agents make outlive the server; their lifetime and idle time end and remove them, or --rm does.
+    Mcp(Box<mcp::Args>),
     /// Open a login shell in a sandbox that runs.
     Shell(exec::ShellArgs),
     /// List a sandbox's main command and jobs.
@@ -142,6 +169,9 @@ impl Verb {
             Self::Pause(args) => lifecycle::pause(&args),
             Self::Resume(names) => lifecycle::resume(&names),
             Self::Exec(args) => exec::run(args),
+            Self::Code(args) => code::run(*args),
+            Self::Repl(args) => repl::run(*args),
+            Self::Mcp(args) => mcp::run(*args),
             Self::Shell(args) => exec::shell(args),
             Self::Jobs(args) => jobs::list(&args),
             Self::Attach(args) => jobs::attach(&args),
@@ -176,6 +206,9 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
+            let line: Vec<String> =
+                std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            let error = mistakes::mend(error, &mut Cli::command(), &line);
             // A broken pipe or terminal is no reason to fail differently.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(OUR_FAILURE) } else { ExitCode::SUCCESS };

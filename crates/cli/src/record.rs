@@ -3,26 +3,35 @@
 use std::error::Error;
 
 use bathy_audit::{Actor, Event, Log, What};
-use bathy_protocol::{Exec, WorkEnd};
+use bathy_protocol::WorkEnd;
 use bathy_sandbox::{Engine, Outcome, Paths, Policy, SandboxSpec, audit_log, command, ending, name};
 
 /// A sandbox in the record.
 pub struct Record {
     log: Log,
+    program: &'static str,
     id: String,
     tag: u64,
 }
 
+/// Who makes the sandbox, and what for.
+pub struct Purpose<'a> {
+    /// The name of the command.
+    pub program: &'static str,
+    /// What is to be recorded of the work; it is given the work's number.
+    pub work: &'a dyn Fn(u64) -> What,
+}
+
 impl Record {
-    /// Writes down that a sandbox is made for one command. What cannot be recorded is not done.
+    /// Writes down that a sandbox is made for one piece of work. What cannot be recorded is not done.
     pub fn begin(
         paths: &Paths,
         spec: &SandboxSpec,
         engine: Engine,
-        exec: &Exec,
+        purpose: &Purpose<'_>,
     ) -> Result<Self, Box<dyn Error>> {
-        let record =
-            Self { log: audit_log(paths, &Policy::load()?)?, id: name::new_id()?, tag: command::new_tag()? };
+        let log = audit_log(paths, &Policy::load()?)?;
+        let record = Self { log, program: purpose.program, id: name::new_id()?, tag: command::new_tag()? };
         let created = What::SandboxCreated {
             image: spec.image.clone(),
             engine: serde_json::to_value(engine)?.as_str().unwrap_or_default().to_owned(),
@@ -34,7 +43,7 @@ impl Record {
             max_duration_ms: spec.max_duration.map(|limit| limit.as_millis()),
             idle_timeout_ms: None,
         };
-        record.append([created, command::exec_started(exec, record.tag, None)])?;
+        record.append([created, (purpose.work)(record.tag)])?;
         Ok(record)
     }
 
@@ -53,8 +62,13 @@ impl Record {
             Some(_) => "its command was done".to_owned(),
             None => "its keeper was gone".to_owned(),
         };
+        self.end_as(exit, cause, matches!(outcome, Some(Outcome::TimedOut)))
+    }
+
+    /// Writes down how the work ended and why the sandbox did, in words, and whether its time was up.
+    pub fn end_as(&self, exit: String, cause: String, timed_out: bool) -> Result<(), Box<dyn Error>> {
         let mut events = Vec::new();
-        if matches!(outcome, Some(Outcome::TimedOut)) {
+        if timed_out {
             events.push(What::LimitHit {
                 limit: "duration".to_owned(),
                 detail: "the command was ended".to_owned(),
@@ -66,13 +80,13 @@ impl Record {
         self.append(events)
     }
 
-    /// The command's number.
+    /// The work's number.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
     fn append(&self, events: impl IntoIterator<Item = What>) -> Result<(), Box<dyn Error>> {
-        let actor = Actor::this_process("bathy run");
+        let actor = Actor::this_process(self.program);
         let events: Vec<Event> = events
             .into_iter()
             .map(|what| Event::now(actor.clone(), what).in_sandbox(self.id.clone(), None))

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::ends::{Ends, Wiring};
 use crate::exec::{self, Done};
 use crate::progress::Progress;
-use crate::record::Record;
+use crate::record::{Purpose, Record};
 use crate::spec_args::SpecArgs;
 use crate::verdict::TimeLimit;
 use crate::{create, output, time, verdict};
@@ -114,7 +114,9 @@ impl Ephemeral {
 
         let mut ends = Ends::new(wiring)?;
         let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
-        let record = Record::begin(&paths, spec, engine.engine, &exec)?;
+        let work = |tag| command::exec_started(&exec, tag, None);
+        let record =
+            Record::begin(&paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
         let mut sandbox = match Sandbox::start(spec, &assets, &paths) {
             Ok(sandbox) => sandbox,
             Err(error) => {

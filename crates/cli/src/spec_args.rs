@@ -80,6 +80,13 @@ pub struct SpecArgs {
     /// End the sandbox when nobody has used it for this time. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     idle_timeout: Option<Seconds>,
+    /// Pause a kept sandbox, with its memory on disk, when nobody has been connected to it for this time. The next
+    /// command resumes it. Until then its jobs stand still as well. [default: never]
+    #[arg(long, value_name = "TIME", help_heading = "Limits")]
+    pause_idle: Option<Seconds>,
+    /// Remove a kept sandbox, with its disk and logs, when it has ended.
+    #[arg(long, help_heading = "Sandbox")]
+    rm: bool,
     /// How long the guest may take to get ready, in seconds.
     #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds, hide = true)]
     ready_timeout: Option<Duration>,
@@ -104,6 +111,17 @@ impl SpecArgs {
         Ok(allowed.spec.checked()?)
     }
 
+    /// The variables and the working directory alone: for work in a sandbox that exists.
+    pub fn variables_and_folder(&self) -> (BTreeMap<String, String>, Option<String>) {
+        (self.variables(), self.workdir.clone())
+    }
+
+    fn variables(&self) -> BTreeMap<String, String> {
+        let text =
+            |(name, value): &(String, Vec<u8>)| (name.clone(), String::from_utf8_lossy(value).into_owned());
+        self.env.iter().map(text).collect()
+    }
+
     /// The file to use, if any.
     fn file<'a>(&'a self, usual: Option<&'a Path>) -> Option<&'a Path> {
         self.config.as_deref().or_else(|| usual.filter(|_| !self.no_config))
@@ -113,9 +131,7 @@ impl SpecArgs {
         if let Some(file) = file {
             layers = layers.file(file)?;
         }
-        let text =
-            |(name, value): &(String, Vec<u8>)| (name.clone(), String::from_utf8_lossy(value).into_owned());
-        let env: BTreeMap<String, String> = self.env.iter().map(text).collect();
+        let env = self.variables();
         let labels: BTreeMap<String, String> = self.label.iter().cloned().collect();
         let ready = self.ready_timeout.map(|time| u64::try_from(time.as_millis())).transpose()?;
         let spec = layers
@@ -136,6 +152,8 @@ impl SpecArgs {
             .set_some("log_size", self.log_size)
             .set_some("max_duration", self.max_duration)
             .set_some("idle_timeout", self.idle_timeout)
+            .set_some("pause_idle", self.pause_idle)
+            .set_some("auto_remove", self.rm.then_some(true))
             .set_some("ready_timeout_ms", ready)
             .build()?;
         Ok(spec)
@@ -199,6 +217,10 @@ mod tests {
         assert_eq!(spec.security, Security::Restricted);
         assert_eq!(spec.max_duration.unwrap().to_string(), "15m");
         assert_eq!(spec.disk, SandboxSpec::default().disk);
+        assert_eq!((spec.pause_idle, spec.auto_remove), (None, false));
+        let spec = layered(&["--pause-idle", "60s", "--rm"], "pause_idle = 5").unwrap();
+        assert_eq!(spec.pause_idle.unwrap().to_string(), "1m");
+        assert!(spec.auto_remove);
         assert_eq!(layered(&["--security", "default"], file).unwrap().security, Security::Default);
     }
 
@@ -263,6 +285,7 @@ mod tests {
             ["--uml-mode", "fast"],
             ["--memory", "lots"],
             ["--max-duration", "soon"],
+            ["--pause-idle", "often"],
             ["--label", "nokey"],
             ["--env", "=x"],
             ["--cpu-quota", "much"],

@@ -4,10 +4,13 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
+/// What asks a program to stop.
+const STOPPING: &[i32] = &[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
 /// A descriptor that becomes readable when somebody asks us to stop (Ctrl-C, termination, hang-up). The signals no
 /// longer end us by themselves, so that the sandbox can be ended, or the terminal mended, first.
 pub fn stop_signals() -> io::Result<OwnedFd> {
-    signals(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
+    signals(STOPPING)
 }
 
 /// A descriptor that becomes readable when the size of the terminal has changed.
@@ -31,6 +34,19 @@ fn signals(wanted: &[i32]) -> io::Result<OwnedFd> {
             fd => Ok(OwnedFd::from_raw_fd(fd)),
         }
     }
+}
+
+/// Drops what [`stop_signals`] has held back, and lets those signals end us again.
+pub fn forget_stop_signals() -> io::Result<()> {
+    for signal in STOPPING {
+        // SAFETY: the calls take a signal's number, and a constant or the handler that was there. Ignoring a signal drops
+        // a pending one.
+        unsafe {
+            let before = libc::signal(*signal, libc::SIG_IGN);
+            libc::signal(*signal, before);
+        }
+    }
+    unblock_signals()
 }
 
 /// Lets every signal through again: a process that outlives the one that started it does not inherit its reserve.

@@ -1,0 +1,379 @@
+//! The programs that `bathy mcp install` knows: where each keeps its servers, and in which form.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use toml_edit::{Array, DocumentMut, Item, Table, value};
+
+use crate::jsonc::Document;
+
+/// A program that speaks to MCP servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Client {
+    /// Claude Desktop.
+    ClaudeDesktop,
+    /// Claude Code.
+    ClaudeCode,
+    /// Cursor.
+    Cursor,
+    /// Visual Studio Code.
+    #[value(name = "vscode")]
+    VsCode,
+    /// Windsurf.
+    Windsurf,
+    /// Codex.
+    Codex,
+    /// Zed.
+    Zed,
+}
+
+/// For whom a server is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scope {
+    /// All projects of this user.
+    #[default]
+    User,
+    /// The project in the current folder.
+    Project,
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::ClaudeDesktop => "Claude Desktop",
+            Self::ClaudeCode => "Claude Code",
+            Self::Cursor => "Cursor",
+            Self::VsCode => "VS Code",
+            Self::Windsurf => "Windsurf",
+            Self::Codex => "Codex",
+            Self::Zed => "Zed",
+        })
+    }
+}
+
+/// The folders that the clients' files are below.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The user's own.
+    pub home: PathBuf,
+    /// `XDG_CONFIG_HOME`, or what it is by default.
+    pub config: PathBuf,
+    /// The project's.
+    pub project: PathBuf,
+    /// `CODEX_HOME`, if it is set.
+    pub codex: Option<PathBuf>,
+    /// `CLAUDE_CONFIG_DIR`, if it is set.
+    pub claude: Option<PathBuf>,
+    /// Whether this is macOS.
+    pub mac: bool,
+}
+
+impl Places {
+    /// Those of the caller.
+    pub fn of_user() -> Result<Self, String> {
+        let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let home =
+            folder("HOME").ok_or("HOME is not set to an absolute path, so there is no place for settings")?;
+        let project =
+            std::env::current_dir().map_err(|error| format!("There is no current folder: {error}"))?;
+        Ok(Self {
+            config: folder("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config")),
+            home,
+            project,
+            codex: folder("CODEX_HOME"),
+            claude: folder("CLAUDE_CONFIG_DIR"),
+            mac: cfg!(target_os = "macos"),
+        })
+    }
+
+    /// Where desktop programs keep their settings.
+    fn applications(&self) -> PathBuf {
+        if self.mac { self.home.join("Library/Application Support") } else { self.config.clone() }
+    }
+}
+
+/// A server as a client is told about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// What the client calls it.
+    pub name: String,
+    /// The program.
+    pub command: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+}
+
+/// What is to be done to a client's file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The server is there already.
+    Same,
+    /// There is another one of this name, described here.
+    Other(String),
+    /// This is the new text.
+    Write(String),
+}
+
+impl Client {
+    /// The file that holds its servers.
+    pub fn file(self, scope: Scope, places: &Places) -> Result<PathBuf, String> {
+        let project = |path: &str| Ok(places.project.join(path));
+        match (self, scope) {
+            (Self::ClaudeDesktop, Scope::User) => {
+                Ok(places.applications().join("Claude/claude_desktop_config.json"))
+            }
+            (Self::ClaudeCode, Scope::User) => {
+                Ok(places.claude.as_ref().unwrap_or(&places.home).join(".claude.json"))
+            }
+            (Self::ClaudeCode, Scope::Project) => project(".mcp.json"),
+            (Self::Cursor, Scope::User) => Ok(places.home.join(".cursor/mcp.json")),
+            (Self::Cursor, Scope::Project) => project(".cursor/mcp.json"),
+            (Self::VsCode, Scope::User) => Ok(places.applications().join("Code/User/mcp.json")),
+            (Self::VsCode, Scope::Project) => project(".vscode/mcp.json"),
+            (Self::Windsurf, Scope::User) => Ok(places.home.join(".codeium/windsurf/mcp_config.json")),
+            (Self::Codex, Scope::User) => {
+                let folder = places.codex.clone().unwrap_or_else(|| places.home.join(".codex"));
+                Ok(folder.join("config.toml"))
+            }
+            (Self::Codex, Scope::Project) => project(".codex/config.toml"),
+            // Also on macOS.
+            (Self::Zed, Scope::User) if places.mac => Ok(places.home.join(".config/zed/settings.json")),
+            (Self::Zed, Scope::User) => Ok(places.config.join("zed/settings.json")),
+            (Self::Zed, Scope::Project) => project(".zed/settings.json"),
+            (Self::ClaudeDesktop | Self::Windsurf, Scope::Project) => {
+                Err(format!("{self} has no settings of a project. Leave --scope out"))
+            }
+        }
+    }
+
+    /// The object that holds servers by their names.
+    fn section(self) -> &'static str {
+        match self {
+            Self::VsCode => "servers",
+            Self::Codex => "mcp_servers",
+            Self::Zed => "context_servers",
+            _ => "mcpServers",
+        }
+    }
+
+    /// Whether its JSON may have comments.
+    fn comments(self) -> bool {
+        matches!(self, Self::Cursor | Self::VsCode | Self::Windsurf | Self::Zed)
+    }
+
+    fn entry(self, server: &Server) -> Vec<(&'static str, Value)> {
+        let mut entry = vec![("command", json!(server.command)), ("args", json!(server.args))];
+        if matches!(self, Self::ClaudeCode | Self::VsCode) {
+            entry.insert(0, ("type", json!("stdio")));
+        }
+        entry
+    }
+
+    /// What a file with nothing but this server says.
+    pub fn example(self, server: &Server) -> Result<String, String> {
+        match self.change("", server, false)? {
+            Change::Write(text) => Ok(text),
+            Change::Same | Change::Other(_) => Ok(String::new()),
+        }
+    }
+
+    /// What is to be done to a file with this text.
+    pub fn change(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
+        if self == Self::Codex {
+            self.change_toml(text, server, force)
+        } else {
+            self.change_json(text, server, force)
+        }
+    }
+
+    fn change_json(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
+        let document = Document::parse(text, self.comments()).map_err(|error| error.to_string())?;
+        let entry = self.entry(server);
+        if let Some(old) = document.get(self.section(), &server.name) {
+            // Whatever else the user has set there does not change which program runs.
+            let args = old.get("args").cloned().unwrap_or_else(|| json!([]));
+            if old.get("command") == Some(&json!(server.command)) && args == json!(server.args) {
+                return Ok(Change::Same);
+            }
+            if !force {
+                return Ok(Change::Other(old.to_string()));
+            }
+        }
+        document
+            .set(self.section(), &server.name, &entry)
+            .map(Change::Write)
+            .map_err(|error| error.to_string())
+    }
+
+    fn change_toml(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
+        let mut document: DocumentMut =
+            text.parse().map_err(|error: toml_edit::TomlError| toml_place(text, &error))?;
+        let mut implicit = Table::new();
+        implicit.set_implicit(true);
+        let section = document.entry(self.section()).or_insert(Item::Table(implicit));
+        let kind = section.type_name();
+        let servers = section
+            .as_table_like_mut()
+            .ok_or_else(|| format!("{:?} is not a table but a {kind}", self.section()))?;
+        if let Some(old) = servers.get(&server.name) {
+            let command = old.get("command").and_then(Item::as_str) == Some(&server.command);
+            let args: Vec<&str> = old
+                .get("args")
+                .and_then(Item::as_array)
+                .map(|args| args.iter().filter_map(|arg| arg.as_str()).collect())
+                .unwrap_or_default();
+            if command && args == server.args {
+                return Ok(Change::Same);
+            }
+            if !force {
+                return Ok(Change::Other(old.to_string().trim().to_owned()));
+            }
+        }
+        let mut table = Table::new();
+        table.insert("command", value(&server.command));
+        table.insert("args", value(server.args.iter().collect::<Array>()));
+        servers.insert(&server.name, Item::Table(table));
+        Ok(Change::Write(document.to_string()))
+    }
+
+    /// How its user gets to see the server.
+    pub fn advice(self, scope: Scope) -> &'static str {
+        match (self, scope) {
+            (Self::ClaudeDesktop, _) => "Restart Claude Desktop to use it",
+            (Self::ClaudeCode, Scope::User) => "New sessions of Claude Code have it; /mcp shows it",
+            (Self::ClaudeCode, Scope::Project) => "Claude Code asks before it uses the servers of a project",
+            (Self::Cursor, _) => "Restart Cursor, or switch it on under Settings, Tools & MCP",
+            (Self::VsCode, _) => "VS Code offers to start it; the command `MCP: List Servers` shows it",
+            (Self::Windsurf, _) => "Refresh the MCP servers in Windsurf's settings to use it",
+            (Self::Codex, Scope::User) => "New sessions of Codex have it; /mcp shows it",
+            (Self::Codex, Scope::Project) => "Codex reads it in projects that it was told to trust",
+            (Self::Zed, _) => "Zed starts it at once; its agent panel shows it",
+        }
+    }
+}
+
+fn toml_place(text: &str, error: &toml_edit::TomlError) -> String {
+    let at = error.span().map_or(0, |span| span.start);
+    let before = text.get(..at).unwrap_or_default();
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    format!("line {}, column {column}: {}", before.matches('\n').count() + 1, error.message())
+}
+
+/// The program that a client is to start: the wrapper beside the sources if this is a build of them, which also builds
+/// what is missing, and else this program itself.
+pub fn program(running: &Path) -> PathBuf {
+    let built_in = running.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "target"));
+    let wrapper =
+        built_in.and_then(Path::parent).map(|sources| (sources.join("bathy"), sources.join("setup.sh")));
+    match wrapper {
+        Some((wrapper, setup)) if wrapper.is_file() && setup.is_file() => wrapper,
+        _ => running.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    fn places(mac: bool) -> Places {
+        Places {
+            home: "/home/u".into(),
+            config: "/home/u/.config".into(),
+            project: "/p".into(),
+            codex: None,
+            claude: None,
+            mac,
+        }
+    }
+
+    fn server() -> Server {
+        Server { name: "bathysphere".into(), command: "/opt/bathy".into(), args: vec!["mcp".into()] }
+    }
+
+    #[test]
+    fn every_client_has_its_file() {
+        let file = |client: Client, scope, mac| {
+            client.file(scope, &places(mac)).map(|path| path.display().to_string())
+        };
+        for (client, linux, mac) in [
+            (
+                Client::ClaudeDesktop,
+                ".config/Claude/claude_desktop_config.json",
+                "Library/Application Support/Claude/claude_desktop_config.json",
+            ),
+            (Client::ClaudeCode, ".claude.json", ".claude.json"),
+            (Client::Cursor, ".cursor/mcp.json", ".cursor/mcp.json"),
+            (Client::VsCode, ".config/Code/User/mcp.json", "Library/Application Support/Code/User/mcp.json"),
+            (Client::Windsurf, ".codeium/windsurf/mcp_config.json", ".codeium/windsurf/mcp_config.json"),
+            (Client::Codex, ".codex/config.toml", ".codex/config.toml"),
+            (Client::Zed, ".config/zed/settings.json", ".config/zed/settings.json"),
+        ] {
+            assert_eq!(file(client, Scope::User, false), Ok(format!("/home/u/{linux}")));
+            assert_eq!(file(client, Scope::User, true), Ok(format!("/home/u/{mac}")));
+        }
+        assert_eq!(file(Client::ClaudeCode, Scope::Project, false), Ok("/p/.mcp.json".to_owned()));
+        assert!(file(Client::Windsurf, Scope::Project, false).unwrap_err().contains("--scope"));
+        let moved = Places { codex: Some("/c".into()), ..places(false) };
+        assert_eq!(Client::Codex.file(Scope::User, &moved), Ok("/c/config.toml".into()));
+    }
+
+    #[test]
+    fn every_client_is_told_once_and_knows_it_then() {
+        for client in Client::value_variants() {
+            let Ok(Change::Write(text)) = client.change("", &server(), false) else { panic!("{client}") };
+            assert!(text.contains(client.section()) && text.contains("\"/opt/bathy\""), "{text}");
+            assert_eq!(client.change(&text, &server(), false), Ok(Change::Same), "{client}");
+            let moved = Server { command: "/usr/bin/bathy".into(), ..server() };
+            assert!(matches!(client.change(&text, &moved, false), Ok(Change::Other(_))), "{client}");
+            let Ok(Change::Write(text)) = client.change(&text, &moved, true) else { panic!("{client}") };
+            assert!(text.contains("/usr/bin/bathy") && !text.contains("/opt/bathy"), "{text}");
+        }
+    }
+
+    #[test]
+    fn codex_keeps_comments_and_order() {
+        let text =
+            "# mine\nmodel = \"x\"  # note\n\n[mcp_servers.other]\ncommand = \"o\" # why\n\n[z]\na = 1\n";
+        let Ok(Change::Write(changed)) = Client::Codex.change(text, &server(), false) else { panic!() };
+        for line in text.lines() {
+            assert!(changed.contains(line), "{line} is gone from\n{changed}");
+        }
+        assert!(
+            changed.contains("[mcp_servers.bathysphere]\ncommand = \"/opt/bathy\"\nargs = [\"mcp\"]\n"),
+            "{changed}"
+        );
+        let inline = "mcp_servers = { other = { command = \"o\" } }\n";
+        let Ok(Change::Write(changed)) = Client::Codex.change(inline, &server(), false) else { panic!() };
+        assert_eq!(Client::Codex.change(&changed, &server(), false), Ok(Change::Same), "{changed}");
+        assert!(changed.contains("other"), "{changed}");
+    }
+
+    #[test]
+    fn broken_files_are_told_with_their_place() {
+        assert!(
+            Client::Codex
+                .change("a = 1\nb = = 2\n", &server(), true)
+                .unwrap_err()
+                .starts_with("line 2, column 5")
+        );
+        assert!(
+            Client::Codex.change("mcp_servers = 3\n", &server(), true).unwrap_err().contains("not a table")
+        );
+        assert!(Client::Cursor.change("{\n\"a\" 1}", &server(), true).unwrap_err().starts_with("line 2"));
+        assert!(Client::ClaudeCode.change("{} // x", &server(), true).unwrap_err().contains("comment"));
+    }
+
+    #[test]
+    fn a_build_of_sources_is_started_through_its_wrapper() {
+        let folder = tempfile::tempdir().unwrap();
+        let built = folder.path().join("target/x86_64/release/bathy");
+        assert_eq!(program(&built), built);
+        std::fs::write(folder.path().join("bathy"), "").unwrap();
+        std::fs::write(folder.path().join("setup.sh"), "").unwrap();
+        assert_eq!(program(&built), folder.path().join("bathy"));
+        assert_eq!(program(Path::new("/usr/bin/bathy")), Path::new("/usr/bin/bathy"));
+    }
+}
