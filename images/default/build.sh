@@ -9,11 +9,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../guest/mirror.sh"
 
 suite=trixie
+# What takes the types out of TypeScript: the package that later versions of Node carry
+# inside. Debian has none that is small and quick.
+stripper=amaro@1.2.1
+stripper_sha512=457341d7f99ba5ba70af8995950818655758e021e5eeb144c70a2ff9739359f821a6c335b36b03ff9bb8a1342428be0fb740463481314958d170b323732b480d
 mkdir -p "${1:?usage: build.sh OUT}"
 out=$(realpath "$1")
 
 need mmdebstrap mmdebstrap
 need erofs-utils mkfs.erofs
+need npm npm
 need_space 3000 .
 need_space 800 "$out"
 
@@ -42,6 +47,12 @@ security=$(debian_mirror -security)
 sources=("deb $mirror $suite main" "deb $mirror $suite-updates main")
 [ -z "$security" ] || sources+=("deb $security $suite-security main")
 
+progress "fetching $stripper from the registry that npm is set up for"
+archive=$(npm pack --silent --ignore-scripts --pack-destination . "$stripper") ||
+	fail "npm cannot fetch $stripper"
+sha512sum --check --quiet <<<"$stripper_sha512  $archive" ||
+	fail "$stripper is not the package that this recipe was written for"
+
 # The hooks are handed over as text, not as files: their user may be unable to
 # read this directory. The image is written into the tree it is made of, because
 # that is the one place that user can write, and copied out from there. What is
@@ -54,6 +65,7 @@ mmdebstrap \
 	--aptopt='Acquire::Languages "none"' \
 	--aptopt='Acquire::Retries "3"' \
 	"${dpkg_options[@]}" \
+	--customize-hook="upload '$PWD/$archive' /run/stripper.tgz" \
 	--customize-hook="$(cat "$here/customize.sh")" \
 	--customize-hook="$(cat "$here/pack.sh")" \
 	--customize-hook="download /run/root.erofs '$out/root.erofs'" \

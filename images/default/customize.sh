@@ -12,6 +12,12 @@ ln -s vim.tiny "$root/usr/bin/vim"
 # The sandbox is thrown away after use: pip may install into it.
 rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
 
+# Not below /usr/share/nodejs: there, every script could require it without having asked for it.
+stripper=usr/local/lib/node_modules/amaro
+mkdir -p "$root/$stripper"
+tar -xzf "$root/run/stripper.tgz" -C "$root/$stripper" --strip-components=1 --no-same-owner
+chmod -R a+rX "$root/$stripper"
+
 echo sandbox >"$root/etc/hostname"
 printf '127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n' >"$root/etc/hosts"
 : >"$root/etc/resolv.conf"
@@ -29,6 +35,8 @@ done
 chroot "$root" su user -c 'python3 -c "
 import matplotlib.pyplot, numpy.testing, pandas.testing, requests, scipy.stats, sympy"'
 chroot "$root" su user -c 'node -e 0 && git --version && curl --version' >/dev/null
+chroot "$root" su user -c "node -e '
+require(\"/$stripper\").transformSync(\"let x: number = 1\", { mode: \"strip-only\" })'"
 mkdir -p "$root/root/.cache"
 cp -r "$root/home/user/.cache/matplotlib" "$root/root/.cache/"
 

@@ -1,6 +1,7 @@
 //! What the end-to-end and attack tests share: where the product is, and how it is run.
 
 pub mod kept;
+pub mod mcp;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
