@@ -4,6 +4,11 @@
 # directory; works as root and as an ordinary user with subordinate ids.
 set -euo pipefail
 
+# What is mounted here is gone with the last process of the build, however that ends.
+if [ "$(id -u)" = 0 ] && [ -z "${OWN_MOUNTS-}" ]; then
+	OWN_MOUNTS=1 exec unshare --mount --propagation private bash "$0" "$@"
+fi
+
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=../../guest/mirror.sh
 . "$here/../../guest/mirror.sh"

@@ -1,0 +1,186 @@
+//! What an agent may not have: the operator's limits, by name; and what the audit log keeps of what it asked and got.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout};
+
+use bathy_tests::kept::Home;
+use serde_json::{Value, json};
+
+/// `bathy mcp`, spoken to by lines of JSON.
+struct Agent {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    requests: u64,
+}
+
+impl Agent {
+    /// An agent under an operator's settings.
+    fn under(home: &Home, settings: &str) -> Self {
+        let file = home.path().join("operator.toml");
+        fs::write(&file, settings).unwrap();
+        let mut command = home.command(&["mcp", "--toolsets", "contexts"]);
+        let mut child =
+            command.env("BATHYSPHERE_CONFIG", &file).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        let mut agent = Self { child, input, output, requests: 0 };
+        let hello = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "limits", "version": "1"}});
+        agent.ask("initialize", &hello);
+        agent.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        agent
+    }
+
+    fn send(&mut self, message: &Value) {
+        writeln!(self.input.as_mut().unwrap(), "{message}").unwrap();
+    }
+
+    fn ask(&mut self, method: &str, parameters: &Value) -> Value {
+        self.requests += 1;
+        let id = self.requests;
+        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": parameters}));
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the server hung up");
+            let mut answer: Value = serde_json::from_str(&line).unwrap();
+            if answer["id"] == id {
+                assert!(answer.get("error").is_none(), "{method}: {answer:#}");
+                return answer["result"].take();
+            }
+        }
+    }
+
+    fn call(&mut self, tool: &str, arguments: &Value) -> Value {
+        self.ask("tools/call", &json!({"name": tool, "arguments": arguments}))
+    }
+
+    /// What a tool says that has to refuse.
+    #[track_caller]
+    fn refusal(&mut self, tool: &str, arguments: &Value) -> String {
+        let answer = self.call(tool, arguments);
+        assert_eq!(answer["isError"], true, "{tool} {arguments}: {answer:#}");
+        answer["content"][0]["text"].as_str().unwrap().to_owned()
+    }
+
+    /// The structured answer of a tool that has to succeed.
+    #[track_caller]
+    fn done(&mut self, tool: &str, arguments: &Value) -> Value {
+        let mut answer = self.call(tool, arguments);
+        assert_ne!(answer["isError"], true, "{tool} {arguments}: {answer:#}");
+        answer["structuredContent"].take()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn more_than_the_operator_allows_is_refused_with_the_limits_name() {
+    let home = Home::new();
+    let settings = "[ceiling]\nmemory = \"1G\"\n[mcp]\nmemory = \"256M\"\nmax_duration = \"10m\"\nimages = [\"default\"]\nsandboxes = 1\n";
+    let mut agent = Agent::under(&home, settings);
+    let rows = [
+        (json!({"memory_mb": 512}), ["256M", "memory", "[mcp]"]),
+        (json!({"lifetime_seconds": 86_000}), ["10m", "max_duration", "[mcp]"]),
+        (json!({"image": "attacker/evil"}), ["attacker/evil", "images", "[mcp]"]),
+        (json!({"mounts": ["/etc"]}), ["/etc", "host_paths", "none"]),
+    ];
+    for (arguments, words) in rows {
+        let said = agent.refusal("sandbox_create", &arguments);
+        assert!(words.iter().all(|word| said.contains(word)), "{arguments}: {said}");
+    }
+    let said = agent.refusal("create_python_repl", &json!({"memory_mb": 512}));
+    assert!(said.contains("256M") && said.contains("[mcp]"), "{said}");
+    assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]), "a refusal made something");
+
+    // What is within the limits is given; one more than there may be is not.
+    let made = agent.done("sandbox_create", &json!({"memory_mb": 256, "lifetime_seconds": 600}));
+    let spec = &home.inspect(made["sandbox_id"].as_str().unwrap())["spec"];
+    assert_eq!((&spec["memory"], &spec["max_duration"]), (&json!("256M"), &json!("10m")), "{spec:#}");
+    let said = agent.refusal("run_code", &json!({"language": "python", "code": "1"}));
+    assert!(said.contains("the operator allows 1") && said.contains("sandboxes"), "{said}");
+}
+
+#[test]
+fn what_is_not_there_or_not_right_is_explained() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let made = agent.done("run_code", &json!({"language": "python", "code": "x = 1"}));
+    let id = made["sandbox_id"].as_str().unwrap();
+    let rows = [
+        ("run_code", json!({"language": "python", "code": "1", "sandbox_id": id, "context_id": "nosuch"}), "nosuch"),
+        ("run_code", json!({"language": "python", "code": "1", "sandbox_id": "gone"}), "gone"),
+        ("run_code", json!({"language": "cobol", "code": "1"}), "typescript"),
+        ("run_code", json!({"language": "python"}), "code"),
+        ("run_code", json!({"language": "python", "code": "1", "sandboxid": id}), "sandbox_id"),
+        ("run_code", json!({"language": "python", "code": "#".repeat(9_000_000)}), "8388608"),
+        ("read_file", json!({"sandbox_id": id, "path": "/nosuch"}), "No such file"),
+        ("edit_file", json!({"sandbox_id": id, "path": "/etc/hostname", "old_text": "nosuch", "new_text": ""}), "nosuch"),
+        ("list_directory", json!({"sandbox_id": id, "path": "/etc/hostname"}), "folder"),
+        ("run_python_in_repl", json!({"repl_id": "nosuch", "code": "1"}), "nosuch"),
+    ];
+    for (tool, arguments, word) in rows {
+        let said = agent.refusal(tool, &arguments);
+        let shown: String = arguments.to_string().chars().take(200).collect();
+        assert!(said.contains(word), "{tool} {shown}: {said}");
+    }
+    let answer = agent.done("run_code", &json!({"language": "python", "code": "x + 1", "sandbox_id": id}));
+    assert_eq!(answer["results"][0]["data"]["text/plain"], "2");
+}
+
+#[test]
+fn an_agent_has_only_its_own_sandboxes() {
+    let home = Home::new();
+    home.started("mine", &[]);
+    let mut agent = Agent::under(&home, "");
+    let said = agent.refusal("run_code", &json!({"language": "python", "code": "1", "sandbox_id": "mine"}));
+    assert!(said.contains("mine"), "{said}");
+    assert_eq!(agent.done("sandbox_list", &json!({}))["sandboxes"], json!([]));
+    agent.refusal("sandbox_delete", &json!({"sandbox_id": "mine"}));
+    assert_eq!(home.status("mine"), "running");
+}
+
+#[test]
+fn files_go_in_and_out_by_tools() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let id = agent.done("sandbox_create", &json!({}))["sandbox_id"].clone();
+    let path = "/home/user/new/folder/a.txt";
+    agent.done("write_file", &json!({"sandbox_id": id, "path": path, "content": "one\ntwo\n"}));
+    agent.done("edit_file", &json!({"sandbox_id": id, "path": path, "old_text": "two", "new_text": "zwei"}));
+    let read = agent.done("read_file", &json!({"sandbox_id": id, "path": path}));
+    assert_eq!(read["content"], "one\nzwei\n", "{read:#}");
+    let listed = agent.done("list_directory", &json!({"sandbox_id": id, "path": "/home/user/new"}));
+    assert_eq!(listed["entries"][0]["name"], "folder", "{listed:#}");
+    let ran = agent.done("run_command", &json!({"sandbox_id": id, "command": format!("cat {path}; exit 3")}));
+    assert_eq!((&ran["exit_code"], ran["stdout"].as_str()), (&json!(3), Some("one\nzwei\n")), "{ran:#}");
+}
+
+#[test]
+fn what_an_agent_asks_and_gets_is_recorded() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let secret = "a value that is nobody's business";
+    let arguments = json!({"language": "python", "code": "6 * 7", "env": {"KEY": secret}});
+    agent.done("run_code", &arguments);
+    agent.refusal("sandbox_create", &json!({"mounts": ["/root"]}));
+    drop(agent);
+    let events = home.json(&["events", "--json"]);
+    let calls: Vec<&Value> =
+        events.as_array().unwrap().iter().filter(|event| event["event"] == "tool_called").collect();
+    let told: Vec<(&str, &str)> = calls
+        .iter()
+        .map(|call| (call["tool"].as_str().unwrap(), call["outcome"].as_str().unwrap()))
+        .collect();
+    assert_eq!(told, [("run_code", "ok"), ("sandbox_create", "error")], "{calls:#?}");
+    assert_eq!(calls[0]["client"], "limits 1");
+    assert!(calls[0]["arguments"].as_str().unwrap().contains("6 * 7"));
+    assert!(!events.to_string().contains(secret), "the value of a variable is in the log");
+    assert!(calls[0]["answer_bytes"].as_u64() > Some(10));
+    assert!(home.ok(&["audit", "verify"]).contains("events"));
+}
