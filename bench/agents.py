@@ -134,7 +134,8 @@ class Bench:
     program: Path
     scratch: Path
     cleanup: contextlib.ExitStack
-    environment: dict = field(default_factory=dict)
+    environment: dict
+    kernels: list = field(default_factory=list)
 
     def server(self):
         return [str(self.program), "mcp", "--toolsets", "contexts"]
@@ -155,12 +156,13 @@ class Bench:
         return kernel
 
     def fresh_kernel(self, code):
-        """The end of the process is not waited for: nor is that of a sandbox."""
-        kernel = Kernel()
-        try:
-            return kernel.run(code)
-        finally:
-            kernel.close()
+        """A kernel's first answer; it ends with `close_kernels`."""
+        self.kernels.append(Kernel())
+        return self.kernels[-1].run(code)
+
+    def close_kernels(self):
+        while self.kernels:
+            self.kernels.pop().close()
 
     def context(self, server, sandbox, number):
         """Milliseconds until a new context is there and has answered."""
@@ -219,4 +221,5 @@ def bench():
         harness.must([program, "setup"], deadline=3600)
         made = Bench(program, scratch, cleanup, peers.with_state(scratch / "state"))
         cleanup.callback(made.remove_all)
+        cleanup.callback(made.close_kernels)
         yield made
