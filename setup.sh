@@ -22,6 +22,9 @@ TEST_PACKAGES=(
   /usr/bin/g++:g++
   /usr/sbin/useradd:passwd
   /usr/bin/tmux:tmux
+  /usr/bin/python3:python3
+  /usr/share/doc/python3-venv:python3-venv
+  /usr/bin/npm:npm
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

@@ -8,12 +8,6 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 # Seconds that a package manager may take.
 PATIENCE=900
 
-PACKAGES=(
-  /usr/bin/python3:python3
-  /usr/share/doc/python3-venv:python3-venv
-  /usr/bin/npm:npm
-)
-
 # Nothing of what is installed may run code of its own while it is installed. `npm ci` cannot be used: it wants the
 # optional packages of every other platform in the list.
 install_node_packages() {
@@ -32,14 +26,14 @@ lists=$(cat "$here/requirements.txt" "$here/package.json" "$here/package-lock.js
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/bathysphere/tests
 folder=$cache/mcp-$lists
 if [ ! -e "$folder/complete" ]; then
-  need_packages "${PACKAGES[@]}"
+  need_packages "${TEST_PACKAGES[@]}"
   mkdir -p "$cache"
   # Tests that start at once install once. The lock goes with this process, whatever ends it.
   exec 9>"$cache/mcp.lock"
   flock -w $((2 * PATIENCE)) 9 || { say "another installation of the MCP test programs did not end"; exit 1; }
 fi
 if [ ! -e "$folder/complete" ]; then
-  say "installing the MCP test programs (once; about a minute, 450 MB)"
+  say "installing the MCP test programs (once; about a minute, 400 MB)"
   # What an interrupted installation left.
   rm -rf "$folder"
   mkdir "$folder"

@@ -28,7 +28,7 @@ impl Box {
             [&["code", "--json", "--sandbox", "box", "--lang", language], options, &["-"]].concat();
         let ran = self.home.run_with(&arguments, code.as_bytes());
         let said: Value =
-            serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+            serde_json::from_str(&ran.stdout).unwrap_or_else(|error| unreachable!("{error}: {ran:?}"));
         assert_eq!(said["exit_code"], json!(ran.code), "{ran:?}");
         said
     }
@@ -170,7 +170,8 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
     use After::{Kept, Lost};
     let sandbox = Box::new();
     let endless = &["--timeout", "2s"][..];
-    let rows: [(&str, &[&str], &str, fn(&Value) -> bool, After); 17] = [
+    type Expected = fn(&Value) -> bool;
+    let rows: [(&str, &[&str], &str, Expected, After); 17] = [
         (
             "an endless loop that prints",
             &["--timeout", "8s"],

@@ -113,14 +113,22 @@ fn what_is_not_there_or_not_right_is_explained() {
     let made = agent.done("run_code", &json!({"language": "python", "code": "x = 1"}));
     let id = made["sandbox_id"].as_str().unwrap();
     let rows = [
-        ("run_code", json!({"language": "python", "code": "1", "sandbox_id": id, "context_id": "nosuch"}), "nosuch"),
+        (
+            "run_code",
+            json!({"language": "python", "code": "1", "sandbox_id": id, "context_id": "nosuch"}),
+            "nosuch",
+        ),
         ("run_code", json!({"language": "python", "code": "1", "sandbox_id": "gone"}), "gone"),
         ("run_code", json!({"language": "cobol", "code": "1"}), "typescript"),
         ("run_code", json!({"language": "python"}), "code"),
         ("run_code", json!({"language": "python", "code": "1", "sandboxid": id}), "sandbox_id"),
         ("run_code", json!({"language": "python", "code": "#".repeat(9_000_000)}), "8388608"),
         ("read_file", json!({"sandbox_id": id, "path": "/nosuch"}), "No such file"),
-        ("edit_file", json!({"sandbox_id": id, "path": "/etc/hostname", "old_text": "nosuch", "new_text": ""}), "nosuch"),
+        (
+            "edit_file",
+            json!({"sandbox_id": id, "path": "/etc/hostname", "old_text": "nosuch", "new_text": ""}),
+            "nosuch",
+        ),
         ("list_directory", json!({"sandbox_id": id, "path": "/etc/hostname"}), "folder"),
         ("run_python_in_repl", json!({"repl_id": "nosuch", "code": "1"}), "nosuch"),
     ];

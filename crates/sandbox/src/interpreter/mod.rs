@@ -43,9 +43,7 @@ pub enum InterpreterError {
     )]
     ContextName(String),
     /// Too much code.
-    #[error(
-        "The code has {0} bytes; the most is {MAX_CODE}. Write it to a file in the sandbox and run that"
-    )]
+    #[error("The code has {0} bytes; the most is {MAX_CODE}. Write it to a file in the sandbox and run that")]
     TooMuchCode(usize),
     /// A variable that cannot be one.
     #[error("{0:?} is not the name of an environment variable, or its value has a NUL character")]
@@ -248,9 +246,9 @@ impl CellOutcome {
             (CellEnd::Finished(_), Some(Interrupter::Asked)) => {
                 Some("The code was interrupted. The state of the context is kept.".to_owned())
             }
-            (CellEnd::OutOfMemory, _) => after(
-                "The interpreter was ended because the sandbox ran out of memory.",
-            ),
+            (CellEnd::OutOfMemory, _) => {
+                after("The interpreter was ended because the sandbox ran out of memory.")
+            }
             (CellEnd::Exited(Exit::Code(code)), _) => {
                 after(&format!("The code ended the interpreter itself, with exit code {code}."))
             }

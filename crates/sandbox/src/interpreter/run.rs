@@ -267,11 +267,7 @@ impl<'c, 'a> Running<'c, 'a> {
         Ok(())
     }
 
-    fn value<T: DeserializeOwned>(
-        &mut self,
-        last: &[u8],
-        what: &'static str,
-    ) -> Result<T, InterpreterError> {
+    fn value<T: DeserializeOwned>(&mut self, last: &[u8], what: &'static str) -> Result<T, InterpreterError> {
         self.piece(last)?;
         parse(&std::mem::take(&mut self.pieces), what)
     }
