@@ -13,6 +13,7 @@ RUN_PACKAGES=(
   /usr/bin/xz:xz-utils
   /usr/bin/patch:patch
   /usr/bin/mmdebstrap:mmdebstrap
+  /usr/bin/npm:npm
   /usr/bin/newuidmap:uidmap
   /usr/bin/mkfs.erofs:erofs-utils
   /usr/sbin/mke2fs:e2fsprogs
@@ -24,7 +25,6 @@ TEST_PACKAGES=(
   /usr/bin/tmux:tmux
   /usr/bin/python3:python3
   /usr/share/doc/python3-venv:python3-venv
-  /usr/bin/npm:npm
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

@@ -18,7 +18,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from expected import (
-    BIG, BIG_BYTES, BIG_LINES, ENDLESS, FAILS, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report, require,
+    BIG, BIG_BYTES, BIG_LINES, ENDLESS, FAILS, MOST_PARTS, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report, require,
     require_png, require_tools,
 )  # fmt: skip
 
@@ -150,8 +150,13 @@ class Checks:
         links = [block for block in result.content if block.type == "resource_link"]
         require(len(links) == 1, f"{len(links)} resource links")
         require(str(BIG_BYTES) in text_of(result), f"the full size {BIG_BYTES} is not told")
-        read = await self.client.read_resource(links[0].uri)
-        whole = "".join(part.text for part in read.contents)
+        whole, next_part = "", links[0].uri
+        for _ in range(MOST_PARTS):
+            first, *rest = (await self.client.read_resource(next_part)).contents
+            whole += first.text
+            if not rest:
+                break
+            next_part = rest[0].uri
         require(f"line {BIG_LINES - 1} of many" in whole, f"the resource lacks the end, {len(whole)} characters")
         require(len(whole) == BIG_BYTES, f"the resource has {len(whole)} characters of {BIG_BYTES}")
 

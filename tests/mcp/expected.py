@@ -20,11 +20,13 @@ ENDLESS = "begun = True\nwhile True:\n    pass"
 FAILS = "def quotient(divisor):\n    return 1 / divisor\nquotient(0)"
 # Longer than two of the server's progress intervals.
 SLOW = "import time\nfor step in range(6):\n    print('step', step)\n    time.sleep(1)\n'slept'"
-# The Python client takes no event of more than 1 MiB over HTTP.
-BIG_LINES = 2_500
+# More than 1 MiB, which is the most that the Python client takes in one event over HTTP.
+BIG_LINES = 8_000
 FILLER = "of many that nobody reads to the end; " * 8
 BIG = f"for line in range({BIG_LINES}):\n    print('line', line, {FILLER!r})"
 BIG_BYTES = sum(len(f"line {line} {FILLER}\n") for line in range(BIG_LINES))
+# The most pieces that a long output may come in.
+MOST_PARTS = 20
 # More than this in one result would be no truncation.
 SHORTENED = BIG_BYTES // 4
 

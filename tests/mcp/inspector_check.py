@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from expected import (
-    BIG, BIG_BYTES, ENDLESS, FAILS, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report, require, require_png,
+    BIG, BIG_BYTES, ENDLESS, FAILS, MOST_PARTS, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report, require, require_png,
     require_tools,
 )  # fmt: skip
 from tap import HttpTap, through_tee
@@ -180,9 +180,15 @@ class Checks:
         require(len(text_of(result)) < SHORTENED, f"{len(text_of(result))} characters came back")
         links = [block for block in result["content"] if block["type"] == "resource_link"]
         require(len(links) == 1, f"{len(links)} resource links")
-        code, read = self.inspector.connected("@server", "resources/read", links[0]["uri"])
-        require(code == 0, f"exit code {code}: {json.dumps(read)[:300]}")
-        size = sum(len(part["text"]) for part in read["contents"])
+        size, next_part = 0, links[0]["uri"]
+        for _ in range(MOST_PARTS):
+            code, read = self.inspector.connected("@server", "resources/read", next_part)
+            require(code == 0, f"exit code {code}: {json.dumps(read)[:300]}")
+            first, *rest = read["contents"]
+            size += len(first["text"])
+            if not rest:
+                break
+            next_part = rest[0]["uri"]
         require(size == BIG_BYTES, f"the resource has {size} characters of {BIG_BYTES}")
 
     def all(self):

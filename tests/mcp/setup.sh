@@ -26,7 +26,7 @@ lists=$(cat "$here/requirements.txt" "$here/package.json" "$here/package-lock.js
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/bathysphere/tests
 folder=$cache/mcp-$lists
 if [ ! -e "$folder/complete" ]; then
-  need_packages "${TEST_PACKAGES[@]}"
+  need_packages "${RUN_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
   mkdir -p "$cache"
   # Tests that start at once install once. The lock goes with this process, whatever ends it.
   exec 9>"$cache/mcp.lock"

@@ -9,6 +9,7 @@ use bathy_protocol::{Channel, Exit, ReceiveWindow, SendWindow, StdChannel, ToGue
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::breather::Breather;
 use crate::processes::Processes;
 use crate::spawn::Started;
 use crate::terminal;
@@ -21,6 +22,8 @@ pub struct Output {
     pub pipe: Option<OwnedFd>,
     /// How much the host still takes.
     pub window: SendWindow,
+    /// When it is looked at again.
+    pub breather: Breather,
     /// After the command's end: how much of its output is still in the pipe. What its own children write later is
     /// not waited for, however much they write.
     left: Option<usize>,
@@ -52,7 +55,13 @@ pub struct Command {
 impl Command {
     /// Takes over a process that was just started for `stream`.
     pub fn new(stream: u32, started: Started) -> Self {
-        let output = |which, pipe| Output { which, pipe, window: SendWindow::default(), left: None };
+        let output = |which, pipe| Output {
+            which,
+            pipe,
+            window: SendWindow::default(),
+            breather: Breather::default(),
+            left: None,
+        };
         Self {
             stream,
             pid: started.pid,
@@ -135,6 +144,7 @@ impl Command {
             }
             Ok(count) => {
                 output.window.sent(count);
+                output.breather.took(count);
                 output.left = output.left.map(|left| left.saturating_sub(count));
                 frame::encode(
                     self.stream,

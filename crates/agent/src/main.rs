@@ -4,6 +4,7 @@
 //! image: no image has to contain anything of ours.
 
 mod boot;
+mod breather;
 mod command;
 mod contexts;
 mod processes;

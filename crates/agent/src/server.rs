@@ -160,6 +160,8 @@ impl Server {
             PollFd::from_borrowed_fd(self.port.as_fd(), port),
             PollFd::from_borrowed_fd(self.children.as_fd(), PollFlags::IN),
         ];
+        let now = Instant::now();
+        let mut rests = None;
         let mut watch = |source, fd, flags| {
             sources.push(source);
             fds.push(PollFd::from_borrowed_fd(fd, flags));
@@ -170,13 +172,16 @@ impl Server {
             }
             for (number, output) in command.outputs.iter().enumerate() {
                 let wanted = command.attached && output.window.open() > 0 && self.outbox.len() < OUTBOX_LIMIT;
-                if let Some(pipe) = output.pipe.as_ref().filter(|_| wanted) {
-                    watch(Source::Output(index, number), pipe.as_fd(), PollFlags::IN);
+                let Some(pipe) = output.pipe.as_ref().filter(|_| wanted) else { continue };
+                match output.breather.rests(now) {
+                    Some(until) => rests = sooner(rests, until),
+                    None => watch(Source::Output(index, number), pipe.as_fd(), PollFlags::IN),
                 }
             }
         }
-        self.contexts.watch(|index, part, fd, flags| watch(Source::Context(index, part), fd, flags));
-        let deadline = self.contexts.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        self.contexts.watch(now, |index, part, fd, flags| watch(Source::Context(index, part), fd, flags));
+        let deadline = self.contexts.deadline(now).into_iter().chain(rests).min();
+        let deadline = deadline.map(|at| at.saturating_duration_since(now));
         let pause = [deadline, self.shutdown.as_ref().map(Shutdown::pause)].into_iter().flatten().min();
         let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
         match poll(&mut fds, pause.as_ref()) {
@@ -405,6 +410,11 @@ impl Server {
         self.commands.iter_mut().for_each(Command::detach);
         self.contexts.end_conversation();
     }
+}
+
+/// The earlier of two moments.
+fn sooner(one: Option<Instant>, other: Instant) -> Option<Instant> {
+    Some(one.map_or(other, |one| one.min(other)))
 }
 
 /// A wait status as the host is told it.

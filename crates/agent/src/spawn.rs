@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bathy_protocol::{Direction, Exec, RefusalKind, Refused, Restriction, Transfer};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -161,6 +161,12 @@ impl Start<'_> {
         };
         let (stdout_read, stdout_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         let (stderr_read, stderr_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        // A program may open its own outputs once more, by /dev/stdout and its like: only their owner can.
+        let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
+        let theirs = [stdin_write.as_ref().map(|_| &stdin_read), Some(&stdout_write), Some(&stderr_write)];
+        for pipe in theirs.into_iter().flatten() {
+            rustix::fs::fchown(pipe, Some(uid), Some(gid)).map_err(failed)?;
+        }
         // Only our ends may be non-blocking: the flag belongs to the open file, and programs expect theirs to block.
         for ours in [Some(&stdout_read), Some(&stderr_read), stdin_write.as_ref()].into_iter().flatten() {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;

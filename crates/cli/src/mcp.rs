@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     }
     let serve = args.serve;
     let settings = Settings {
-        options: Options { toolsets: serve.toolsets, all_sandboxes: serve.all_sandboxes },
+        options: Options { toolsets: serve.toolsets, all_sandboxes: serve.all_sandboxes, pictures: None },
         http: serve.http.map(|address| HttpSettings {
             address,
             token_file: serve.token_file,

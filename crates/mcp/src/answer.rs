@@ -41,6 +41,11 @@ impl Image {
         Ok(Self { mime, base64 })
     }
 
+    /// How long it is as base64.
+    pub fn length(&self) -> usize {
+        self.base64.len()
+    }
+
     /// Which type, and how many bytes.
     pub fn describe(&self) -> (&'static str, usize) {
         (self.mime, self.base64.len() / 4 * 3)

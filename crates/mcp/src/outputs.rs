@@ -9,6 +9,10 @@ use rmcp::model::Resource;
 pub const ONE: usize = 4 << 20;
 /// The most of all of them together: the ones that were not used for the longest time make room.
 const ALL: usize = 64 << 20;
+/// The most that is read at once: some clients take no answer of more than a mebibyte, quotes and all.
+const PART: usize = 384 << 10;
+/// Where an address says that it means the rest.
+const FROM: &str = "?from=";
 /// What the addresses begin with.
 pub const SCHEME: &str = "bathysphere://output/";
 
@@ -18,6 +22,15 @@ struct Entry {
     uri: String,
     title: String,
     text: String,
+}
+
+/// A piece of an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The piece.
+    pub text: String,
+    /// Where the rest is, and how long that is.
+    pub rest: Option<(String, usize)>,
 }
 
 /// What is kept; the least recently used first.
@@ -43,14 +56,21 @@ impl Outputs {
         resource
     }
 
-    /// What is kept at an address.
-    pub fn read(&self, uri: &str) -> Option<String> {
+    /// What is kept at an address, or the beginning of it.
+    pub fn read(&self, uri: &str) -> Option<Part> {
+        let (uri, from) = uri.split_once(FROM).unwrap_or((uri, "0"));
         let mut kept = self.lock();
         let place = kept.iter().position(|entry| entry.uri == uri)?;
         let entry = kept.remove(place)?;
-        let text = entry.text.clone();
+        let rest = from.parse().ok().and_then(|from: usize| Some((from, entry.text.get(from..)?)));
+        let part = rest.map(|(from, rest)| {
+            let length = rest.floor_char_boundary(PART);
+            let (text, after) = rest.split_at(length);
+            let next = || (format!("{uri}{FROM}{}", from + length), after.len());
+            Part { text: text.to_owned(), rest: (!after.is_empty()).then(next) }
+        });
         kept.push_back(entry);
-        Some(text)
+        part
     }
 
     /// Everything that is kept, the newest first.
@@ -89,9 +109,29 @@ mod tests {
         let outputs = Outputs::default();
         let link = outputs.keep("1f", "stdout", "run_code", "hello".into());
         assert_eq!((link.uri.as_str(), link.size), ("bathysphere://output/1f/stdout", Some(5)));
-        assert_eq!(outputs.read(&link.uri).as_deref(), Some("hello"));
+        assert_eq!(outputs.read(&link.uri), Some(Part { text: "hello".into(), rest: None }));
         assert_eq!(outputs.read("bathysphere://output/1f/stderr"), None);
         assert_eq!(outputs.list(), [link]);
+    }
+
+    #[test]
+    fn a_long_output_is_read_in_parts() {
+        let outputs = Outputs::default();
+        let whole = "äb".repeat(PART);
+        let mut uri = outputs.keep("1f", "stdout", "t", whole.clone()).uri;
+        let mut read = String::new();
+        loop {
+            let part = outputs.read(&uri).unwrap();
+            assert!(part.text.len() <= PART && !part.text.is_empty());
+            read.push_str(&part.text);
+            let Some((next, left)) = part.rest else { break };
+            assert_eq!(read.len() + left, whole.len());
+            uri = next;
+        }
+        assert!(read == whole);
+        for from in ["1", "-1", "x", "", "99999999999999999999", "9999999"] {
+            assert_eq!(outputs.read(&format!("bathysphere://output/1f/stdout{FROM}{from}")), None, "{from}");
+        }
     }
 
     #[test]

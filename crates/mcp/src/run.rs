@@ -18,6 +18,9 @@ use crate::token::{Token, TokenError};
 /// How long calls that are cancelled at the end may take to tidy up.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// The most base64 of pictures in one answer over HTTP, where some clients take no event of more than a mebibyte.
+const HTTP_PICTURES: usize = 850_000;
+
 /// The server cannot be started, or broke.
 #[derive(Debug, Error)]
 pub enum RunError {
@@ -67,7 +70,8 @@ pub struct Settings {
 /// Serves until its client is gone or a signal ends it. `say` takes sentences for whoever started it: where it listens,
 /// and what went wrong at the end.
 pub fn run(settings: &Settings, say: &dyn Fn(&str)) -> Result<(), RunError> {
-    let server = Server::new(settings.options.clone())?;
+    let pictures = settings.http.is_some().then_some(HTTP_PICTURES);
+    let server = Server::new(Options { pictures, ..settings.options.clone() })?;
     let result = match &settings.http {
         Some(http) => block_on(&server, serve_http(server.clone(), http, say)),
         None => block_on(&server, async { Ok(stdio::serve(server.clone()).await?) }),

@@ -64,6 +64,8 @@ pub struct Options {
     pub toolsets: Toolsets,
     /// Whether agents may use sandboxes that agents have not made.
     pub all_sandboxes: bool,
+    /// The most that the pictures of one answer may have, in letters of base64; as much as there is if absent.
+    pub pictures: Option<usize>,
 }
 
 /// Everything that calls share.
@@ -326,9 +328,13 @@ impl ServerHandler for Server {
         _context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         match self.state.outputs.read(&request.uri) {
-            Some(text) => {
-                let contents = ResourceContents::text(text, request.uri);
-                Ok(ReadResourceResult::new(vec![contents]).with_cache_scope(CacheScope::Private).into())
+            Some(part) => {
+                let mut contents = vec![ResourceContents::text(part.text, request.uri)];
+                if let Some((uri, left)) = part.rest {
+                    let more = format!("[{left} more bytes: read {uri}]");
+                    contents.push(ResourceContents::text(more, uri));
+                }
+                Ok(ReadResourceResult::new(contents).with_cache_scope(CacheScope::Private).into())
             }
             None => Err(ErrorData::resource_not_found(
                 format!(

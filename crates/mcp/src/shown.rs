@@ -141,7 +141,7 @@ pub fn answer(
     if ended.stray_packets > 0 {
         notes.push("The code wrote to a descriptor of the interpreter itself; that was ignored.".to_owned());
     }
-    let mut values = Values::default();
+    let mut values = Values { room: call.state.options.pictures, ..Values::default() };
     for shown in &collected.results {
         values.add(&shown.bundle, shown.is_main_result);
     }
@@ -198,6 +198,8 @@ fn error_value(error: &CodeError) -> Value {
 struct Values {
     list: Vec<Value>,
     images: Vec<Image>,
+    /// How much room is left for pictures, if that is limited.
+    room: Option<usize>,
     used: usize,
     dropped: usize,
 }
@@ -227,10 +229,19 @@ impl Values {
                     Ok(_) if self.images.len() >= MAX_IMAGES => {
                         left_out.push(format!("{name}: an answer has at most {MAX_IMAGES} pictures"));
                     }
+                    Ok(picture)
+                        if image.is_none() && self.room.is_some_and(|room| picture.length() > room) =>
+                    {
+                        let (_, bytes) = picture.describe();
+                        left_out.push(format!(
+                            "{name} of {bytes} bytes: too large for an answer over HTTP; save it smaller, or as a file"
+                        ));
+                    }
                     // One picture of each value is enough.
                     Ok(_) if image.is_some() => {}
                     Ok(picture) => {
                         image = Some(self.images.len());
+                        self.room = self.room.map(|room| room.saturating_sub(picture.length()));
                         self.images.push(picture);
                     }
                     Err(why) => left_out.push(format!("{name}: {why}")),
@@ -366,6 +377,14 @@ mod tests {
         assert!(values.list[MAX_IMAGES]["left_out"][0].as_str().unwrap().contains("at most 8 pictures"));
         assert!(values.list[MAX_IMAGES + 1]["left_out"][0].as_str().unwrap().contains("not what it says"));
         assert_eq!(reading(&values.list[1]), "<Figure> [image 1]");
+        let mut narrow = Values { room: Some(20), ..Values::default() };
+        for _ in 0..2 {
+            narrow.add(&bundle(json!({"image/png": "iVBORw0KGgoAAAAN"})), false);
+        }
+        assert_eq!(narrow.images.len(), 1);
+        assert!(
+            narrow.list[1]["left_out"][0].as_str().unwrap().contains("too large for an answer over HTTP")
+        );
     }
 
     #[test]

@@ -95,13 +95,14 @@ impl Context {
     }
 
     /// Names what has to be waited for.
-    pub fn watch<'a>(&'a self, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
+    pub fn watch<'a>(&'a self, now: Instant, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
         let Some(process) = &self.process else { return };
         if let Some(requests) = process.requests().filter(|_| process.is_writing()) {
             add(Part::Requests, requests, PollFlags::OUT);
         }
         for number in 0..2 {
-            if let Some(output) = process.output(number).filter(|_| self.takes_output(number)) {
+            let wanted = self.takes_output(number) && process.rests(number, now).is_none();
+            if let Some(output) = process.output(number).filter(|_| wanted) {
                 add(Part::Output(number), output, PollFlags::IN);
             }
         }
@@ -111,11 +112,12 @@ impl Context {
     }
 
     /// When something has to be done if nothing happens.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let process = self.process.as_ref()?;
         let starting = (!process.ready && process.end.is_none()).then_some(process.ready_by);
         let running = self.running_deadline();
-        [starting, process.closed_until(), running].into_iter().flatten().min()
+        let rests = |number| process.rests(number, now).filter(|_| self.takes_output(number));
+        [starting, process.closed_until(), running, rests(0), rests(1)].into_iter().flatten().min()
     }
 
     fn running_deadline(&self) -> Option<Instant> {

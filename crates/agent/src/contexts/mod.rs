@@ -240,15 +240,15 @@ impl Contexts {
     }
 
     /// Names what has to be waited for; the number is the context's.
-    pub fn watch<'a>(&'a self, mut add: impl FnMut(usize, Part, BorrowedFd<'a>, PollFlags)) {
+    pub fn watch<'a>(&'a self, now: Instant, mut add: impl FnMut(usize, Part, BorrowedFd<'a>, PollFlags)) {
         for (index, context) in self.contexts.iter().enumerate() {
-            context.watch(|part, fd, flags| add(index, part, fd, flags));
+            context.watch(now, |part, fd, flags| add(index, part, fd, flags));
         }
     }
 
     /// When something has to be done if nothing happens.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.contexts.iter().filter_map(Context::deadline).min()
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        self.contexts.iter().filter_map(|context| context.deadline(now)).min()
     }
 
     /// Serves what became ready.

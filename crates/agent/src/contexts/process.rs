@@ -15,6 +15,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Means;
 use super::languages::{Driver, length_prefixed, write_all_at_start, zero_ended};
+use crate::breather::Breather;
 use crate::spawn::bad_request;
 
 /// How long an interpreter may take to get ready.
@@ -99,6 +100,7 @@ pub struct Process {
     /// How many bytes of each output come before that.
     pub owed: [usize; 2],
     outputs: [Option<OwnedFd>; 2],
+    breathers: [Breather; 2],
     requests: Option<OwnedFd>,
     request: Vec<u8>,
     written: usize,
@@ -147,6 +149,7 @@ impl Process {
             held: None,
             owed: [0; 2],
             outputs: [Some(started.stdout), started.stderr],
+            breathers: Default::default(),
             requests: Some(channels.requests),
             request: Vec::new(),
             written: 0,
@@ -275,6 +278,11 @@ impl Process {
         self.held = Some(held);
     }
 
+    /// Until when an output is left alone: not if something waits for what is in it.
+    pub fn rests(&self, number: usize, now: Instant) -> Option<Instant> {
+        self.breathers.get(number).filter(|_| self.held.is_none())?.rests(now)
+    }
+
     /// Reads an output once, and not beyond what is owed if something is held. `None` if there is nothing.
     pub fn read_output<'b>(&mut self, number: usize, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         let (pipe, owed) = (self.outputs.get_mut(number)?, self.owed.get_mut(number)?);
@@ -288,6 +296,7 @@ impl Process {
             Ok(0) => *pipe = None,
             Ok(count) => {
                 *owed = owed.saturating_sub(count);
+                self.breathers.get_mut(number)?.took(count);
                 return part.get(..count);
             }
             Err(Errno::INTR) => return None,

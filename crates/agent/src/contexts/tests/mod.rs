@@ -161,11 +161,12 @@ impl Guest {
         // What was asked since the last turn begins at once, as it does in the server.
         self.advance();
         let (mut sources, mut fds) = (Vec::new(), Vec::new());
-        self.contexts.watch(|index, part, fd, flags| {
+        let now = Instant::now();
+        self.contexts.watch(now, |index, part, fd, flags| {
             sources.push((index, part));
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         });
-        let pause = self.contexts.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let pause = self.contexts.deadline(now).map(|at| at.saturating_duration_since(now));
         // Children that end are looked for, instead of being told by a signal that all tests would share.
         let pause = pause.unwrap_or(Duration::MAX).min(Duration::from_millis(5));
         poll(&mut fds, Some(&Timespec::try_from(pause).unwrap())).unwrap();
