@@ -10,17 +10,18 @@ fn main() -> io::Result<()> {
     let mut files = Vec::new();
     for folder in ["guest", "images"] {
         collect(&root.join(folder), &mut files)?;
-        println!("cargo::rerun-if-changed={}", root.join(folder).display());
+        println!("cargo::rerun-if-changed=../../{folder}");
     }
     files.sort();
+    // Told from the crate's own folder: a build folder may be shared by several checkouts.
     let mut source = String::from("&[\n");
     for file in files {
         let name = file.strip_prefix(&root).unwrap_or(&file);
         let _ = writeln!(
             source,
-            "    ({:?}, include_bytes!({:?})),",
+            "    ({:?}, include_bytes!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {:?}))),",
             name.display().to_string(),
-            file.display().to_string()
+            format!("/../../{}", name.display()),
         );
     }
     source.push_str("]\n");

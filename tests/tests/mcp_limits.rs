@@ -142,6 +142,36 @@ fn what_is_not_there_or_not_right_is_explained() {
 }
 
 #[test]
+fn a_repl_gets_no_more_time_by_being_used_again() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "[mcp]\nmax_duration = \"4s\"\n");
+    let repl = agent.done("create_python_repl", &json!({}))["repl_id"].clone();
+    agent.done("run_python_in_repl", &json!({"repl_id": repl, "code": "x = 1"}));
+    std::thread::sleep(std::time::Duration::from_millis(4500));
+    let said = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": "x"}));
+    assert!(said.contains("max_duration"), "{said}");
+    assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]));
+}
+
+#[test]
+fn an_edit_cannot_fill_the_hosts_memory() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let id = agent.done("sandbox_create", &json!({}))["sandbox_id"].clone();
+    let place = json!({"sandbox_id": id, "path": "/tmp/a"});
+    let with = |more: Value| {
+        let mut all = place.clone();
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    agent.done("write_file", &with(json!({"content": "a".repeat(100_000)})));
+    let grow = with(json!({"old_text": "a", "new_text": "b".repeat(1_000_000), "replace_all": true}));
+    let said = agent.refusal("edit_file", &grow);
+    assert!(said.contains("100000 replacements") && said.contains("nothing was changed"), "{said}");
+    assert_eq!(agent.done("read_file", &with(json!({"limit": 3})))["content"], "aaa");
+}
+
+#[test]
 fn an_agent_has_only_its_own_sandboxes() {
     let home = Home::new();
     home.started("mine", &[]);

@@ -320,11 +320,13 @@ fn syntax_error_has_its_caret_and_counts() {
 }
 
 #[test]
-fn exit_is_an_error_and_the_state_stays() {
+fn exit_is_an_error_unless_all_is_well_and_the_state_stays() {
     let mut driver = start();
     let cell = driver.execute("x = 5\nimport sys\nsys.exit(3)");
     assert_eq!((cell.error(), cell.one('e')["value"].text()), (Some("SystemExit"), "3"));
-    assert_eq!(driver.execute("exit()").error(), Some("SystemExit"));
+    for quiet in ["exit()", "sys.exit(0)", "raise SystemExit"] {
+        assert_eq!(driver.execute(quiet).error(), None, "{quiet}");
+    }
     assert_eq!(driver.execute("x").value(), Some("5"));
 }
 

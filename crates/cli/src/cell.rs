@@ -151,7 +151,10 @@ impl Screen {
         match event {
             CellEvent::Started(started) => {
                 if let Some(lost) = started.lost {
-                    output::note(escape::text(&lost));
+                    output::note(format_args!(
+                        "{}. All variables of this context are gone; files are kept",
+                        escape::text(&lost)
+                    ));
                 }
                 Ok(())
             }
@@ -232,7 +235,7 @@ impl Screen {
 
     /// The cell is over: tells what is left to tell, and returns the exit code.
     pub fn finish(mut self, end: &End<'_>) -> Result<u8, Box<dyn Error>> {
-        let code = end.exit_code(self.collected.error.is_some());
+        let code = end.exit_code(self.collected.error.as_ref());
         if self.args.json {
             let document = report(&self.collected, end, code);
             output::json(&document)?;
@@ -261,6 +264,12 @@ impl Screen {
     }
 }
 
+/// The exit code of an error: that of a script that ended itself, if it is one.
+fn left_with(error: Option<&CodeError>) -> u8 {
+    let code = error.filter(|error| error.name == "SystemExit").and_then(|error| error.value.parse().ok());
+    code.filter(|code| *code != 0).unwrap_or(ERROR)
+}
+
 /// The lines of an error.
 fn traceback(error: &CodeError) -> Vec<String> {
     match error.traceback.as_slice() {
@@ -283,14 +292,14 @@ pub struct End<'a> {
 }
 
 impl End<'_> {
-    fn exit_code(&self, error: bool) -> u8 {
+    fn exit_code(&self, error: Option<&CodeError>) -> u8 {
         let ended = &self.outcome.ended;
         match (&ended.end, ended.interrupted) {
             (_, Some(Interrupter::Timeout)) => TIMED_OUT,
             (_, Some(Interrupter::Asked)) => {
                 self.signal.map_or(KILLED, |signal| 128u8.saturating_add(signal))
             }
-            (CellEnd::Finished(_), None) if error || !self.outcome.ok => ERROR,
+            (CellEnd::Finished(_), None) if error.is_some() || !self.outcome.ok => left_with(error),
             (CellEnd::Finished(_), None) => 0,
             (CellEnd::Exited(exit), None) => exit.shell_code(),
             (CellEnd::OutOfMemory | CellEnd::Killed, None) => KILLED,
@@ -357,7 +366,8 @@ mod tests {
     }
 
     fn code(outcome: &CellOutcome, error: bool) -> u8 {
-        End { outcome, signal: Some(2), kept: false, lost: None }.exit_code(error)
+        let error = error.then(CodeError::default);
+        End { outcome, signal: Some(2), kept: false, lost: None }.exit_code(error.as_ref())
     }
 
     #[test]

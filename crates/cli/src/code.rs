@@ -142,6 +142,9 @@ impl Source {
             Some("sh" | "bash") => Some(Language::Bash),
             _ => None,
         };
+        if wanted.is_none() && told.is_none() && !path.exists() {
+            return Err(no_such_file(path));
+        }
         wanted
             .or(told)
             .ok_or_else(|| format!("The name of {} does not tell its language. Use --lang", path.display()))
@@ -154,7 +157,11 @@ impl Source {
             Self::File(path) => {
                 let name = path.display().to_string();
                 let read = File::open(&path).and_then(limited);
-                (name.clone(), read.map_err(|error| format!("Cannot read {name}: {error}"))?)
+                let failed = |error: io::Error| match error.kind() {
+                    io::ErrorKind::NotFound => no_such_file(&path),
+                    _ => format!("Cannot read {name}: {error}"),
+                };
+                (name.clone(), read.map_err(failed)?)
             }
             Self::Input => {
                 if io::stdin().is_terminal() {
@@ -344,6 +351,11 @@ fn in_words(outcome: &Result<CellOutcome, InterpreterError>) -> (String, String,
         }
         Err(_) => ("unknown".to_owned(), "its keeper was gone, or its client".to_owned(), false),
     }
+}
+
+/// Code is easily taken for a file.
+fn no_such_file(path: &Path) -> String {
+    format!("Cannot read {}: there is no such file. Code itself is given with -c", path.display())
 }
 
 #[cfg(test)]

@@ -54,6 +54,9 @@ struct OpenArgs {
     how: How,
 }
 
+/// What `bathy repl` takes for something else than a REPL's name.
+const VERBS: [&str; 5] = ["new", "ls", "run", "rm", "help"];
+
 /// How cells run and are shown.
 #[derive(clap::Args)]
 struct How {
@@ -128,6 +131,9 @@ fn open(args: OpenArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 fn create(manager: &mut Manager, name: Option<String>, spec: &SpecArgs) -> Result<Repl, Box<dyn Error>> {
+    if let Some(name) = name.as_deref().filter(|name| VERBS.contains(name)) {
+        return Err(format!("A REPL cannot be called {name}: `bathy repl {name}` is a command").into());
+    }
     let spec = spec.spec(&[])?;
     let mut progress = Progress::new();
     let repl = manager.create_repl(NewRepl { name, spec }, &mut |step| progress.step(step))?;

@@ -2,19 +2,24 @@
 
 use bathy_audit::event::{argv, digest};
 use bathy_audit::{Actor, Event, Log, What};
-use rmcp::model::{CallToolResult, JsonObject};
-use serde_json::Value;
+use rmcp::model::JsonObject;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::host::PROGRAM;
 use crate::text;
 
-/// How much of a client's name is written down.
-const CLIENT: usize = 80;
+/// How much of a name that a client chose is written down.
+pub const NAME: usize = 80;
+/// Arguments that are content rather than intent, or may be secret.
+const HIDDEN: [&str; 5] = ["env", "stdin", "content", "old_text", "new_text"];
 
 /// A call that has been answered.
-pub struct Answered<'a> {
-    /// The tool.
+pub struct Answered<'a, A> {
+    /// The tool, or the method if it is none.
     pub tool: &'a str,
+    /// What it takes. What is not in here is not shown.
+    pub takes: &'a JsonObject,
     /// Who says to be calling.
     pub client: Option<String>,
     /// The arguments, as they came.
@@ -22,7 +27,7 @@ pub struct Answered<'a> {
     /// `ok`, `error`, `refused` or `cancelled`.
     pub outcome: &'static str,
     /// The answer.
-    pub answer: &'a CallToolResult,
+    pub answer: &'a A,
     /// How long it took, in milliseconds.
     pub took_ms: u64,
     /// The sandbox that it was about: its id and name.
@@ -30,14 +35,14 @@ pub struct Answered<'a> {
 }
 
 /// Writes a call down.
-pub fn record(log: &Log, call: Answered<'_>) -> Result<(), bathy_audit::LogError> {
+pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bathy_audit::LogError> {
     let whole = serde_json::to_vec(call.arguments).unwrap_or_default();
-    let shown = argv(&[Value::Object(redacted(call.arguments)).to_string()]);
+    let shown = argv(&[Value::Object(redacted(call.takes, call.arguments)).to_string()]);
     let answer = serde_json::to_vec(call.answer).unwrap_or_default();
     let length = |bytes: &[u8]| u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     let what = What::ToolCalled {
         tool: call.tool.to_owned(),
-        client: call.client.map(|client| text::line(&client, CLIENT)),
+        client: call.client.map(|client| text::line(&client, NAME)),
         arguments: shown.argv.into_iter().next().unwrap_or_default(),
         arguments_bytes: length(&whole),
         arguments_digest: digest(&whole),
@@ -53,36 +58,141 @@ pub fn record(log: &Log, call: Answered<'_>) -> Result<(), bathy_audit::LogError
     }])
 }
 
-/// The arguments without what is content rather than intent, or may be secret: the values of variables, standard input,
-/// and the contents of files. Their lengths stay, and the digest is of the whole.
-fn redacted(arguments: &JsonObject) -> JsonObject {
-    let mut shown = arguments.clone();
-    for (name, value) in &mut shown {
-        match name.as_str() {
-            "env" => {
-                for variable in value.as_object_mut().into_iter().flat_map(|env| env.values_mut()) {
-                    hide(variable);
-                }
-            }
-            "stdin" | "content" | "old_text" | "new_text" => hide(value),
-            _ => {}
-        }
-    }
-    shown
+/// The arguments as far as they are known to be harmless: those that the tool takes, of the type that it takes, without
+/// the values of variables, standard input, and the contents of files. Of everything else there is the name and the
+/// length, because a secret under a name that is only nearly right is still one; the digest is of the whole.
+fn redacted(takes: &JsonObject, arguments: &JsonObject) -> JsonObject {
+    let known = takes.get("properties").and_then(Value::as_object);
+    let shown = |name: &str, value: &Value| match known.and_then(|known| known.get(name)) {
+        Some(_) if name == "env" => variables(value),
+        Some(schema) if !HIDDEN.contains(&name) && fits(schema, value) => value.clone(),
+        _ => hidden(value),
+    };
+    arguments.iter().map(|(name, value)| (text::line(name, NAME), shown(name, value))).collect()
 }
 
-fn hide(value: &mut Value) {
-    let length = value.as_str().map_or_else(|| value.to_string().len(), str::len);
-    *value = format!("[{length} bytes]").into();
+/// The names of variables with the lengths of their values.
+fn variables(value: &Value) -> Value {
+    let Some(variables) = value.as_object() else { return hidden(value) };
+    let shown = variables.iter().map(|(name, value)| match name.split_once('=') {
+        // An assignment in the wrong place.
+        Some((name, rest)) => (text::line(name, NAME), length(rest.len())),
+        None => (text::line(name, NAME), hidden(value)),
+    });
+    Value::Object(shown.collect::<Map<_, _>>())
+}
+
+/// Whether a value is of the type that a schema wants, with all its parts.
+fn fits(schema: &Value, value: &Value) -> bool {
+    if schema.get("enum").and_then(Value::as_array).is_some_and(|words| !words.contains(value)) {
+        return false;
+    }
+    match schema.get("type").and_then(Value::as_str) {
+        Some("string") => value.is_string(),
+        Some("integer") => value.is_number(),
+        Some("boolean") => value.is_boolean(),
+        Some("array") => value
+            .as_array()
+            .zip(schema.get("items"))
+            .is_some_and(|(values, schema)| values.iter().all(|value| fits(schema, value))),
+        Some("object") => value
+            .as_object()
+            .zip(schema.get("additionalProperties"))
+            .is_some_and(|(values, schema)| values.values().all(|value| fits(schema, value))),
+        _ => false,
+    }
+}
+
+fn hidden(value: &Value) -> Value {
+    length(value.as_str().map_or_else(|| value.to_string().len(), str::len))
+}
+
+fn length(bytes: usize) -> Value {
+    format!("[{bytes} bytes]").into()
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use rmcp::model::CallToolResult;
     use serde_json::json;
 
     use super::*;
+    use crate::tools::{self, Toolsets};
+
+    fn takes(tool: &str) -> JsonObject {
+        let everything = Toolsets { jobs: true, contexts: true, repls: true };
+        tools::all(everything).iter().find(|spec| spec.name == tool).unwrap().input()
+    }
+
+    #[test]
+    fn arguments_that_are_not_quite_right_are_not_shown() {
+        for (tool, arguments) in [
+            ("run_command", json!({"env": "KEY=hunter2"})),
+            ("run_command", json!({"env": ["KEY=hunter2"]})),
+            ("run_command", json!({"env": {"KEY=hunter2": ""}})),
+            ("run_command", json!({"env": {"KEY": {"KEY": "hunter2"}}})),
+            ("run_command", json!({"environment": {"KEY": "hunter2"}})),
+            ("run_command", json!({"input": "hunter2"})),
+            ("run_command", json!({"Stdin": "hunter2"})),
+            ("run_command", json!({"stdin": ["hunter2"]})),
+            ("run_command", json!({"argv": [{"KEY": "hunter2"}]})),
+            ("run_command", json!({"command": {"env": "hunter2"}})),
+            ("run_command", json!({"timeout_seconds": "hunter2"})),
+            ("run_code", json!({"language": "hunter2"})),
+            ("write_file", json!({"contents": "hunter2"})),
+            ("edit_file", json!({"edits": [{"old_text": "hunter2"}]})),
+            ("sandbox_create", json!({"labels": {"a": ["hunter2"]}})),
+        ] {
+            let shown = redacted(&takes(tool), arguments.as_object().unwrap());
+            let text = Value::Object(shown).to_string();
+            assert!(!text.contains("hunter2") && text.contains(" bytes]"), "{tool} {arguments}: {text}");
+            let name = arguments.as_object().unwrap().keys().next().unwrap();
+            assert!(text.contains(name), "{tool} {arguments}: {text}");
+        }
+    }
+
+    #[test]
+    fn intent_is_shown() {
+        for (tool, arguments) in [
+            ("run_command", json!({"argv": ["ls", "-l"], "cwd": "/tmp", "timeout_seconds": 5})),
+            ("run_code", json!({"language": "python", "code": "print(1)"})),
+            ("sandbox_create", json!({"labels": {"a": "b"}, "mounts": ["/etc"]})),
+        ] {
+            let shown = redacted(&takes(tool), arguments.as_object().unwrap());
+            assert_eq!(Value::Object(shown), arguments, "{tool}");
+        }
+    }
+
+    /// Content would be written down if a tool got an argument for it that nobody thought of here.
+    #[test]
+    fn every_text_that_tools_take_is_known_to_be_shown_or_hidden() {
+        let shown = [
+            "argv",
+            "code",
+            "command",
+            "context_id",
+            "cwd",
+            "encoding",
+            "image",
+            "labels",
+            "language",
+            "mounts",
+            "name",
+            "path",
+            "repl_id",
+            "sandbox_id",
+            "signal",
+        ];
+        for spec in tools::all(Toolsets { jobs: true, contexts: true, repls: true }) {
+            for (name, schema) in spec.input()["properties"].as_object().unwrap() {
+                let harmless = ["integer", "boolean"].contains(&schema["type"].as_str().unwrap());
+                let decided = shown.contains(&name.as_str()) || HIDDEN.contains(&name.as_str());
+                assert!(harmless || decided, "{} {name}", spec.name);
+            }
+        }
+    }
 
     #[test]
     fn values_that_may_be_secret_are_not_written_down() {
@@ -92,12 +202,14 @@ mod tests {
             "stdin": "hunter2",
             "content": "hunter2",
         });
+        let takes = takes("run_code");
         let arguments = arguments.as_object().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let log = Log::open(folder.path()).unwrap();
         let answer = CallToolResult::success(Vec::new());
         let call = Answered {
             tool: "run_code",
+            takes: &takes,
             client: Some("evil\n\u{1b}[2Jclient".into()),
             arguments,
             outcome: "ok",

@@ -21,18 +21,28 @@ use rmcp::ServerHandler;
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
+use self::connections::Connections;
+use self::sessions::Sessions;
 use crate::token::Token;
+
+mod connections;
+mod sessions;
 
 /// Where the server is, below its address.
 pub const PATH: &str = "/mcp";
 /// The largest request.
 const MAX_BODY: usize = 16 << 20;
-/// How many connections there are at the same time; more wait.
+/// How many connections there are at the same time. Whoever has not shown the token gives way to the next one.
 const MAX_CONNECTIONS: usize = 256;
-/// How long a client may take to say what it wants.
+/// How long a connection may take to show the token.
+const STRANGER: Duration = Duration::from_secs(3);
+/// How long a client that has shown the token may take to say what it wants next.
 const HEADERS: Duration = Duration::from_secs(15);
+/// How many sessions of older clients are kept.
+const MAX_SESSIONS: usize = 256;
+/// Which session a request belongs to, and an answer begins.
+const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 /// How long a session of an older client is kept without a message: longer than the longest call.
 const SESSION: Duration = Duration::from_secs(2 * 3600);
 /// How long to wait when no connection can be accepted, such as for want of descriptors.
@@ -77,14 +87,11 @@ impl Guard {
     /// Lets a request pass, or answers it.
     fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Box<Answer>> {
         let forbidden = |text| Box::new(answer(StatusCode::FORBIDDEN, text));
-        let host = match (only(headers, &HOST), uri.authority()) {
-            (Some(host), _) => Some(host.to_ascii_lowercase()),
-            (None, Some(authority)) if !headers.contains_key(HOST) => {
-                Some(authority.as_str().to_ascii_lowercase())
-            }
-            _ => None,
-        };
-        if !host.is_some_and(|host| self.host_is_allowed(&host)) {
+        // A target in absolute form names a host too, and neither excuses the other.
+        let is_allowed = |host: &str| self.host_is_allowed(&host.to_ascii_lowercase());
+        let target = uri.authority().map(|authority| is_allowed(authority.as_str()));
+        let header = headers.contains_key(HOST).then(|| only(headers, &HOST).is_some_and(is_allowed));
+        if target == Some(false) || !header.or(target).unwrap_or(false) {
             return Err(forbidden(
                 "This Host is not allowed. Start the server with --allow-host if it should be.\n",
             ));
@@ -178,6 +185,7 @@ fn unauthorized(challenge: &'static str) -> Answer {
 pub struct Endpoint<H> {
     guard: Guard,
     service: StreamableHttpService<H, LocalSessionManager>,
+    sessions: Sessions,
 }
 
 impl<H: ServerHandler + Clone> Endpoint<H> {
@@ -185,27 +193,39 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
     pub fn new(handler: H, guard: Guard) -> Self {
         let mut session = SessionConfig::default();
         session.keep_alive = Some(SESSION);
-        let mut sessions = LocalSessionManager::default();
-        sessions.session_config = session;
+        let mut manager = LocalSessionManager::default();
+        manager.session_config = session;
+        let manager = Arc::new(manager);
         let config = StreamableHttpServerConfig::default()
             .with_max_request_body_bytes(MAX_BODY)
             // The guard has looked at both before.
             .disable_allowed_hosts()
             .disable_allowed_origins();
-        let service = StreamableHttpService::new(move || Ok(handler.clone()), Arc::new(sessions), config);
-        Self { guard, service }
+        let sessions = Sessions::new(Arc::clone(&manager), MAX_SESSIONS);
+        let service = StreamableHttpService::new(move || Ok(handler.clone()), manager, config);
+        Self { guard, service, sessions }
     }
 
-    /// Answers one request.
-    pub async fn answer<B>(&self, request: Request<B>) -> Answer
+    /// Answers one request. `passed` hears of it if the guard lets it pass, before anything else is done.
+    pub async fn answer<B>(&self, request: Request<B>, passed: impl FnOnce()) -> Answer
     where
         B: Body + Send + 'static,
         B::Error: std::fmt::Display,
     {
-        match self.guard.check(request.uri(), request.headers()) {
-            Ok(()) => self.service.handle(request).await,
-            Err(refusal) => *refusal,
+        if let Err(refusal) = self.guard.check(request.uri(), request.headers()) {
+            return *refusal;
         }
+        passed();
+        if let Some(id) = only(request.headers(), &SESSION_ID) {
+            self.sessions.touch(id);
+        }
+        // Before, because a client that does not wait for its answer leaves a session too.
+        self.sessions.trim().await;
+        let response = self.service.handle(request).await;
+        if response.headers().contains_key(SESSION_ID) {
+            self.sessions.trim().await;
+        }
+        response
     }
 }
 
@@ -222,9 +242,8 @@ pub async fn listen(address: SocketAddr, remote: bool) -> io::Result<TcpListener
 /// Serves for as long as it is awaited.
 pub async fn serve<H: ServerHandler + Clone>(listener: TcpListener, endpoint: Endpoint<H>) {
     let endpoint = Arc::new(endpoint);
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = Connections::new(MAX_CONNECTIONS);
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {
@@ -232,21 +251,44 @@ pub async fn serve<H: ServerHandler + Clone>(listener: TcpListener, endpoint: En
                 continue;
             }
         };
+        let place = Arc::new(connections.place().await);
         // Answers are small and awaited.
         let _ = stream.set_nodelay(true);
         let endpoint = Arc::clone(&endpoint);
         tokio::spawn(async move {
+            let held = Arc::clone(&place);
             let service = service_fn(move |request| {
-                let endpoint = Arc::clone(&endpoint);
-                async move { Ok::<_, Infallible>(endpoint.answer(request).await) }
+                let (endpoint, place) = (Arc::clone(&endpoint), Arc::clone(&held));
+                async move { Ok::<_, Infallible>(endpoint.answer(request, || place.known()).await) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADERS)
                 .serve_connection(TokioIo::new(stream), service);
-            // A client that goes away is no event.
-            let _ = connection.await;
-            drop(slot);
+            tokio::pin!(connection);
+            let late = tokio::time::sleep(STRANGER);
+            tokio::pin!(late);
+            let mut waiting = true;
+            loop {
+                tokio::select! {
+                    // What has arrived is read before the connection is judged.
+                    biased;
+                    // A client that goes away is no event.
+                    _ = &mut connection => break,
+                    () = place.wanted() => {
+                        // It may have shown the token since.
+                        if !place.is_known() {
+                            break;
+                        }
+                    }
+                    () = &mut late, if waiting => {
+                        if !place.is_known() {
+                            break;
+                        }
+                        waiting = false;
+                    }
+                }
+            }
         });
     }
 }

@@ -1,11 +1,16 @@
 //! Who may speak, tried on the endpoint as a client would.
 
+use std::time::Instant;
+
 use http::Method;
 use rmcp::model::ServerConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::*;
 
 const SECRET: &str = "0123456789abcdef";
+const HELLO: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
 
 #[derive(Clone)]
 struct Silent;
@@ -29,14 +34,13 @@ fn status(path: &str, headers: &[(&str, &str)]) -> (u16, Option<String>) {
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let body = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
     let request = request
         .header("content-type", "application/json")
         .header("accept", "application/json, text/event-stream")
-        .body(Full::new(Bytes::from_static(body.as_bytes())))
+        .body(Full::new(Bytes::from_static(HELLO.as_bytes())))
         .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let response = runtime.block_on(endpoint().answer(request));
+    let response = runtime.block_on(endpoint().answer(request, || ()));
     let challenge = response.headers().get(WWW_AUTHENTICATE).map(|value| value.to_str().unwrap().to_owned());
     (response.status().as_u16(), challenge)
 }
@@ -89,6 +93,23 @@ fn c3_only_hosts_that_are_meant_pass() {
 }
 
 #[test]
+fn c3_a_target_in_absolute_form_is_a_host_too() {
+    let bearer = format!("Bearer {SECRET}");
+    let authorization = ("authorization", bearer.as_str());
+    let local = ("host", "localhost");
+    for good in ["http://localhost:8080/mcp", "http://BOX.example:8080/mcp"] {
+        assert_eq!(status(good, &[authorization, local]).0, 200, "{good}");
+        assert_eq!(status(good, &[authorization]).0, 200, "{good} without a header");
+        assert_eq!(status(good, &[authorization, ("host", "evil.example")]).0, 403, "{good}");
+    }
+    for evil in ["http://evil.example/mcp", "http://localhost@evil.example/mcp", "http://box.example:81/mcp"]
+    {
+        assert_eq!(status(evil, &[authorization, local]).0, 403, "{evil}");
+        assert_eq!(status(evil, &[authorization]).0, 403, "{evil} without a header");
+    }
+}
+
+#[test]
 fn c3_only_pages_that_are_meant_pass() {
     let host = ("host", "127.0.0.1:8080");
     for good in ["http://localhost:5173", "https://127.0.0.1", "http://[::1]:3000", "https://app.example"] {
@@ -130,7 +151,7 @@ fn a_request_that_is_too_large_is_refused() {
         .body(Full::new(Bytes::from(vec![b' '; MAX_BODY + 1])))
         .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert_eq!(runtime.block_on(endpoint().answer(request)).status().as_u16(), 413);
+    assert_eq!(runtime.block_on(endpoint().answer(request, || ())).status().as_u16(), 413);
 }
 
 #[test]
@@ -139,4 +160,74 @@ fn other_machines_reach_it_only_if_that_is_meant() {
     let error = runtime.block_on(listen("0.0.0.0:0".parse().unwrap(), false)).unwrap_err().to_string();
     assert!(error.contains("--allow-remote"), "{error}");
     assert!(runtime.block_on(listen("127.0.0.1:0".parse().unwrap(), false)).is_ok());
+}
+
+/// The text of a request that begins a session.
+fn hello(token: &str) -> String {
+    format!(
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\
+         content-type: application/json\r\naccept: application/json, text/event-stream\r\n\
+         content-length: {}\r\n\r\n{HELLO}",
+        HELLO.len()
+    )
+}
+
+#[tokio::test]
+async fn c3_silent_strangers_keep_nobody_waiting_and_are_not_kept_for_long() {
+    let listener = listen("127.0.0.1:0".parse().unwrap(), false).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(serve(listener, endpoint()));
+    let began = Instant::now();
+    let mut silent = Vec::new();
+    for _ in 0..MAX_CONNECTIONS + 50 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let asked = Instant::now();
+    client.write_all(hello(SECRET).as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    client.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    assert!(asked.elapsed() < STRANGER / 2, "{:?}", asked.elapsed());
+    // The last stranger, for whose place nobody asked, is not kept either.
+    let mut rest = Vec::new();
+    let last = silent.last_mut().unwrap();
+    // A reset is as good an end as any.
+    let _ = tokio::time::timeout(HEADERS, last.read_to_end(&mut rest)).await.unwrap();
+    assert!(rest.is_empty() && began.elapsed() < HEADERS / 2, "{:?}", began.elapsed());
+    serving.abort();
+}
+
+#[tokio::test]
+async fn sessions_are_no_more_than_there_is_room_for() {
+    let endpoint = endpoint();
+    let ask = |session: Option<&str>| {
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri("/mcp")
+            .header("host", "localhost")
+            .header("authorization", format!("Bearer {SECRET}"))
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream");
+        if let Some(session) = session {
+            request = request.header(SESSION_ID, session).header("mcp-protocol-version", "2025-11-25");
+        }
+        let text = if session.is_some() {
+            r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#
+        } else {
+            HELLO
+        };
+        request.body(Full::new(Bytes::from_static(text.as_bytes()))).unwrap()
+    };
+    let mut ids = Vec::new();
+    for _ in 0..MAX_SESSIONS {
+        let response = endpoint.answer(ask(None), || ()).await;
+        ids.push(response.headers().get(SESSION_ID).unwrap().to_str().unwrap().to_owned());
+    }
+    // The first is used again, so the second is the one that goes.
+    assert_eq!(endpoint.answer(ask(Some(&ids[0])), || ()).await.status(), StatusCode::ACCEPTED);
+    assert_eq!(endpoint.answer(ask(None), || ()).await.status(), StatusCode::OK);
+    assert_eq!(endpoint.answer(ask(Some(&ids[1])), || ()).await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(endpoint.answer(ask(Some(&ids[0])), || ()).await.status(), StatusCode::ACCEPTED);
+    assert_eq!(endpoint.answer(ask(Some(&ids[2])), || ()).await.status(), StatusCode::ACCEPTED);
 }

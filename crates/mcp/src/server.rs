@@ -14,6 +14,7 @@ use rmcp::model::{
 };
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
+use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::Semaphore;
@@ -24,6 +25,7 @@ use crate::call::{Call, Cancel, Progress};
 use crate::error::ToolError;
 use crate::host::{CONNECTION_AGE, Host};
 use crate::outputs::{Outputs, SCHEME};
+use crate::schema::Field;
 use crate::tools::{self, Spec, Toolsets};
 use crate::{answer::Answer, schema};
 
@@ -33,6 +35,8 @@ const MAX_CALLS: usize = 64;
 const TICK: Duration = Duration::from_secs(2);
 /// How long a list of tools stays the same: as long as the server.
 const TOOLS_TTL_MS: u64 = 3_600_000;
+/// What the audit log calls the reading of a resource.
+const READ: &str = "resources/read";
 
 /// What models read first.
 const INSTRUCTIONS: &str = "Bathysphere runs code that nobody should trust, in sandboxes with their own Linux kernel. \
@@ -116,11 +120,12 @@ impl Server {
         running.drain(..).filter_map(|call| call.upgrade()).for_each(|call| call.cancel());
     }
 
-    /// Closes connections that are not used any more, for as long as it is awaited.
+    /// Closes connections that are not used any more and collects monitors that have ended, for as long as it is awaited.
     pub async fn keep_house(&self) {
         loop {
             tokio::time::sleep(CONNECTION_AGE / 2).await;
             self.state.host.forget_idle();
+            self.state.host.collect_monitors();
         }
     }
 
@@ -129,8 +134,54 @@ impl Server {
         self.tools.iter().map(Spec::tool).collect()
     }
 
+    /// Writes down what a client asked and got.
+    fn record<A: Serialize>(
+        &self,
+        asked: Asked<'_>,
+        outcome: &'static str,
+        answer: &A,
+        about: Option<(String, Option<String>)>,
+    ) -> Result<(), String> {
+        let client = asked.context.client_info();
+        let answered = Answered {
+            tool: asked.tool,
+            takes: asked.takes,
+            client: client.map(|client| format!("{} {}", client.name, client.version)),
+            arguments: asked.arguments,
+            outcome,
+            answer,
+            took_ms: u64::try_from(asked.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            about,
+        };
+        // What is not recorded is not handed out either.
+        audit::record(&self.state.log, answered).map_err(|error| {
+            format!(
+                "The answer cannot be recorded in the audit log, so it is not given: {}",
+                bathy_sandbox::chain(&error)
+            )
+        })
+    }
+
     fn spec(&self, name: &str) -> Option<&Spec> {
         self.tools.iter().find(|spec| spec.name == name)
+    }
+
+    fn resource(&self, uri: String) -> Result<ReadResourceResult, ErrorData> {
+        let Some(part) = self.state.outputs.read(&uri) else {
+            return Err(ErrorData::resource_not_found(
+                format!(
+                    "There is no resource {:?}, or not any more: newer outputs take the room of older ones",
+                    crate::text::line(&uri, 120)
+                ),
+                Some(serde_json::json!({ "uri": uri })),
+            ));
+        };
+        let mut contents = vec![ResourceContents::text(part.text, uri)];
+        if let Some((uri, left)) = part.rest {
+            let more = format!("[{left} more bytes: read {uri}]");
+            contents.push(ResourceContents::text(more, uri));
+        }
+        Ok(ReadResourceResult::new(contents).with_cache_scope(CacheScope::Private))
     }
 
     /// Runs a tool in a thread of its own, which may block, and tells how it goes meanwhile.
@@ -189,6 +240,15 @@ impl Server {
         // A panic would have ended the program; a cancelled runtime ends with it.
         (result.unwrap_or_else(|error| Err(ToolError::Failed(format!("The call broke: {error}")))), about)
     }
+}
+
+/// What a client asked, for the audit log.
+struct Asked<'a> {
+    tool: &'a str,
+    takes: &'a JsonObject,
+    arguments: &'a JsonObject,
+    began: Instant,
+    context: &'a RequestContext<RoleServer>,
 }
 
 /// Tells what a call does, and every now and then that it still does.
@@ -260,16 +320,24 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let began = Instant::now();
+        let arguments = request.arguments.unwrap_or_default();
         let Some(spec) = self.spec(&request.name) else {
             let names: Vec<_> = self.tools.iter().map(|spec| spec.name).collect();
-            let name = crate::text::line(&request.name, 80);
-            return Err(ErrorData::invalid_params(
+            let name = crate::text::line(&request.name, audit::NAME);
+            let error = ErrorData::invalid_params(
                 format!("There is no tool {name:?}. The tools are {}", names.join(", ")),
                 None,
-            ));
+            );
+            // Nothing is known of what it would take, so nothing is shown.
+            let takes = JsonObject::new();
+            let asked = Asked { tool: &name, takes: &takes, arguments: &arguments, began, context: &context };
+            return match self.record(asked, "refused", &error, None) {
+                Ok(()) => Err(error),
+                Err(unrecorded) => Err(ErrorData::internal_error(unrecorded, None)),
+            };
         };
-        let arguments = request.arguments.unwrap_or_default();
-        let (result, about) = match schema::check(spec.name, &spec.input(), arguments.clone()) {
+        let takes = spec.input();
+        let (result, about) = match schema::check(spec.name, &takes, arguments.clone()) {
             Ok(checked) => self.run(spec, checked, &context).await,
             Err(wrong) => (Err(ToolError::Failed(wrong)), None),
         };
@@ -278,23 +346,10 @@ impl ServerHandler for Server {
             Err(error) => (error.outcome(), CallToolResult::from(&error)),
         };
         let outcome = if context.ct.is_cancelled() { "cancelled" } else { outcome };
-        let answered = Answered {
-            tool: spec.name,
-            client: context.client_info().map(|client| format!("{} {}", client.name, client.version)),
-            arguments: &arguments,
-            outcome,
-            answer: &result,
-            took_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
-            about,
-        };
-        match audit::record(&self.state.log, answered) {
+        let asked = Asked { tool: spec.name, takes: &takes, arguments: &arguments, began, context: &context };
+        match self.record(asked, outcome, &result, about) {
             Ok(()) => Ok(result.into()),
-            // What is not recorded is not handed out either.
-            Err(error) => Ok(CallToolResult::from(&ToolError::Failed(format!(
-                "The answer cannot be recorded in the audit log, so it is not given: {}",
-                bathy_sandbox::chain(&error)
-            )))
-            .into()),
+            Err(unrecorded) => Ok(CallToolResult::from(&ToolError::Failed(unrecorded)).into()),
         }
     }
 
@@ -325,25 +380,23 @@ impl ServerHandler for Server {
     async fn read_resource(
         &self,
         request: ReadResourceRequestParams,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        match self.state.outputs.read(&request.uri) {
-            Some(part) => {
-                let mut contents = vec![ResourceContents::text(part.text, request.uri)];
-                if let Some((uri, left)) = part.rest {
-                    let more = format!("[{left} more bytes: read {uri}]");
-                    contents.push(ResourceContents::text(more, uri));
-                }
-                Ok(ReadResourceResult::new(contents).with_cache_scope(CacheScope::Private).into())
-            }
-            None => Err(ErrorData::resource_not_found(
-                format!(
-                    "There is no resource {:?}, or not any more: newer outputs take the room of older ones",
-                    crate::text::line(&request.uri, 120)
-                ),
-                Some(serde_json::json!({ "uri": request.uri })),
-            )),
-        }
+        let began = Instant::now();
+        let mut arguments = JsonObject::new();
+        arguments.insert("uri".to_owned(), request.uri.clone().into());
+        // An address of something else may have a password in it.
+        let ours = request.uri.starts_with(SCHEME);
+        let fields = if ours { vec![Field::text("uri", "The resource")] } else { Vec::new() };
+        let takes = schema::object(fields, true);
+        let asked = Asked { tool: READ, takes: &takes, arguments: &arguments, began, context: &context };
+        let result = self.resource(request.uri);
+        let recorded = match &result {
+            Ok(contents) => self.record(asked, "ok", contents, None),
+            Err(error) => self.record(asked, "refused", error, None),
+        };
+        recorded.map_err(|unrecorded| ErrorData::internal_error(unrecorded, None))?;
+        Ok(result?.into())
     }
 }
 

@@ -12,6 +12,7 @@ use super::*;
 fn exchange(messages: &[Value]) -> (Vec<Value>, String) {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::with_log(Options::default(), Log::open(folder.path()).unwrap());
+    server.state.outputs.keep("kept", "stdout", "run_code", "a long output".to_owned());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let answers = runtime.block_on(async {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
@@ -103,4 +104,31 @@ fn an_unknown_tool_and_an_unknown_resource_are_protocol_errors() {
     assert_eq!(answers[1]["error"]["code"], -32602);
     assert!(answers[1]["error"]["message"].as_str().unwrap().contains("run_code"));
     assert_eq!(answers[2]["error"]["code"], -32002);
+}
+
+#[test]
+fn unknown_tools_and_the_reading_of_resources_are_written_down() {
+    let read =
+        |uri: &str| json!({"jsonrpc": "2.0", "id": 2, "method": "resources/read", "params": {"uri": uri}});
+    let name = format!("evil\n\u{1b}[2J{}", "x".repeat(200));
+    let (answers, log) = old_client(&[
+        call(&name, json!({"command": "hunter2"})),
+        read("bathysphere://output/0/stdout"),
+        read("https://me:hunter2@example.com"),
+        read("bathysphere://output/kept/stdout"),
+    ]);
+    assert_eq!(answers[4]["result"]["contents"][0]["text"], "a long output");
+    let events: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let called: Vec<_> = events.iter().filter(|event| event["event"] == "tool_called").collect();
+    assert_eq!(called.len(), 4, "{log}");
+    let tool = called[0]["tool"].as_str().unwrap();
+    assert!(tool.starts_with("evil xxx") && tool.chars().count() <= 81, "{tool}");
+    assert!(called[0]["arguments"].as_str().unwrap().contains("[7 bytes]"), "{log}");
+    assert!(called[1..].iter().all(|event| event["tool"] == "resources/read"), "{log}");
+    let outcomes: Vec<_> = called.iter().map(|event| event["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["refused", "refused", "refused", "ok"]);
+    assert!(called.iter().all(|event| event["client"] == "old 1"), "{log}");
+    assert!(called[3]["answer_bytes"].as_u64().is_some_and(|bytes| bytes > 13), "{log}");
+    assert!(called[1]["arguments"].as_str().unwrap().contains("bathysphere://output/0/stdout"), "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
 }

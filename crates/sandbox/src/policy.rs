@@ -163,6 +163,12 @@ impl Policy {
         policy
     }
 
+    /// The same for REPLs, which live until they are removed unless the operator says otherwise.
+    #[must_use]
+    pub fn for_repls(&self) -> Self {
+        Self { limits: self.limits.clone().for_repls(), ..self.clone() }
+    }
+
     /// The defaults of a caller who asks for nothing: never more than is allowed.
     pub fn defaults(&self) -> SandboxSpec {
         let mut spec = SandboxSpec::default();

@@ -459,6 +459,8 @@ def execute(code, cwd=b"", flags=b"", *variables):
         trouble = caught
     State.interruptible = False
     error = trouble if error is None else error
+    if isinstance(error, SystemExit) and error.code in (None, 0) and getpid() == State.pid:
+        error = None  # the usual end of a script
     if getpid() != State.pid:
         leave_child(error)
     mend()

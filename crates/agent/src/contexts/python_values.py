@@ -181,7 +181,8 @@ def bounded_repr(value, limit=MAX_TEXT):
     whole = len(text)
     told = "the text is longer than %d bytes and was cut" % limit
     if hasattr(type(value), "__len__"):
-        whole = max(whole, len(value))
+        if isinstance(value, (str, bytes, bytearray)):
+            whole = max(whole, len(value))
         told += "; the whole %s has a length of %d" % (type(value).__name__, len(value))
     return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore"), (whole, told)
 

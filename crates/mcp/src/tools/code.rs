@@ -30,8 +30,10 @@ pub fn run_code() -> Spec {
             of its last expression, displayed values, pictures (matplotlib figures as PNG) and errors. State is kept: \
             variables, imports and files of earlier calls with the same sandbox_id and language are there. Without \
             sandbox_id a new sandbox is made and its sandbox_id returned; it lives one hour by default and is removed \
-            after 15 minutes without use. Code may change anything in its sandbox and nothing outside; there is no \
-            network. Python understands top-level await, `!command`, %pip, %cd and %%bash; input() is refused. Code \
+            after 15 minutes without use. Code may change anything in its sandbox and nothing outside. The default \
+            image has Python 3.13 with numpy, pandas, scipy, sympy, matplotlib and requests, Node.js 20, git, and starts in \
+            /home/user. There is no network, so pip and npm cannot download anything. Python understands top-level \
+            await, `!command`, %cd and %%bash; input() is refused. Code \
             that reaches its time limit is interrupted and keeps its state; if it does not react it is killed and the \
             state is lost. Long output is cut in the middle and linked as a resource.",
         hints: CHANGES,
@@ -47,7 +49,7 @@ pub fn run_code() -> Spec {
                     .required()
                     .at_most(u64::try_from(MAX_CODE).unwrap_or(u64::MAX)),
                 sandbox_id(),
-                Field::text("context_id", "A context made by context_create; the language's own if left out")
+                Field::text("context_id", "A context with state of its own, made by the toolset `contexts`; the language's own if left out")
                     .not_empty()
                     .at_most(64),
                 timeout(TIMEOUT, "the code"),

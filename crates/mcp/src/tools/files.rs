@@ -18,6 +18,10 @@ const READ: u64 = 64 * 1024;
 const MAX_READ: u64 = 1 << 20;
 /// The largest file that can be edited.
 const MAX_EDIT: u64 = 8 << 20;
+/// The longest that an edited file may become.
+const MAX_GROWN: usize = 32 << 20;
+/// Up to this length a text that was not found is looked for with other white space.
+const CLOSER_LOOK: usize = 64 << 10;
 /// The most that one call writes, in characters.
 const MAX_WRITE: u64 = 8 << 20;
 /// How many entries of a directory are listed if the caller does not say.
@@ -259,9 +263,15 @@ fn edit(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let before = String::from_utf8(file.bytes)
         .map_err(|_| ToolError::failed("The file is not text in UTF-8. Use run_code to change it."))?;
     let lines = places(&before, &given.old_text, given.replace_all).map_err(ToolError::Failed)?;
+    let count = before.matches(&given.old_text).count();
+    let grown = count.checked_mul(given.new_text.len()).and_then(|new| new.checked_add(before.len()));
+    if grown.is_none_or(|grown| grown > MAX_GROWN) {
+        return Err(ToolError::Failed(format!(
+            "{count} replacements would make the file longer than {MAX_GROWN} bytes, and nothing was changed. Use run_code instead."
+        )));
+    }
     let after = before.replace(&given.old_text, &given.new_text);
     call.manager(|manager| Ok(manager.write_file(&sandbox, &given.path, after.as_bytes())?))?;
-    let count = before.matches(&given.old_text).count();
     let first = lines.first().copied().unwrap_or(1);
     let text =
         format!("{count} place(s) changed in {}, the first in line {first}", text::line(&given.path, 200));
@@ -292,6 +302,10 @@ fn not_found(text: &str, old: &str) -> String {
     let begin = "old_text does not occur in the file, and nothing was changed.";
     if text.contains("\r\n") && text.replace("\r\n", "\n").contains(&old.replace("\r\n", "\n")) {
         return format!("{begin} It would, but for line ends: lines of this file end with \\r\\n.");
+    }
+    // A closer look at something long would take longer than it is worth.
+    if text.len() > CLOSER_LOOK || old.len() > CLOSER_LOOK {
+        return format!("{begin} Read the place first, and copy the text as it is there.");
     }
     let bare = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let wanted: Vec<_> = old.lines().map(bare).filter(|line| !line.is_empty()).collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bathy_sandbox::interpreter::{CellOptions, CellRequest, Collected, Language, MAX_CODE};
 use bathy_sandbox::manager::{NewRepl, Repl};
-use bathy_sandbox::{ManagerError, Size, StoreError};
+use bathy_sandbox::{Manager, ManagerError, Size, StoreError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -37,9 +37,10 @@ fn create_python_repl() -> Spec {
         name: "create_python_repl",
         title: "Create a Python REPL",
         description: "Makes a Python REPL with a sandbox of its own and returns its repl_id for run_python_in_repl. It lives \
-            until it is deleted (sandbox_delete or repl_delete): after a minute without use it is paused and uses no \
+            until it is deleted with sandbox_delete: after a minute without use it is paused and uses no \
             processor time, and the next call goes on where the last one ended. Its variables are lost if the host \
-            restarts or the operator's time limit ends it (the answer then says so); its files are kept. No network.",
+            restarts or the operator's time limit ends it (the answer then says so); its files are kept. repl_id \
+            also serves as sandbox_id for the file tools and run_command. The same packages as in run_code; no network.",
         hints: ADDS,
         takes: || {
             vec![
@@ -173,6 +174,13 @@ fn find(call: &Call, wanted: &str) -> Result<Repl, ToolError> {
     })?;
     if call.allowed(found.sandbox.clone()).is_none() {
         return Err(unknown());
+    }
+    if Manager::is_expired(&found) {
+        call.manager(|manager| Ok(manager.remove_repl(&found)?))?;
+        return Err(ToolError::Failed(format!(
+            "The REPL {:?} reached the age that the operator allows (max_duration) and was removed. Make one with create_python_repl.",
+            crate::text::line(wanted, 80)
+        )));
     }
     call.remember(&found.sandbox);
     Ok(found)

@@ -5,6 +5,7 @@
 
 mod collect;
 mod run;
+mod values;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -66,7 +67,7 @@ pub enum InterpreterError {
     #[error("The sandbox sent something that is no answer: {0}")]
     Json(&'static str, #[source] serde_json::Error),
     /// The guest sends too much.
-    #[error("The sandbox sent values of more than {0} bytes for one cell")]
+    #[error("The sandbox sent a value of more than {0} bytes, or many that add up to more than twice that")]
     TooMuch(usize),
     /// The stream ended before its last record.
     #[error("The sandbox ended the cell without saying how")]

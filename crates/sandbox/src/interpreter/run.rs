@@ -10,11 +10,14 @@ use rustix::io::Errno;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{Bundle, CellEvent, CellOutcome, CodeError, InterpreterError};
+use super::values::{self, Room};
+use super::{Bundle, CellEvent, CellOutcome, InterpreterError};
 use crate::connection::{Arrival, Connection, ConnectionError};
 
 /// The most JSON of one cell, in bytes.
-const MAX_VALUES: usize = 48 << 20;
+const MAX_VALUES: usize = 34 << 20;
+/// The most of one value.
+const MAX_VALUE: usize = 17 << 20;
 /// How long a guest may take to accept a cell, or to answer about contexts.
 const ACCEPT: Duration = Duration::from_secs(30);
 /// How much longer than its time limit and its grace a cell may take.
@@ -101,6 +104,7 @@ struct Running<'c, 'a> {
     ended: Option<CellEnded>,
     pieces: Vec<u8>,
     values: usize,
+    built: Room,
     /// How much more of standard output, standard error and leftovers is passed on.
     room: [u64; 3],
     /// When the guest has to have said something.
@@ -127,6 +131,7 @@ impl<'c, 'a> Running<'c, 'a> {
             ended: None,
             pieces: Vec::new(),
             values: 0,
+            built: Room::default(),
             room,
             deadline: Instant::now().checked_add(ACCEPT),
             over: false,
@@ -233,9 +238,14 @@ impl<'c, 'a> Running<'c, 'a> {
             Kind::Stderr => self.output(1, payload, CellEvent::Stderr, on_event),
             Kind::Background => self.output(2, payload, CellEvent::Background, on_event),
             Kind::Piece => self.piece(&payload)?,
-            Kind::Display => on_event(CellEvent::Display(self.value::<Bundle>(&payload, "a value")?)),
-            Kind::Result => on_event(CellEvent::Result(self.value::<Bundle>(&payload, "the result")?)),
-            Kind::Error => on_event(CellEvent::Error(self.value::<CodeError>(&payload, "an error")?)),
+            Kind::Display => on_event(CellEvent::Display(self.bundle(&payload)?)),
+            Kind::Result => on_event(CellEvent::Result(self.bundle(&payload)?)),
+            Kind::Error => {
+                let json = self.whole(&payload)?;
+                let error =
+                    values::error(&json).map_err(|error| InterpreterError::Json("an error", error))?;
+                on_event(CellEvent::Error(error));
+            }
             Kind::Ended => self.ended = Some(cell::take_message(&payload)?),
             Kind::Contexts => {}
         }
@@ -260,16 +270,22 @@ impl<'c, 'a> Running<'c, 'a> {
 
     fn piece(&mut self, payload: &[u8]) -> Result<(), InterpreterError> {
         self.values += payload.len();
-        if self.values > MAX_VALUES {
-            return Err(InterpreterError::TooMuch(MAX_VALUES));
+        if self.values > MAX_VALUES || self.pieces.len() + payload.len() > MAX_VALUE {
+            return Err(InterpreterError::TooMuch(MAX_VALUE));
         }
         self.pieces.extend_from_slice(payload);
         Ok(())
     }
 
-    fn value<T: DeserializeOwned>(&mut self, last: &[u8], what: &'static str) -> Result<T, InterpreterError> {
+    /// All the JSON of a value or an error, of which this is the last piece.
+    fn whole(&mut self, last: &[u8]) -> Result<Vec<u8>, InterpreterError> {
         self.piece(last)?;
-        parse(&std::mem::take(&mut self.pieces), what)
+        Ok(std::mem::take(&mut self.pieces))
+    }
+
+    fn bundle(&mut self, last: &[u8]) -> Result<Bundle, InterpreterError> {
+        let json = self.whole(last)?;
+        values::bundle(&json, &mut self.built).map_err(|error| InterpreterError::Json("a value", error))
     }
 }
 

@@ -103,7 +103,11 @@ impl Manager {
         spec.auto_remove = false;
         spec.command.clear();
         spec.labels.insert(LABEL.to_owned(), language.as_str().to_owned());
-        let (sandbox, notes) = self.create(NewSandbox { name: new.name, spec }, progress)?;
+        let for_repls = self.policy.for_repls();
+        let usual = std::mem::replace(&mut self.policy, for_repls);
+        let created = self.create(NewSandbox { name: new.name, spec }, progress);
+        self.policy = usual;
+        let (sandbox, notes) = created?;
         let row = ReplRow {
             name: sandbox.name().to_owned(),
             sandbox: sandbox.record.id.clone(),
@@ -125,6 +129,13 @@ impl Manager {
         }
         let repl = self.find_repl(&row.name)?;
         Ok(Repl { notes, ..repl })
+    }
+
+    /// Whether a REPL is older than its sandbox may be: being started again gives it no more time.
+    pub fn is_expired(repl: &Repl) -> bool {
+        let limit = repl.sandbox.record.spec.max_duration.map(|limit| limit.as_millis());
+        let age_ms = unix_ns().saturating_sub(repl.sandbox.record.created_ns) / 1_000_000;
+        limit.is_some_and(|limit| age_ms > limit)
     }
 
     /// The REPL that somebody means by its name, or by the id of its sandbox or the beginning of it.

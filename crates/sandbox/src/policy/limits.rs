@@ -33,6 +33,7 @@ impl Ceiling {
     fn usual_for_agents() -> Self {
         Self {
             memory: Some(Size(4 << 30)),
+            disk: Some(Size(32 << 30)),
             max_duration: Some(Seconds::from_millis(24 * 60 * 60 * 1000)),
             sandboxes: Some(32),
             ..Self::default()
@@ -130,8 +131,15 @@ impl Limits {
     pub fn or_usual(mut self) -> Self {
         let usual = Self::of(Ceiling::usual_for_agents(), &Source::Usual);
         self.memory = self.memory.or(usual.memory);
+        self.disk = self.disk.or(usual.disk);
         self.max_duration = self.max_duration.or(usual.max_duration);
         self.sandboxes = self.sandboxes.or(usual.sandboxes);
+        self
+    }
+
+    /// Without what is only usual about how long a sandbox lives: a REPL lives until it is removed.
+    pub fn for_repls(mut self) -> Self {
+        self.max_duration = self.max_duration.filter(|limit| limit.source != Source::Usual);
         self
     }
 

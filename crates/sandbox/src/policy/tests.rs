@@ -172,7 +172,16 @@ fn agents_have_usual_limits_where_nothing_is_said() {
     assert!(
         refusal(&agents, |spec| spec.max_duration = Some(Seconds::from_millis(86_400_001))).contains("[mcp]")
     );
+    assert!(
+        refusal(&agents, |spec| spec.disk = Size(33 << 30)).contains("the most is 32G, by the usual `disk`")
+    );
     assert_eq!(agents.sandboxes(), Some(32));
+    let repls = agents.for_repls();
+    assert_eq!(
+        repls.apply(repls.defaults()).unwrap().spec.max_duration,
+        None,
+        "a REPL lives until it is removed"
+    );
     assert!(agents.admit(32).unwrap_err().to_string().contains("the operator allows 32"));
     assert_eq!(agents.for_agents(), agents, "asking twice changes nothing");
 }
@@ -194,6 +203,12 @@ fn the_stricter_of_both_ceilings_counts_for_agents() {
     assert_eq!(agents.sandboxes(), Some(100), "the operator's word replaces what is usual");
     let two_days = Some(Seconds::from_millis(2 * 86_400_000));
     assert!(agents.apply(SandboxSpec { max_duration: two_days, ..agents.defaults() }).is_ok());
+    let repls = agents.for_repls();
+    assert_eq!(
+        repls.apply(repls.defaults()).unwrap().spec.max_duration,
+        two_days,
+        "what the operator says holds for REPLs"
+    );
 }
 
 #[test]
