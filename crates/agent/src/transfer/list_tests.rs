@@ -28,7 +28,7 @@ fn each_entry_is_told_as_it_is_and_no_link_is_followed() {
     fs::set_permissions(at("file"), fs::Permissions::from_mode(0o4751)).unwrap();
     fs::create_dir(at("a folder")).unwrap();
     symlink("/nowhere", at("link")).unwrap();
-    rustix::fs::mknodat(CWD, &at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    rustix::fs::mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     let (entries, total) = listed(folder.path(), 100).unwrap();
     let said: Vec<_> = entries.iter().map(|entry| (entry.name.as_slice(), entry.kind)).collect();
     assert_eq!(
