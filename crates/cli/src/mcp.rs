@@ -37,7 +37,7 @@ struct Serve {
     /// Answer HTTP requests for this host name, too. Can be repeated.
     #[arg(long, value_name = "HOST", requires = "http")]
     allow_host: Vec<String>,
-    /// Answer HTTP requests from pages of this origin, such as https://example.com, too. Can be repeated.
+    /// Answer HTTP requests from pages of this origin, such as `https://example.com`, too. Can be repeated.
     #[arg(long, value_name = "ORIGIN", requires = "http")]
     allow_origin: Vec<String>,
     /// Listen on an address that other machines reach. The token crosses the network as it is.

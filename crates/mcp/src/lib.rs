@@ -2,7 +2,7 @@
 //!
 //! * [`server`]: the server itself, and the one way that every call takes.
 //! * [`tools`]: the tools, one file per group.
-//! * [`run`]: a whole run of it, from start to end.
+//! * [`mod@run`]: a whole run of it, from start to end.
 //! * [`stdio`] and [`http`]: how clients reach it. Both serve any handler, so that a test can put its own around ours.
 //! * `schema`, `answer`, `shown`, `text`, `outputs`: what goes in and out, and what is left of it.
 //! * `host`, `call`: sandboxes, connections, progress and cancellation.
