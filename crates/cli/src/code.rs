@@ -379,8 +379,8 @@ mod tests {
             assert_eq!(told(file, None), Ok(language), "{file}");
         }
         assert_eq!(told("a.py", Some(Language::Bash)), Ok(Language::Bash));
-        assert!(told("a.rb", None).unwrap_err().contains("--lang"));
-        assert!(told("Makefile", None).is_err());
+        assert!(told("Cargo.toml", None).unwrap_err().contains("--lang"));
+        assert!(told("print(1)", None).unwrap_err().contains("-c"));
     }
 
     #[test]
