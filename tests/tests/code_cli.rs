@@ -74,7 +74,7 @@ fn exit_codes_tell_how_code_ended() {
     assert!(home.fails(&["code", "--sandbox", "box", "--memory", "1G", "-c", "1"], 125).contains("--memory"));
     assert!(home.fails(&["code", "--lang", "cobol", "-c", "1"], 125).contains("python"));
     assert!(home.fails(&["code", "print(1)"], 125).contains("-c"));
-    std::fs::write(home.path().join("what.txt"), "1").unwrap();
+    fs::write(home.path().join("what.txt"), "1").unwrap();
     assert!(home.fails(&["code", "what.txt"], 125).contains("--lang"));
 }
 
