@@ -127,7 +127,7 @@ fn what_is_not_there_or_not_right_is_explained() {
         (
             "edit_file",
             json!({"sandbox_id": id, "path": "/etc/hostname", "old_text": "nosuch", "new_text": ""}),
-            "nosuch",
+            "does not occur",
         ),
         ("list_directory", json!({"sandbox_id": id, "path": "/etc/hostname"}), "folder"),
         ("run_python_in_repl", json!({"repl_id": "nosuch", "code": "1"}), "nosuch"),
@@ -215,7 +215,7 @@ fn what_an_agent_asks_and_gets_is_recorded() {
         .iter()
         .map(|call| (call["tool"].as_str().unwrap(), call["outcome"].as_str().unwrap()))
         .collect();
-    assert_eq!(told, [("run_code", "ok"), ("sandbox_create", "error")], "{calls:#?}");
+    assert_eq!(told, [("run_code", "ok"), ("sandbox_create", "refused")], "{calls:#?}");
     assert_eq!(calls[0]["client"], "limits 1");
     assert!(calls[0]["arguments"].as_str().unwrap().contains("6 * 7"));
     assert!(!events.to_string().contains(secret), "the value of a variable is in the log");

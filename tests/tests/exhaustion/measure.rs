@@ -291,7 +291,7 @@ fn sizes(home: &Home, id: &str) -> (u64, u64) {
 }
 
 /// The processors that a process may use.
-pub fn affinity(pid: u32) -> String {
+fn affinity(pid: u32) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
 }
