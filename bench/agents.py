@@ -108,7 +108,8 @@ class Kernel:
 
     def __init__(self):
         from jupyter_client.manager import start_new_kernel
-        self.manager, self.client = start_new_kernel(startup_timeout=DEADLINE_SECONDS, kernel_name="python3")
+        self.manager, self.client = start_new_kernel(
+            startup_timeout=DEADLINE_SECONDS, kernel_name="python3", stderr=subprocess.DEVNULL)
 
     def run(self, code):
         """The text of the code's last expression."""
