@@ -18,6 +18,8 @@ use crate::processes::{Process, Processes};
 
 /// How long processes have to stop.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// How long one attempt at that takes.
+const ATTEMPT: Duration = Duration::from_millis(500);
 /// How often that is looked at.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How many looks in a row have to find everything stopped: a process that was born during one is seen by the next.
@@ -122,6 +124,7 @@ fn guest_processes(keeper: u32) -> Result<Vec<Process>, FreezeError> {
 
 fn stop(keeper: u32) -> Result<(), FreezeError> {
     let begin = Instant::now();
+    let mut attempt = begin;
     let mut quiet = 0;
     loop {
         let running: Vec<_> =
@@ -132,6 +135,13 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
         }
         if begin.elapsed() > DEADLINE {
             return Err(FreezeError::Slow(running.len()));
+        }
+        // A process that lent its memory to a child cannot stop before the child has let it go: both go on for a moment.
+        if attempt.elapsed() > ATTEMPT {
+            go_on(keeper)?;
+            thread::sleep(PAUSE);
+            attempt = Instant::now();
+            continue;
         }
         // The guest kernel is the first of them.
         for process in &running {

@@ -93,6 +93,8 @@ fn j1_j4_j8_processes_of_a_kept_sandbox_are_confined_as_agreed() {
 fn j1_an_unconfined_process_is_noticed() {
     let mut run = Run::of(std::process::Command::new("sh").args(["-c", "echo up; sleep 60; :"]));
     let sleeper = run.when_printed("up").keeper.expect("sleep runs");
+    // It opens and closes its libraries first.
+    sleep(Duration::from_millis(500));
     let found = describe(sleeper, run.number());
     let path = repository().join("tests/golden/guest-seccomp.txt");
     let agreed = fs::read_to_string(path).unwrap_or_default();
