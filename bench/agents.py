@@ -29,6 +29,16 @@ def value(answer):
     raise BenchError(f"run_code answered without a result: {json.dumps(answer)[:2000]}")
 
 
+def hang_up(process):
+    """Ends a process that ends with its input."""
+    process.stdin.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class LineClient:
     """The least that an MCP client can be: a line of JSON out, a line of JSON in."""
 
@@ -69,12 +79,7 @@ class LineClient:
     def close(self):
         with contextlib.suppress(BenchError, OSError):
             self.remove_leftovers()
-        self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        hang_up(self.process)
 
 
 class OfficialClient:
@@ -95,12 +100,7 @@ class OfficialClient:
         return json.loads(line)
 
     def close(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        hang_up(self.process)
 
 
 class Kernel:

@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use support::bash::start;
-use support::{Cell, Driver};
+use support::{Cell, Driver, Look};
 
 /// What a cell wrote to standard output, after checking that it succeeded.
 fn output(driver: &mut Driver, code: &str) -> String {

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use support::Driver;
 use support::node::{start, start_in};
+use support::{Driver, Look};
 
 /// The value of a cell's last expression, after checking that it succeeded.
 fn value(driver: &mut Driver, code: &str) -> String {

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use support::Driver;
 use support::python::{start, start_in};
+use support::{Driver, Look};
 
 /// The driver runs a cell with output, a value and an error as if nothing had happened.
 fn assert_sound(driver: &mut Driver) {

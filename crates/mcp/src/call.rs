@@ -172,6 +172,17 @@ impl Call {
         Ok(spec)
     }
 
+    /// The sandbox that the caller names, or a new one: whether it is new, and what the operator made stricter.
+    pub fn sandbox_or_new(&self, wanted: Option<&str>) -> Result<(Sandboxed, bool, Vec<String>), ToolError> {
+        match wanted {
+            Some(wanted) => Ok((self.running_sandbox(wanted)?, false, Vec::new())),
+            None => {
+                let (sandbox, notes) = self.make_sandbox(None, |_| Ok(()))?;
+                Ok((sandbox, true, notes))
+            }
+        }
+    }
+
     /// Makes a sandbox and starts it. What the operator made stricter comes with it, in sentences.
     pub fn make_sandbox(
         &self,

@@ -1,13 +1,11 @@
 //! The host's side of every call: managers and connections that are used again, and what this server has made.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bathy_sandbox::manager::ManagerError;
 use bathy_sandbox::{Connection, Manager, Sandboxed, StoreError};
-use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
 
 use crate::error::ToolError;
 
@@ -19,8 +17,6 @@ const MANAGER_AGE: Duration = Duration::from_secs(10);
 const IDLE_MANAGERS: usize = 4;
 /// How long a connection is kept for the next call. A sandbox with a connection is not idle, so not for long.
 pub const CONNECTION_AGE: Duration = Duration::from_secs(2);
-/// The program that monitors run, as the kernel names its processes.
-const MONITOR: &str = "bathy";
 
 /// A connection to a sandbox, and the next stream on it that is free.
 pub struct Line {
@@ -61,8 +57,6 @@ pub struct Host {
     managers: Mutex<Vec<Idle<Manager>>>,
     lines: Mutex<BTreeMap<Run, Vec<Idle<Line>>>>,
     made: Mutex<BTreeSet<String>>,
-    /// Monitors that had ended when housekeeping last looked.
-    ended: Mutex<BTreeSet<i32>>,
 }
 
 impl Host {
@@ -113,18 +107,6 @@ impl Host {
         !lines.is_empty()
     }
 
-    /// Collects monitors that have ended, which otherwise waits until the next one is started. One that has only just
-    /// ended is left for the next time: whoever has started it may be waiting for it.
-    pub fn collect_monitors(&self) {
-        let mut seen = lock(&self.ended);
-        let ended = ended_monitors();
-        for pid in ended.intersection(&seen).copied().filter_map(Pid::from_raw) {
-            // If somebody was faster, it is collected as well.
-            let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-        }
-        *seen = ended;
-    }
-
     /// Closes all connections to a sandbox.
     pub fn hang_up(&self, sandbox: &Sandboxed) {
         lock(&self.lines).retain(|(id, _), _| *id != sandbox.record.id);
@@ -166,32 +148,6 @@ pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<(), ToolErro
     }
 }
 
-/// Children of this process that were monitors, have ended, and are not collected.
-fn ended_monitors() -> BTreeSet<i32> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    // Mostly there is none, and this is much less work than to look for them.
-    if !matches!(waitid(WaitId::All, options), Ok(Some(_))) {
-        return BTreeSet::new();
-    }
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_ended_monitor(&stat))
-    })
-    .collect()
-}
-
-/// Reads `pid (name) state parent ...`; the name may hold anything.
-fn is_ended_monitor(stat: &str) -> bool {
-    let Some((_, rest)) = stat.split_once('(') else { return false };
-    let Some((name, rest)) = rest.rsplit_once(')') else { return false };
-    let mut fields = rest.split_ascii_whitespace();
-    let parent = getpid().as_raw_nonzero().get();
-    name == MONITOR
-        && fields.next() == Some("Z")
-        && fields.next().and_then(|field| field.parse::<i32>().ok()) == Some(parent)
-}
-
 fn open() -> Result<Manager, ManagerError> {
     Manager::open_for_agents(PROGRAM)
 }
@@ -209,37 +165,4 @@ fn forget_old(lines: &mut BTreeMap<Run, Vec<Idle<Line>>>) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-    use std::process::Command;
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn monitors_that_have_ended_are_collected_and_nothing_else_is() {
-        let folder = tempfile::tempdir().unwrap();
-        symlink("/bin/true", folder.path().join(MONITOR)).unwrap();
-        let mut monitor = Command::new(folder.path().join(MONITOR)).spawn().unwrap();
-        let mut other = Command::new("/bin/true").spawn().unwrap();
-        let state = |pid: u32| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            stat.rsplit_once(") ")?.1.chars().next()
-        };
-        let until = Instant::now() + Duration::from_secs(20);
-        while (state(monitor.id()), state(other.id())) != (Some('Z'), Some('Z')) {
-            assert!(Instant::now() < until);
-            thread::sleep(Duration::from_millis(5));
-        }
-        let host = Host::default();
-        host.collect_monitors();
-        assert_eq!(state(monitor.id()), Some('Z'), "it has only just ended");
-        host.collect_monitors();
-        assert_eq!(state(monitor.id()), None);
-        assert!(monitor.wait().is_err(), "nothing is left to wait for");
-        assert!(other.wait().unwrap().success(), "somebody else waits for it");
-    }
 }

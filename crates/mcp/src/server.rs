@@ -125,7 +125,7 @@ impl Server {
         loop {
             tokio::time::sleep(CONNECTION_AGE / 2).await;
             self.state.host.forget_idle();
-            self.state.host.collect_monitors();
+            bathy_sandbox::manager::collect_ended();
         }
     }
 

@@ -8,7 +8,6 @@ pub mod json;
 pub mod node;
 pub mod python;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,7 +24,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-pub use json::Json;
+pub use json::{Json, Look};
 
 /// What the harness shows as its secret.
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -98,7 +97,7 @@ impl Cell {
     /// The error's traceback as one text.
     pub fn traceback(&self) -> String {
         let lines = self.one('e')["traceback"].items();
-        lines.iter().map(Json::text).collect::<Vec<_>>().join("\n")
+        lines.iter().map(Look::text).collect::<Vec<_>>().join("\n")
     }
 
     /// The status that `f` told.
@@ -308,7 +307,7 @@ impl Driver {
                 continue;
             }
             let payload = String::from_utf8(std::mem::take(&mut pieces)).unwrap();
-            let json = Json::parse(&payload).unwrap_or_else(|| panic!("not JSON: {payload}"));
+            let json = serde_json::from_str(&payload).unwrap_or_else(|error| panic!("{error}: {payload}"));
             cell.replies.push(Reply {
                 kind,
                 json,
@@ -366,6 +365,3 @@ pub fn read_text(path: &Path) -> String {
     File::open(path).unwrap().read_to_string(&mut text).unwrap();
     text
 }
-
-/// A JSON object's members by name.
-pub type Members = BTreeMap<String, Json>;

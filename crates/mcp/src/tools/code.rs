@@ -96,13 +96,7 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
     request.max_output = u64::try_from(ONE).unwrap_or(u64::MAX);
     // What cannot run anyway needs no sandbox.
     request.check().map_err(refused)?;
-    let (sandbox, is_new, mut notes) = match &given.sandbox_id {
-        Some(wanted) => (call.running_sandbox(wanted)?, false, Vec::new()),
-        None => {
-            let (sandbox, notes) = call.make_sandbox(None, |_| Ok(()))?;
-            (sandbox, true, notes)
-        }
-    };
+    let (sandbox, is_new, mut notes) = call.sandbox_or_new(given.sandbox_id.as_deref())?;
     call.progress.step("running");
     let mut collected = Collected::default();
     let outcome = match run_cell(call, &sandbox, &request, &mut collected) {

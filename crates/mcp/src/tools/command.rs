@@ -156,13 +156,7 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let given: Arguments = arguments(given)?;
     let timeout = Duration::from_secs(given.timeout_seconds.unwrap_or(TIMEOUT));
     let command = given.command.spec(Some(timeout))?;
-    let (sandbox, is_new, mut notes) = match &given.sandbox_id {
-        Some(wanted) => (call.running_sandbox(wanted)?, false, Vec::new()),
-        None => {
-            let (sandbox, notes) = call.make_sandbox(None, |_| Ok(()))?;
-            (sandbox, true, notes)
-        }
-    };
+    let (sandbox, is_new, mut notes) = call.sandbox_or_new(given.sandbox_id.as_deref())?;
     call.progress.step("running");
     let done = execute(call, &sandbox, &command, given.stdin.as_deref());
     if is_new && (done.is_err() || call.cancel.is_cancelled()) {

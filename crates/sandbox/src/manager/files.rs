@@ -129,9 +129,9 @@ mod tests {
 
     #[test]
     fn a_relative_path_begins_in_the_working_directory_and_is_not_expanded() {
-        assert_eq!(from_folder(Some(b"/work"), "a/../b"), b"/work/a/../b");
+        assert_eq!(from_folder(Some(b"/srv"), "a/../b"), b"/srv/a/../b");
         assert_eq!(from_folder(Some(b"/"), "~/x"), b"/~/x");
-        assert_eq!(from_folder(Some(b"/work/"), "."), b"/work/.");
+        assert_eq!(from_folder(Some(b"/srv/"), "."), b"/srv/.");
         assert_eq!(from_folder(Some(b"/work"), "/etc/x"), b"/etc/x");
         assert_eq!(from_folder(None, "x"), b"x");
     }

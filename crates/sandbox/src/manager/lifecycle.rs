@@ -363,11 +363,38 @@ impl Manager {
     }
 }
 
-/// A monitor outlives the command that started it. In a process that lives on, those that have ended are collected when
-/// the next one is started.
+/// Monitors that this process started and has not collected: each outlives the command that started it.
+static STARTED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+
 fn collect_later(monitor: Child) {
-    static STARTED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+    collect_ended();
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner).push(monitor);
+}
+
+/// Collects the monitors that have ended, in a process that lives on.
+pub fn collect_ended() {
     let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
     started.retain_mut(|monitor| matches!(monitor.try_wait(), Ok(None)));
-    started.push(monitor);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn monitors_that_have_ended_are_collected_and_nothing_else_is() {
+        let mut other = Command::new("true").spawn().unwrap();
+        let monitor = Command::new("true").spawn().unwrap();
+        let place = format!("/proc/{}", monitor.id());
+        collect_later(monitor);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Path::new(&place).exists() {
+            assert!(Instant::now() < deadline, "it is still there");
+            collect_ended();
+            sleep(PAUSE);
+        }
+        assert!(other.wait().unwrap().success(), "somebody else waits for it");
+    }
 }

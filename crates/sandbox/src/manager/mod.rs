@@ -38,7 +38,7 @@ use crate::transfer::{PackError, TransferError, UnpackError};
 
 pub use code::BegunCell;
 pub use copy::CopyOptions;
-pub use lifecycle::NewSandbox;
+pub use lifecycle::{NewSandbox, collect_ended};
 pub use repl::{NewRepl, Repl, ReplOutcome, ReplStatus};
 pub use work::{Begun, ExecRequest};
 
