@@ -3,8 +3,12 @@
 //! A target reads its input as a little program. Numbers that matter (addresses, lengths, queue indices) are drawn so
 //! that the interesting ones are likely: inside memory, just at its end, and at the ends of their types.
 
+pub mod block;
+pub mod console;
+pub mod mmio;
+
 use std::cell::OnceCell;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use bathy_devices::GuestRam;
 use bathy_devices::testing::{Driver, Part};
@@ -12,6 +16,9 @@ use vm_memory::{Bytes, GuestAddress};
 
 /// How much memory the guests of the fuzz targets have.
 pub const RAM: u64 = 64 << 10;
+
+/// Where memory goes on, in guests whose memory has a hole behind the first [`RAM`] bytes.
+pub const ABOVE: u64 = 128 << 10;
 
 /// The most steps that one input is read for.
 pub const MAX_STEPS: usize = 200;
@@ -77,7 +84,8 @@ impl<'a> Input<'a> {
             0..200 => self.u16().into(),
             200..220 => RAM.wrapping_sub(self.u8().into()),
             220..230 => RAM.wrapping_add(self.u8().into()),
-            230..240 => u64::MAX - u64::from(self.u8()),
+            230..235 => u64::MAX - u64::from(self.u8()),
+            235..240 => ABOVE - 16 + u64::from(self.u16()),
             _ => self.u64(),
         }
     }
@@ -112,12 +120,12 @@ impl<'a> Input<'a> {
 }
 
 /// Guest memory, zeroed. It is made once, because mapping it anew would take longer than all the rest.
-pub fn ram() -> Rc<GuestRam> {
+pub fn ram() -> Arc<GuestRam> {
     thread_local! {
-        static MEMORY: OnceCell<Rc<GuestRam>> = const { OnceCell::new() };
+        static MEMORY: OnceCell<Arc<GuestRam>> = const { OnceCell::new() };
     }
     let ram =
-        MEMORY.with(|cell| Rc::clone(cell.get_or_init(|| Rc::new(GuestRam::create(RAM).expect("memory")))));
+        MEMORY.with(|cell| Arc::clone(cell.get_or_init(|| Arc::new(GuestRam::create(RAM).expect("memory")))));
     let zeros = [0; RAM as usize];
     ram.memory().write_slice(&zeros, GuestAddress(0)).expect("inside memory");
     ram

@@ -59,7 +59,7 @@ pub struct Booted {
 }
 
 /// Mounts everything and enters the new root.
-pub fn prepare_root(restricted: Option<Restriction>) -> Result<Booted, BootError> {
+pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Result<Booted, BootError> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::process::umask(Mode::empty());
     for folder in ["/dev", "/image", "/layer", "/root"] {
@@ -108,6 +108,9 @@ pub fn prepare_root(restricted: Option<Restriction>) -> Result<Booted, BootError
     rustix::system::sethostname(b"sandbox")
         .map_err(|error| BootError::Prepare("the host name", error.into()))?;
     let processes = Processes::open().map_err(|error| BootError::Prepare("/proc", error))?;
+    if let Some(threads) = threads {
+        limit_threads(threads)?;
+    }
     if let Some(restriction) = restricted {
         restrict(restriction)?;
     }
@@ -118,6 +121,15 @@ pub fn prepare_root(restricted: Option<Restriction>) -> Result<Booted, BootError
 fn hold(path: &'static str, flags: OFlags) -> Result<OwnedFd, BootError> {
     rustix::fs::open(path, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| BootError::Prepare(path, error.into()))
+}
+
+/// Leaves room for so many threads besides those that the kernel has by now.
+fn limit_threads(threads: u32) -> Result<(), BootError> {
+    let failed = |error| BootError::Prepare("the limit of threads", error);
+    // Its fourth field is how many run, of how many there are.
+    let load = fs::read_to_string("/proc/loadavg").map_err(failed)?;
+    let own = load.split(['/', ' ']).nth(4).and_then(|count| count.parse().ok()).unwrap_or(0u32);
+    fs::write("/proc/sys/kernel/threads-max", threads.saturating_add(own).to_string()).map_err(failed)
 }
 
 /// What a restricted sandbox has for all its processes alike.

@@ -31,6 +31,10 @@ use crate::spawn::Launcher;
 const RESTRICTED: &str = "restricted";
 /// Another: the root of a restricted sandbox stays writable.
 const WRITABLE_ROOT: &str = "writable-root";
+/// Another, before a number: how many threads there may be. A guest whose processes are the host's is limited there.
+const THREADS: &str = "threads=";
+/// Another: this kernel cannot turn the power off, and a reset is taken for that.
+const ENDS_BY_RESET: &str = "ends-by-reset";
 
 fn main() -> ExitCode {
     if rustix::process::getpid() != Pid::INIT {
@@ -39,19 +43,25 @@ fn main() -> ExitCode {
     let has = |word| std::env::args_os().any(|argument| argument == word);
     let restricted = has(RESTRICTED).then(|| Restriction { writable_root: has(WRITABLE_ROOT) });
     // Standard error is the kernel's console: the keeper shows its last lines when a guest does not get ready.
-    if let Err(message) = be_init(restricted) {
+    if let Err(message) = be_init(restricted, threads()) {
         eprintln!("bathysphere agent: {message}");
     }
     rustix::fs::sync();
     // Only fails without CAP_SYS_BOOT; then PID 1 returns, the kernel panics, and the sandbox ends all the same.
-    let _ = rustix::system::reboot(RebootCommand::PowerOff);
+    let end = if has(ENDS_BY_RESET) { RebootCommand::Restart } else { RebootCommand::PowerOff };
+    let _ = rustix::system::reboot(end);
     ExitCode::FAILURE
 }
 
-fn be_init(restricted: Option<Restriction>) -> Result<(), String> {
+fn threads() -> Option<u32> {
+    let words = std::env::args_os().filter_map(|word| word.into_string().ok());
+    words.filter_map(|word| word.strip_prefix(THREADS)?.parse().ok()).next()
+}
+
+fn be_init(restricted: Option<Restriction>, threads: Option<u32>) -> Result<(), String> {
     let pid1_unix_ns = unix_ns();
     let Booted { port, own_program, layer, processes } =
-        boot::prepare_root(restricted).map_err(|error| error.to_string())?;
+        boot::prepare_root(restricted, threads).map_err(|error| error.to_string())?;
     let times = BootTimes { pid1_unix_ns, mounted_unix_ns: unix_ns() };
     let resources = Resources { port, launcher: Launcher { restricted, own_program }, processes };
     let outcome = Server::new(resources, times).and_then(|mut server| server.run());

@@ -17,8 +17,10 @@ pub mod ring;
 mod sys;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
+mod work;
 
 pub use device::{DeviceError, MAX_QUEUE_SIZE, Outcome, TRANSPORT_FEATURES, VirtioDevice};
 pub use memory::{GuestMemory, GuestRam, MemoryError};
 /// The queue type that devices work on, named here so that transports agree on its version.
 pub use virtio_queue::{Queue, QueueT};
+pub use work::{ServedQueue, work};

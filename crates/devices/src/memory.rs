@@ -2,18 +2,22 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use thiserror::Error;
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::sys;
 
 /// Guest-physical memory as devices see it.
 pub type GuestMemory = GuestMemoryMmap<()>;
+
+/// Where no memory reaches.
+const NO_HOLE: Range<u64> = u64::MAX..u64::MAX;
 
 /// Guest memory could not be made or taken over.
 #[derive(Debug, Error)]
@@ -32,7 +36,7 @@ pub enum MemoryError {
     Map(#[source] io::Error),
 }
 
-/// The guest's whole memory, starting at guest-physical address zero.
+/// The guest's whole memory, starting at guest-physical address zero, with at most one hole in its addresses.
 ///
 /// The guest holds the same file. Its size is sealed, so that a hostile guest cannot truncate it under our mapping
 /// and end this process with a bus error.
@@ -53,13 +57,21 @@ impl GuestRam {
     /// # Errors
     /// When the size is not usable, or the host refuses.
     pub fn create(size: u64) -> Result<Self, MemoryError> {
+        Self::create_around(size, NO_HOLE)
+    }
+
+    /// Makes memory of `size` bytes, none of it at the addresses of `hole`: what has no room below is above it.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    pub fn create_around(size: u64, hole: Range<u64>) -> Result<Self, MemoryError> {
         if size == 0 || !size.is_multiple_of(Self::PAGE) {
             return Err(MemoryError::Size(size));
         }
         let fd = Self::create_file().map_err(|e| MemoryError::Create(e.into()))?;
         ftruncate(&fd, size).map_err(|e| MemoryError::Create(e.into()))?;
         fcntl_add_seals(&fd, Self::SEALS).map_err(|e| MemoryError::Create(e.into()))?;
-        Self::adopt(fd)
+        Self::map(fd, &hole)
     }
 
     /// Maps a memory file that another process made and sealed.
@@ -67,6 +79,10 @@ impl GuestRam {
     /// # Errors
     /// When the file's size can still be changed, is not usable, or mapping fails.
     pub fn adopt(fd: OwnedFd) -> Result<Self, MemoryError> {
+        Self::map(fd, &NO_HOLE)
+    }
+
+    fn map(fd: OwnedFd, hole: &Range<u64>) -> Result<Self, MemoryError> {
         let seals = fcntl_get_seals(&fd).map_err(|_| MemoryError::NotSealed)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(MemoryError::NotSealed);
@@ -76,15 +92,29 @@ impl GuestRam {
         if size == 0 || !size.is_multiple_of(Self::PAGE) {
             return Err(MemoryError::Size(size));
         }
-        let length = usize::try_from(size).map_err(|_| MemoryError::Size(size))?;
         let file = Arc::new(File::from(fd));
-        let region = MmapRegion::<()>::from_file(FileOffset::from_arc(Arc::clone(&file), 0), length)
-            .map_err(|e| MemoryError::Map(io::Error::other(e)))?;
-        sys::exclude_from_dumps(&region).map_err(MemoryError::Map)?;
-        let region = GuestRegionMmap::new(region, GuestAddress(0)).ok_or(MemoryError::Size(size))?;
-        let memory =
-            GuestMemory::from_regions(vec![region]).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
+        let below = size.min(hole.start);
+        let mut regions = vec![Self::map_part(&file, 0, 0, below)?];
+        if below < size {
+            regions.push(Self::map_part(&file, hole.end, below, size - below)?);
+        }
+        let memory = GuestMemory::from_regions(regions).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
         Ok(Self { file, memory, size, identity: (stat.st_dev, stat.st_ino) })
+    }
+
+    /// Maps `size` bytes of the file from `offset` on, as memory at the guest's address `start`.
+    fn map_part(
+        file: &Arc<File>,
+        start: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<GuestRegionMmap<()>, MemoryError> {
+        let length = usize::try_from(size).map_err(|_| MemoryError::Size(size))?;
+        let place = FileOffset::from_arc(Arc::clone(file), offset);
+        let region =
+            MmapRegion::<()>::from_file(place, length).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
+        sys::exclude_from_dumps(&region).map_err(MemoryError::Map)?;
+        GuestRegionMmap::new(region, GuestAddress(start)).ok_or(MemoryError::Size(size))
     }
 
     fn create_file() -> rustix::io::Result<OwnedFd> {
@@ -106,20 +136,9 @@ impl GuestRam {
         self.file.as_fd()
     }
 
-    /// Copies memory at `address` into `bytes`.
-    ///
-    /// # Errors
-    /// When the range is not in the memory.
-    pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.memory.read_slice(bytes, GuestAddress(address)).map_err(io::Error::other)
-    }
-
-    /// Copies `bytes` into memory at `address`.
-    ///
-    /// # Errors
-    /// When the range is not in the memory.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        self.memory.write_slice(bytes, GuestAddress(address)).map_err(io::Error::other)
+    /// The memory file, to be read and written by its own offsets.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// How many bytes of the memory are occupied on the host.
@@ -142,7 +161,7 @@ impl GuestRam {
 mod tests {
     use super::*;
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    use vm_memory::Bytes;
+    use vm_memory::{Bytes, GuestMemoryBackend};
 
     #[test]
     fn memory_is_shared_through_the_descriptor() {
@@ -177,6 +196,20 @@ mod tests {
         let address = address.unwrap();
         // SAFETY: unmaps exactly what was mapped above.
         unsafe { munmap(address, 4096) }.unwrap();
+    }
+
+    #[test]
+    fn memory_is_laid_out_around_a_hole() {
+        let ram = GuestRam::create_around(3 << 20, 1 << 20..4 << 20).unwrap();
+        rustix::io::pwrite(ram.fd(), b"above", 1 << 20).unwrap();
+
+        let mut seen = [0; 5];
+        ram.memory().read_slice(&mut seen, GuestAddress(4 << 20)).unwrap();
+
+        assert_eq!(&seen, b"above");
+        assert!(ram.memory().read_slice(&mut seen, GuestAddress(1 << 20)).is_err());
+        assert!(ram.memory().read_slice(&mut seen, GuestAddress((6 << 20) - 4)).is_err());
+        assert_eq!(GuestRam::create_around(1 << 20, 1 << 20..4 << 20).unwrap().memory().num_regions(), 1);
     }
 
     #[test]

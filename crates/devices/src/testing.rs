@@ -1,13 +1,39 @@
 //! The driver's side of a queue, for tests: well-behaved by default, and as hostile as a test wants it.
 
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::entropy::Clock;
 use crate::memory::GuestMemory;
 
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
+
+/// A clock that moves only when a test moves it.
+#[derive(Clone, Debug, Default)]
+pub struct TestClock(Arc<Mutex<Duration>>);
+
+impl TestClock {
+    /// The time.
+    pub fn get(&self) -> Duration {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the time.
+    pub fn set(&self, time: Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = time;
+    }
+
+    /// The same clock, for a device.
+    pub fn for_device(&self) -> Clock {
+        let clock = self.clone();
+        Box::new(move || clock.get())
+    }
+}
 
 /// One buffer of a request.
 #[derive(Clone, Copy, Debug)]

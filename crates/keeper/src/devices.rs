@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bathy_devices::block::{Block, BlockConfig, BlockError};
 use bathy_devices::console::Console;
@@ -11,12 +12,19 @@ use bathy_devices::entropy::Entropy;
 use bathy_devices::{GuestRam, Outcome};
 use bathy_protocol::Usage;
 use bathy_uml::vhost::{Backend, VhostError};
+use bathy_vmm::bus::Registers;
+use bathy_vmm::{Machine, Slot, SlotError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thiserror::Error;
+
+use crate::port::{Port, PortError};
 
 /// Events of the devices have tokens from here on; every device has [`TOKENS_EACH`] of them.
 pub const FIRST_TOKEN: u64 = 16;
 const TOKENS_EACH: u64 = 16;
+
+/// How many devices a guest has.
+pub const COUNT: usize = 4;
 
 /// A device could not be made.
 #[derive(Debug, Error)]
@@ -30,18 +38,41 @@ pub enum DevicesError {
     /// The event loop refused the device.
     #[error("Cannot serve a device")]
     Backend(#[from] VhostError),
+    /// The machine has no place for it.
+    #[error("Cannot serve a device")]
+    Slot(#[from] SlotError),
+}
+
+/// What the guest's devices are, before it is said how the guest reaches them.
+pub struct Models {
+    image: Block,
+    disk: Block,
+}
+
+impl Models {
+    /// A read-only image and a writable disk, whose content is worth nothing after the guest unless it is kept.
+    pub fn new(image: File, disk: File, disk_is_kept: bool) -> Result<Self, DevicesError> {
+        let block = |file, name, read_only, volatile, id: &str| {
+            Block::new(file, BlockConfig { read_only, volatile, id: id.to_owned() })
+                .map_err(|error| DevicesError::Disk(name, error))
+        };
+        Ok(Self {
+            image: block(image, "root image", true, true, "image")?,
+            disk: block(disk, "writable disk", false, !disk_is_kept, "disk")?,
+        })
+    }
 }
 
 /// All devices of a guest.
 pub struct Devices {
-    image: Backend<Block>,
-    disk: Backend<Block>,
-    control: Backend<Console>,
-    entropy: Backend<Entropy>,
+    image: Port<Block>,
+    disk: Port<Block>,
+    control: Port<Console>,
+    entropy: Port<Entropy>,
 }
 
 /// The guest's ends of the devices' sockets, in the order of [`bathy_uml::guest::DEVICES`].
-pub struct GuestEnds([OwnedFd; 4]);
+pub struct GuestEnds([OwnedFd; COUNT]);
 
 impl GuestEnds {
     /// The descriptors to hand to the guest.
@@ -50,38 +81,61 @@ impl GuestEnds {
     }
 }
 
+/// The first token of a device.
+fn token(index: u64) -> u64 {
+    FIRST_TOKEN + index * TOKENS_EACH
+}
+
 impl Devices {
-    /// Makes the devices and connects each to a socket whose other end the guest is given.
-    pub fn new(
-        image: File,
-        disk: File,
-        disk_is_kept: bool,
-        ram: &Rc<GuestRam>,
+    /// Connects each device to a socket whose other end the guest is given.
+    pub fn on_sockets(
+        models: Models,
+        ram: &Arc<GuestRam>,
         epoll: &Rc<OwnedFd>,
     ) -> Result<(Self, GuestEnds), DevicesError> {
         let (image_socket, image_end) = pair()?;
         let (disk_socket, disk_end) = pair()?;
         let (control_socket, control_end) = pair()?;
         let (entropy_socket, entropy_end) = pair()?;
-        let image_config = BlockConfig { read_only: true, volatile: true, id: "image".to_owned() };
-        let image =
-            Block::new(image, image_config).map_err(|error| DevicesError::Disk("root image", error))?;
-        let disk_config = BlockConfig { read_only: false, volatile: !disk_is_kept, id: "disk".to_owned() };
-        let disk =
-            Block::new(disk, disk_config).map_err(|error| DevicesError::Disk("writable disk", error))?;
-        let (ram, epoll) = (|| Rc::clone(ram), || Rc::clone(epoll));
-        let token = |index| FIRST_TOKEN + index * TOKENS_EACH;
+        let (ram, epoll) = (|| Arc::clone(ram), || Rc::clone(epoll));
+        let image = Backend::new(models.image, image_socket, ram(), epoll(), token(0))?;
+        let disk = Backend::new(models.disk, disk_socket, ram(), epoll(), token(1))?;
+        let control = Backend::new(Console::new(), control_socket, ram(), epoll(), token(2))?;
+        let entropy = Backend::new(Entropy::new(), entropy_socket, ram(), epoll(), token(3))?;
         let devices = Self {
-            image: Backend::new(image, image_socket, ram(), epoll(), token(0))?,
-            disk: Backend::new(disk, disk_socket, ram(), epoll(), token(1))?,
-            control: Backend::new(Console::new(), control_socket, ram(), epoll(), token(2))?,
-            entropy: Backend::new(Entropy::new(), entropy_socket, ram(), epoll(), token(3))?,
+            image: Port::Socket(image),
+            disk: Port::Socket(disk),
+            control: Port::Socket(control),
+            entropy: Port::Socket(entropy),
         };
         Ok((devices, GuestEnds([image_end, disk_end, control_end, entropy_end])))
     }
 
+    /// Puts each device into its place in a virtual machine, whose processors reach its registers there.
+    pub fn on_bus(
+        models: Models,
+        machine: &Machine,
+        ram: &Arc<GuestRam>,
+        epoll: &OwnedFd,
+    ) -> Result<(Self, Vec<Arc<dyn Registers>>), DevicesError> {
+        let ram = || Arc::clone(ram);
+        let image = Arc::new(Slot::new(models.image, 0, machine, ram(), epoll, token(0))?);
+        let disk = Arc::new(Slot::new(models.disk, 1, machine, ram(), epoll, token(1))?);
+        let control = Arc::new(Slot::new(Console::new(), 2, machine, ram(), epoll, token(2))?);
+        let entropy = Arc::new(Slot::new(Entropy::new(), 3, machine, ram(), epoll, token(3))?);
+        let registers: [Arc<dyn Registers>; COUNT] =
+            [image.clone(), disk.clone(), control.clone(), entropy.clone()];
+        let devices = Self {
+            image: Port::Bus(image),
+            disk: Port::Bus(disk),
+            control: Port::Bus(control),
+            entropy: Port::Bus(entropy),
+        };
+        Ok((devices, registers.into()))
+    }
+
     /// An event for a device.
-    pub fn on_event(&mut self, token: u64) -> Result<Outcome, VhostError> {
+    pub fn on_event(&mut self, token: u64) -> Result<Outcome, PortError> {
         match token.saturating_sub(FIRST_TOKEN) / TOKENS_EACH {
             0 => self.image.on_event(token),
             1 => self.disk.on_event(token),
@@ -91,45 +145,46 @@ impl Devices {
     }
 
     /// Continues work that an earlier outcome left.
-    pub fn service(&mut self) -> Result<Outcome, VhostError> {
+    pub fn service(&mut self) -> Result<Outcome, PortError> {
         let disks = self.image.service()?.merge(self.disk.service()?);
         Ok(disks.merge(self.control.service()?).merge(self.entropy.service()?))
     }
 
     /// How often the agent has opened its port.
-    pub fn agent_sessions(&self) -> u64 {
-        self.control.device().sessions()
+    pub fn agent_sessions(&mut self) -> u64 {
+        self.control.with(|control| control.sessions())
     }
 
     /// Bytes from the agent; to be followed by [`Self::service_control`], which makes use of the room.
     pub fn take_from_agent(&mut self, most: usize) -> Vec<u8> {
-        self.control.device_mut().take(most)
+        self.control.with(|control| control.take(most))
     }
 
     /// Bytes for the agent; returns how many were taken. To be followed by [`Self::service_control`].
     pub fn send_to_agent(&mut self, bytes: &[u8]) -> usize {
-        if bytes.is_empty() { 0 } else { self.control.device_mut().send(bytes) }
+        if bytes.is_empty() { 0 } else { self.control.with(|control| control.send(bytes)) }
     }
 
     /// Lets the control channel move what the host's side changed.
-    pub fn service_control(&mut self) -> Result<Outcome, VhostError> {
+    pub fn service_control(&mut self) -> Result<Outcome, PortError> {
         self.control.service()
     }
 
     /// Bytes that the disks have moved, and those that the writable one occupies on the host.
-    pub fn disk_usage(&self) -> Usage {
-        let (image, disk) = (self.image.device(), self.disk.device());
+    pub fn disk_usage(&mut self) -> Usage {
+        let image = self.image.with(|image| image.traffic());
+        let (disk, occupied) = self.disk.with(|disk| (disk.traffic(), disk.occupied()));
         Usage {
-            disk: disk.occupied(),
-            disk_read: image.traffic().read.saturating_add(disk.traffic().read),
-            disk_written: disk.traffic().written,
+            disk: occupied,
+            disk_read: image.read.saturating_add(disk.read),
+            disk_written: disk.written,
             ..Usage::default()
         }
     }
 
     /// The host's reason for failing a request of the guest's disks, once.
     pub fn take_disk_error(&mut self) -> Option<io::ErrorKind> {
-        self.disk.device_mut().take_host_error().or_else(|| self.image.device_mut().take_host_error())
+        self.disk.with(Block::take_host_error).or_else(|| self.image.with(Block::take_host_error))
     }
 }
 

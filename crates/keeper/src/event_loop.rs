@@ -8,22 +8,22 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bathy_devices::{GuestRam, Outcome};
-use bathy_jail::Spawned;
 use bathy_logs::{Meta, Ring, STDERR, STDOUT};
 use bathy_protocol::{Cause, FromKeeper, StdChannel};
-use bathy_uml::vhost::{SocketError, VhostError};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::console_log::{ConsoleLog, Reading};
 use crate::devices::{Devices, FIRST_TOKEN};
+use crate::guest::Guest;
 use crate::hub::{ClientId, Demand, Hub, HubError, OWNER};
+use crate::port::PortError;
 use crate::unix_ns;
 
 const CONSOLE: u64 = 2;
@@ -53,12 +53,12 @@ pub struct Keeper {
     pub console: ConsoleLog,
     /// Where the output of jobs goes.
     pub output: Option<Ring>,
-    pub ram: Rc<GuestRam>,
+    pub ram: Arc<GuestRam>,
     /// Where the guest's memory goes while it is paused.
     pub parking: Option<File>,
     /// What is waited for meanwhile: the owner, and the guest's end.
     pub asleep: OwnedFd,
-    pub guest: Spawned,
+    pub guest: Guest,
     pub ready_timeout: Duration,
     /// What the clients were warned of.
     pub warned: Vec<io::ErrorKind>,
@@ -107,14 +107,14 @@ impl Keeper {
             add(client.as_fd(), FIRST_CLIENT + id)?;
         }
         add(self.console.fd(), CONSOLE)?;
-        add(self.guest.pidfd.as_fd(), GUEST)?;
+        add(self.guest.ended(), GUEST)?;
         let asleep = |fd: BorrowedFd<'_>, token| {
             epoll::add(&self.asleep, fd, EventData::new_u64(token), EventFlags::IN)
         };
         if let Some(owner) = self.clients.get(&OWNER) {
             asleep(owner.as_fd(), FIRST_CLIENT)?;
         }
-        asleep(self.guest.pidfd.as_fd(), GUEST)?;
+        asleep(self.guest.ended(), GUEST)?;
         Ok(())
     }
 
@@ -124,13 +124,7 @@ impl Keeper {
         let cause = match self.serve() {
             End::OwnerGone => return,
             End::Because(cause) => cause,
-            End::GuestGone => {
-                let status =
-                    waitid(WaitId::PidFd(self.guest.pidfd.as_fd()), WaitIdOptions::EXITED).ok().flatten();
-                let code = status.as_ref().and_then(|status| status.exit_status());
-                let signal = status.as_ref().and_then(|status| status.terminating_signal());
-                Cause::GuestExited(code.or_else(|| signal.map(|signal| 128 + signal)).unwrap_or(-1))
-            }
+            End::GuestGone => self.guest.cause(),
         };
         self.console.read();
         let mut console = self.console.tail();
@@ -244,11 +238,11 @@ impl Keeper {
     /// Lets the devices work. A closed connection is how the guest's end looks from here; its process tells more.
     fn settle(
         &mut self,
-        work: impl FnOnce(&mut Devices) -> Result<Outcome, VhostError>,
+        work: impl FnOnce(&mut Devices) -> Result<Outcome, PortError>,
     ) -> Result<Outcome, End> {
         match work(&mut self.devices) {
             Ok(outcome) => Ok(outcome),
-            Err(VhostError::Socket(SocketError::Closed)) => Ok(Outcome::default()),
+            Err(error) if error.is_gone() => Ok(Outcome::default()),
             Err(error) => Err(End::Because(Cause::Violation(chain(&error)))),
         }
     }

@@ -7,38 +7,38 @@
 mod console_log;
 mod devices;
 mod event_loop;
+mod guest;
 pub mod hub;
 mod owner;
 mod parking;
+mod port;
 mod sys;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bathy_devices::{GuestRam, MemoryError};
-use bathy_jail::filter::{Filter, KEEPER};
-use bathy_jail::limits::{self, Limit};
-use bathy_jail::spawn::{self, Guest, Waiting};
-use bathy_jail::{FilterError, LimitsError, PrivilegesError, RootError, SpawnError, privileges, root};
+use bathy_jail::{FilterError, LimitsError, PrivilegesError, RootError, SpawnError, root};
 use bathy_logs::{Ring, RingError};
-use bathy_protocol::launch::{self, Launch};
+use bathy_protocol::launch::{self, Engine, Launch};
 use bathy_protocol::{Cause, FromKeeper, MessageError, Timeline};
-use bathy_uml::guest;
+use bathy_vmm::boot::BootError;
+use bathy_vmm::{MachineError, layout};
 use rustix::event::epoll;
-use rustix::fs::MemfdFlags;
 use rustix::net::SendFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Resource;
 use thiserror::Error;
 
 use crate::console_log::ConsoleLog;
-use crate::devices::{Devices, DevicesError, GuestEnds};
+use crate::devices::{DevicesError, Models};
 use crate::event_loop::{Keeper, chain};
+use crate::guest::Parts;
 use crate::hub::{Hub, OWNER};
 
 /// What kept the sandbox from starting.
@@ -60,6 +60,14 @@ enum StartError {
     Descriptor(#[source] io::Error),
     #[error("The guest cannot be started")]
     Spawn(#[from] SpawnError),
+    #[error("The guest's virtual machine cannot be made")]
+    Machine(#[from] MachineError),
+    #[error("The guest cannot be booted")]
+    Boot(#[from] BootError),
+    #[error("A guest cannot have {0} virtual processors")]
+    Processors(u32),
+    #[error("The guest's virtual processors cannot be started")]
+    Threads(#[from] bathy_vmm::vcpu::StartError),
     #[error("The keeper cannot be limited")]
     Limits(#[from] LimitsError),
     #[error("The keeper cannot drop its privileges")]
@@ -162,26 +170,44 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let kept = unsafe { Kept::inherit(&launch)? };
     let disk_size = inherited.disk.metadata().map_err(StartError::ReadConfig)?.len();
 
+    let kvm = match launch.engine {
+        // SAFETY: by the function's contract, because the configuration says that it is there too.
+        Engine::Kvm { .. } => Some(unsafe { sys::inherit(launch::fd::kvm(launch.kept)) }),
+        Engine::Uml { .. } => None,
+    };
+
     root::enter_empty_root()?;
-    let ram = Rc::new(GuestRam::create(launch.memory)?);
     let new_epoll =
         || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()));
     let (epoll, asleep) = (Rc::new(new_epoll()?), new_epoll()?);
-    let (devices, ends) = Devices::new(inherited.image, inherited.disk, launch.kept, &ram, &epoll)?;
-    let (console, console_write) = pipe()?;
+    let (console, console_write) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))?;
     rustix::io::ioctl_fionbio(&console, true).map_err(|error| StartError::Descriptor(error.into()))?;
-
-    let parts = GuestParts {
+    let parts = Parts {
         kernel: inherited.kernel,
         initramfs: inherited.initramfs,
-        ram: Rc::clone(&ram),
-        ends,
+        models: Models::new(inherited.image, inherited.disk, launch.kept)?,
         console: console_write,
+        // The disk, the parked memory, or a log with its header.
+        largest_file: if launch.kept {
+            disk_size.max(launch.memory).max(launch.log_capacity * 2)
+        } else {
+            disk_size
+        },
     };
-    let waiting = parts.start(&launch)?;
-    // The largest file that it writes: the disk, the parked memory, or a log with its header.
-    confine(if launch.kept { disk_size.max(launch.memory).max(launch.log_capacity * 2) } else { disk_size })?;
-    let guest = waiting.release()?;
+    let (ram, (devices, guest)) = match (launch.engine, kvm) {
+        (Engine::Kvm { cpus }, Some(kvm)) => {
+            let ram = Arc::new(GuestRam::create_around(launch.memory, layout::HOLE)?);
+            let started = parts.start_machine(&launch, (cpus, kvm), &ram, &epoll)?;
+            (ram, started)
+        }
+        (Engine::Kvm { cpus }, None) => return Err(StartError::Processors(cpus)),
+        (Engine::Uml { cpu, mode }, _) => {
+            let ram = Arc::new(GuestRam::create(launch.memory)?);
+            let started = parts.start_process(&launch, (cpu, mode), &ram, &epoll)?;
+            (ram, started)
+        }
+    };
 
     let timeline = Timeline { keeper: started, jailed: unix_ns(), ..Timeline::default() };
     let (life, output, console_ring, parking) = match kept {
@@ -208,63 +234,6 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     };
     keeper.watch().map_err(StartError::Descriptor)?;
     Ok(keeper)
-}
-
-/// What the guest is given; dropped, and so closed on our side, once the guest has it.
-struct GuestParts {
-    kernel: OwnedFd,
-    initramfs: OwnedFd,
-    ram: Rc<GuestRam>,
-    ends: GuestEnds,
-    console: OwnedFd,
-}
-
-impl GuestParts {
-    fn start(self, launch: &Launch) -> Result<Waiting, StartError> {
-        // An input that never has anything to read and never ends: the guest holds its other end itself.
-        let (input, input_write) = pipe()?;
-        let stub = rustix::fs::memfd_create("guest-stub", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|error| StartError::Descriptor(error.into()))?;
-        let mut descriptors: Vec<BorrowedFd<'_>> = vec![
-            input.as_fd(),
-            self.console.as_fd(),
-            self.console.as_fd(),
-            self.ram.fd(),
-            stub.as_fd(),
-            self.initramfs.as_fd(),
-        ];
-        descriptors.extend(self.ends.iter());
-        descriptors.push(input_write.as_fd());
-        let waiting = spawn::guest(&Guest {
-            program: self.kernel.as_fd(),
-            args: &guest::command_line(launch),
-            descriptors: &descriptors,
-            limits: &guest::limits(launch),
-            filter: guest::filter(launch.mode),
-            cpu: launch.cpu,
-            own_user: launch.guest_user,
-        })?;
-        Ok(waiting)
-    }
-}
-
-/// Closes the keeper's own jail. From here on it can only work on descriptors that it already has.
-fn confine(largest_file: u64) -> Result<(), StartError> {
-    limits::apply(limits::COMMON)?;
-    limits::apply(&[
-        Limit { resource: Resource::Nofile, value: 256 },
-        Limit { resource: Resource::Nproc, value: 0 },
-        Limit { resource: Resource::Fsize, value: largest_file },
-        Limit { resource: Resource::Data, value: 256 * 1024 * 1024 },
-    ])?;
-    let filter = KEEPER.compile()?;
-    privileges::drop_all()?;
-    Filter::install(&filter)?;
-    Ok(())
-}
-
-fn pipe() -> Result<(OwnedFd, OwnedFd), StartError> {
-    pipe_with(PipeFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))
 }
 
 /// The wall clock, as nanoseconds since 1970.

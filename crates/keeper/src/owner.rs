@@ -70,8 +70,8 @@ impl Keeper {
                 self.hub.tell_owner(&FromKeeper::Usage(usage));
                 Ok(())
             }
-            Demand::Park => self.park(),
-            // Not parked: nothing to bring back.
+            Demand::Park { release_memory } => self.park(*release_memory),
+            // It does not stand still: nothing to bring back.
             Demand::Unpark => {
                 self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 });
                 Ok(())
@@ -79,26 +79,22 @@ impl Keeper {
         }
     }
 
-    /// Moves the memory of the frozen guest away and stays here until it is back: a device that looked at the guest's
-    /// queues meanwhile would find nothing.
-    fn park(&mut self) -> Result<(), End> {
-        let Some(file) = &self.parking else {
-            self.hub.tell_owner(&FromKeeper::NotParked("this sandbox is not kept".to_owned()));
-            return Ok(());
-        };
-        match parking::park(&self.ram, file) {
-            Ok(bytes) => self.hub.tell_owner(&FromKeeper::Parked { bytes }),
-            Err(error) => {
-                self.hub.tell_owner(&FromKeeper::NotParked(error.to_string()));
-                return Ok(());
-            }
+    /// Stands still with the guest until it goes on: a device that looked at the guest's queues while their memory is
+    /// away would find nothing.
+    fn park(&mut self, release_memory: bool) -> Result<(), End> {
+        self.guest.pause();
+        let moved = if release_memory { self.move_memory_away() } else { Ok(0) };
+        match &moved {
+            Ok(bytes) => self.hub.tell_owner(&FromKeeper::Parked { bytes: *bytes }),
+            Err(reason) => self.hub.tell_owner(&FromKeeper::NotParked(reason.clone())),
         }
+        let memory_is_away = release_memory && moved.is_ok();
         loop {
             // What came with the request, or while the memory was moved, is next.
             while let Some(demand) = self.demands.pop_front() {
                 match demand {
-                    Demand::Unpark => return self.unpark(),
-                    Demand::Park => self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 }),
+                    Demand::Unpark => return self.unpark(memory_is_away),
+                    Demand::Park { .. } => self.hub.tell_owner(&FromKeeper::Parked { bytes: 0 }),
                     other => self.obey(&other)?,
                 }
             }
@@ -113,15 +109,21 @@ impl Keeper {
         }
     }
 
-    fn unpark(&mut self) -> Result<(), End> {
-        let Some(file) = &self.parking else { return Ok(()) };
-        match parking::unpark(&self.ram, file) {
-            Ok(bytes) => {
-                self.hub.tell_owner(&FromKeeper::Parked { bytes });
-                self.send_to_owner()
-            }
-            Err(error) => Err(End::Because(Cause::Failed(format!("Cannot bring the memory back: {error}")))),
-        }
+    fn move_memory_away(&self) -> Result<u64, String> {
+        let file = self.parking.as_ref().ok_or("this sandbox is not kept")?;
+        parking::park(&self.ram, file).map_err(|error| error.to_string())
+    }
+
+    fn unpark(&mut self, memory_is_away: bool) -> Result<(), End> {
+        let bytes = match self.parking.as_ref().filter(|_| memory_is_away) {
+            Some(file) => parking::unpark(&self.ram, file).map_err(|error| {
+                End::Because(Cause::Failed(format!("Cannot bring the memory back: {error}")))
+            })?,
+            None => 0,
+        };
+        self.guest.resume();
+        self.hub.tell_owner(&FromKeeper::Parked { bytes });
+        self.send_to_owner()
     }
 
     fn send_to_owner(&mut self) -> Result<(), End> {

@@ -14,8 +14,9 @@ const CHUNK: usize = 1024 * 1024;
 
 /// Moves all of `ram` that is occupied to `file`; returns how many bytes that were.
 pub fn park(ram: &GuestRam, file: &File) -> io::Result<u64> {
+    let memory = ram.file();
     let moved = copy(ram.fd(), ram.size(), |at, buffer| {
-        ram.read(at, buffer)?;
+        memory.read_exact_at(buffer, at)?;
         file.write_all_at(buffer, at)
     });
     match moved {
@@ -33,9 +34,10 @@ pub fn park(ram: &GuestRam, file: &File) -> io::Result<u64> {
 
 /// Brings the memory back.
 pub fn unpark(ram: &GuestRam, file: &File) -> io::Result<u64> {
+    let memory = ram.file();
     let moved = copy(file, ram.size(), |at, buffer| {
         file.read_exact_at(buffer, at)?;
-        ram.write(at, buffer)
+        memory.write_all_at(buffer, at)
     })?;
     free(file, ram.size())?;
     Ok(moved)
@@ -84,25 +86,25 @@ mod tests {
         let ram = GuestRam::create(64 << 20).unwrap();
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 << 20).unwrap();
-        ram.write(5 << 20, &[7; 3 << 20]).unwrap();
+        ram.file().write_all_at(&[7; 3 << 20], 5 << 20).unwrap();
         assert!(occupied(&ram) >= 3 << 20);
         let moved = park(&ram, &file).unwrap();
         assert!(moved >= 3 << 20);
         assert_eq!(occupied(&ram), 0);
         assert_eq!(unpark(&ram, &file).unwrap(), moved);
         let mut back = vec![0; 3 << 20];
-        ram.read(5 << 20, &mut back).unwrap();
+        ram.file().read_exact_at(&mut back, 5 << 20).unwrap();
         assert!(back.iter().all(|byte| *byte == 7));
     }
 
     #[test]
     fn nothing_is_lost_when_the_file_takes_nothing() {
         let ram = GuestRam::create(64 << 20).unwrap();
-        ram.write(0, &[9; 4096]).unwrap();
+        ram.file().write_all_at(&[9; 4096], 0).unwrap();
         let read_only = File::open("/proc/self/exe").unwrap();
         assert!(park(&ram, &read_only).is_err());
         let mut back = [0; 4096];
-        ram.read(0, &mut back).unwrap();
+        ram.file().read_exact_at(&mut back, 0).unwrap();
         assert_eq!(back, [9; 4096]);
     }
 }

@@ -28,6 +28,11 @@ pub mod fd {
     pub const CONSOLE_LOG: i32 = 12;
     /// With [`super::Launch::kept`]: where the guest's memory goes while it is paused.
     pub const PARKING: i32 = 13;
+
+    /// For a guest of the kvm engine: the opened `/dev/kvm`, after all others.
+    pub const fn kvm(kept: bool) -> i32 {
+        if kept { PARKING + 1 } else { SLOT + 1 }
+    }
 }
 
 /// How a guest of the uml engine is kept apart from its own kernel.
@@ -41,20 +46,35 @@ pub enum UmlMode {
     Ptrace,
 }
 
+/// What kind of guest the keeper runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Engine {
+    /// A jailed User Mode Linux kernel.
+    Uml {
+        /// The host processor that it is pinned to.
+        cpu: u32,
+        /// How guest processes are contained.
+        mode: UmlMode,
+    },
+    /// A hardware virtual machine. The descriptor of [`fd::kvm`] is there.
+    Kvm {
+        /// How many processors it has.
+        cpus: u32,
+    },
+}
+
 /// The keeper's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
+    /// What the guest is.
+    pub engine: Engine,
     /// Guest memory in bytes.
     pub memory: u64,
-    /// The host processor that the guest is pinned to.
-    pub cpu: u32,
-    /// How many host processes the guest may consist of.
+    /// How many processes the guest may consist of.
     pub processes: u64,
-    /// How guest processes are contained.
-    pub mode: UmlMode,
     /// Milliseconds that the guest has to get ready.
     pub ready_timeout_ms: u64,
-    /// Whether the guest process has a host user of its own, besides the keeper's: uid 1 of the keeper's namespace.
+    /// Whether a guest that is a process has a host user of its own, besides the keeper's: uid 1 of the keeper's namespace.
     pub guest_user: bool,
     /// The sandbox outlives its first client: its disk is worth keeping, and the descriptors from [`fd::LIFE`] on are there.
     pub kept: bool,

@@ -377,9 +377,13 @@ pub enum ToKeeper {
     Client,
     /// What does the sandbox use?
     Usage,
-    /// The guest is frozen: move its memory to the parking file, and free it.
-    Park,
-    /// Bring the guest's memory back.
+    /// Make the guest stand still, unless it is frozen from outside, and stay still with it. Whatever comes of moving
+    /// its memory, [`Self::Unpark`] ends that.
+    Park {
+        /// Move the guest's memory to the parking file, and free it.
+        release_memory: bool,
+    },
+    /// Bring the guest's memory back, and let it go on, unless that is done from outside.
     Unpark,
 }
 
@@ -407,6 +411,8 @@ pub enum Cause {
     Killed,
     /// The guest kernel ended by itself with this wait status.
     GuestExited(i32),
+    /// The guest's virtual machine ended in a way that no guest should: how.
+    GuestCrashed(String),
     /// The guest did not answer in time, in milliseconds.
     NotReady(u64),
     /// The guest broke the rules of a device or of this protocol.

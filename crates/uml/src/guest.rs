@@ -35,14 +35,14 @@ const HELPERS: u64 = 8;
 const DEVICE_FILES: u64 = 128;
 
 /// The guest kernel's words.
-pub fn command_line(launch: &Launch) -> Vec<CString> {
+pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
     let mut words = vec![
         "bathysphere-guest".to_owned(),
         format!("mem={}K", launch.memory / 1024),
         format!("memfd={}", fd::RAM),
         format!("stubfd={}", fd::STUB),
         format!("initrd=fd:{}", fd::INITRAMFS),
-        match launch.mode {
+        match mode {
             UmlMode::Seccomp => "seccomp=on".to_owned(),
             UmlMode::Ptrace => "seccomp=off".to_owned(),
         },
@@ -93,14 +93,15 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
 
 #[cfg(test)]
 mod tests {
+    use bathy_protocol::launch::Engine;
+
     use super::*;
 
-    fn launch(mode: UmlMode) -> Launch {
+    fn launch() -> Launch {
         Launch {
+            engine: Engine::Uml { cpu: 0, mode: UmlMode::Seccomp },
             memory: 128 << 20,
-            cpu: 0,
             processes: 10,
-            mode,
             ready_timeout_ms: 1,
             guest_user: false,
             kept: false,
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn u3_the_command_line_holds_only_words_of_ours() {
-        let words = command_line(&launch(UmlMode::Seccomp));
+        let words = command_line(&launch(), UmlMode::Seccomp);
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         assert!(words.contains(&"mem=131072K") && words.contains(&"seccomp=on"));
         let forbidden = ["ubd", "hostfs", "mconsole", "uml_dir", "umid", "vec", "tap", "root="];
@@ -123,14 +124,14 @@ mod tests {
     #[test]
     fn a_restricted_guest_is_told_so() {
         let restricted = Some(bathy_protocol::Restriction { writable_root: false });
-        let words = command_line(&Launch { restricted, ..launch(UmlMode::Ptrace) });
+        let words = command_line(&Launch { restricted, ..launch() }, UmlMode::Ptrace);
         let last: Vec<_> = words.iter().rev().take(2).map(|word| word.to_str().unwrap()).collect();
         assert_eq!(last, ["restricted", "--"]);
     }
 
     #[test]
     fn ptrace_mode_brings_its_own_filter() {
-        let words = command_line(&launch(UmlMode::Ptrace));
+        let words = command_line(&launch(), UmlMode::Ptrace);
         assert!(words.iter().any(|word| word.to_str() == Ok("seccomp=off")));
         assert_ne!(filter(UmlMode::Ptrace).name, filter(UmlMode::Seccomp).name);
     }

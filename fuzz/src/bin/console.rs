@@ -2,11 +2,11 @@
 #![no_main]
 
 use bathy_devices::VirtioDevice;
-use bathy_devices::console::{BUFFER_BYTES, Console};
-use bathy_devices::testing::{Driver, readable, writable};
+use bathy_devices::console::Console;
+use bathy_devices::testing::Driver;
+use bathy_fuzz::console::{check_buffers, check_state, guest_acts, host_acts};
 use bathy_fuzz::{Input, MAX_STEPS, drive, ram};
 use libfuzzer_sys::fuzz_target;
-use vm_memory::{Bytes, GuestAddress};
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input::new(data);
@@ -24,43 +24,15 @@ fuzz_target!(|data: &[u8]| {
         let kick = usize::from(input.u8() % 4);
         match input.u8() % 10 {
             0 | 1 => drive(&mut input, &ram, &mut drivers[kick]),
-            2 | 3 => {
-                // A control message that makes sense.
-                let event = input.choose(&[0_u8, 3, 6, 6]);
-                let message = [0, 0, 0, 0, event, 0, input.u8() & 1, 0];
-                mem.write_slice(&message, GuestAddress(0x100)).expect("inside memory");
-                drivers[3].push(&[readable(0x100, 8)]);
-            }
-            4 => {
-                drivers[2].push(&[writable(0x8000, 64)]);
-            }
-            5 => {
-                drivers[0].push(&[writable(0x8000, input.length() % 0x4000)]);
-            }
-            6 => {
-                // Enough, at times, to fill the port's buffer in one step.
-                let length = u32::from(input.u16());
-                for _ in 0..1 + input.u8() % 8 {
-                    drivers[1].push(&[readable(0, length)]);
-                }
-            }
-            7 => {
-                let size = usize::from(input.u16()) * 8;
-                let sent = console.send(&vec![7; size]);
-                assert!(sent <= size);
-            }
-            8 => drop(console.take(usize::from(input.u16()) * 8)),
-            _ => console.reconnect(),
+            2..7 => guest_acts(&mut input, mem, &mut drivers),
+            _ => host_acts(&mut input, &mut console),
         }
         if process(&mut console, &mut queues, kick, mem).is_err() {
             break;
         }
-        assert!(console.received() <= BUFFER_BYTES);
-        assert!(console.room() <= BUFFER_BYTES);
+        check_buffers(&console);
     }
-    let state = console.save();
-    assert!(state.control.len() <= 16, "{} messages wait", state.control.len());
-    assert!(Console::restore(state.clone()).expect("its own state").save() == state);
+    check_state(&console);
 });
 
 fn process(

@@ -1,13 +1,11 @@
 //! The entropy device: whatever is asked, it gives no more than its rate allows.
 #![no_main]
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::time::Duration;
 
 use bathy_devices::VirtioDevice;
 use bathy_devices::entropy::{BURST_BYTES, BYTES_PER_SECOND, Entropy};
-use bathy_devices::testing::Driver;
+use bathy_devices::testing::{Driver, TestClock};
 use bathy_fuzz::{Input, MAX_STEPS, drive, ram};
 use libfuzzer_sys::fuzz_target;
 
@@ -16,9 +14,8 @@ fuzz_target!(|data: &[u8]| {
     let ram = ram();
     let mut driver = Driver::new(ram.memory(), 0x1000, 16);
     let mut queue = driver.device_queue();
-    let now = Rc::new(Cell::new(Duration::ZERO));
-    let clock = Rc::clone(&now);
-    let mut entropy = Entropy::with_clock(Box::new(move || clock.get()));
+    let now = TestClock::default();
+    let mut entropy = Entropy::with_clock(now.for_device());
     let (mut before, mut elapsed) = (BURST_BYTES, Duration::ZERO);
 
     for _ in 0..MAX_STEPS {

@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::console::Console;
@@ -54,7 +55,7 @@ struct Palette {
 }
 
 struct Client<'ram, D: VirtioDevice> {
-    ram: &'ram Rc<GuestRam>,
+    ram: &'ram Arc<GuestRam>,
     peer: OwnedFd,
     epoll: Rc<OwnedFd>,
     backend: Backend<D>,
@@ -62,14 +63,14 @@ struct Client<'ram, D: VirtioDevice> {
 }
 
 impl<'ram, D: VirtioDevice> Client<'ram, D> {
-    fn new(device: D, ram: &'ram Rc<GuestRam>) -> Self {
+    fn new(device: D, ram: &'ram Arc<GuestRam>) -> Self {
         let pair = |kind| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             socketpair(AddressFamily::UNIX, kind, flags, None).expect("two sockets")
         };
         let epoll = Rc::new(epoll::create(CreateFlags::CLOEXEC).expect("an epoll"));
         let (peer, served) = pair(SocketType::STREAM);
-        let backend = Backend::new(device, served, Rc::clone(ram), Rc::clone(&epoll), 7).expect("a server");
+        let backend = Backend::new(device, served, Arc::clone(ram), Rc::clone(&epoll), 7).expect("a server");
         let palette = Palette {
             stream: pair(SocketType::STREAM),
             datagram: pair(SocketType::DGRAM),

@@ -18,7 +18,7 @@ use crate::ring::{Chain, Ring, run_round};
 const WORTHWHILE_BYTES: u64 = 1024;
 
 /// Tells the time since some fixed moment; tests bring their own.
-pub type Clock = Box<dyn Fn() -> Duration>;
+pub type Clock = Box<dyn Fn() -> Duration + Send>;
 
 /// Random bytes from the host's kernel.
 pub struct Entropy {

@@ -1,14 +1,12 @@
 //! The entropy device, its rate limit by an artificial clock.
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{BURST_BYTES, BYTES_PER_SECOND, Entropy, EntropyError};
 use crate::ring::RingError;
-use crate::testing::{Driver, readable, writable};
+use crate::testing::{Driver, TestClock, readable, writable};
 use crate::{DeviceError, GuestRam, Outcome, Queue, VirtioDevice};
 
 const DATA: u64 = 0x10000;
@@ -18,15 +16,15 @@ struct Bench<'mem> {
     ram: &'mem GuestRam,
     driver: Driver<'mem>,
     queue: Queue,
-    now: Rc<Cell<Duration>>,
+    now: TestClock,
     entropy: Entropy,
 }
 
 impl<'mem> Bench<'mem> {
     fn new(ram: &'mem GuestRam) -> Self {
-        let now = Rc::new(Cell::new(Duration::from_secs(100)));
-        let clock = Rc::clone(&now);
-        let entropy = Entropy::with_clock(Box::new(move || clock.get()));
+        let now = TestClock::default();
+        now.set(Duration::from_secs(100));
+        let entropy = Entropy::with_clock(now.for_device());
         let driver = Driver::new(ram.memory(), 0x1000, 16);
         let queue = driver.device_queue();
         Self { ram, driver, queue, now, entropy }

@@ -14,7 +14,7 @@ mod guest;
 mod keeper;
 
 pub use guest::{GUEST_PTRACE, GUEST_SECCOMP};
-pub use keeper::KEEPER;
+pub use keeper::{KEEPER, KEEPER_KVM, KICK_SIGNAL, VCPU};
 
 /// A filter could not be made or installed.
 #[derive(Debug, Error)]
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn every_table_compiles_and_names_no_call_twice() {
-        for filter in [KEEPER, GUEST_SECCOMP, GUEST_PTRACE] {
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GUEST_SECCOMP, GUEST_PTRACE] {
             filter.compile().unwrap();
             let mut calls: Vec<_> = filter.rules().map(|rule| rule.call).collect();
             calls.sort_unstable();

@@ -47,7 +47,7 @@ impl Hub {
             }
             ToKeeper::Client => Some(Demand::Client),
             ToKeeper::Usage => Some(Demand::Usage),
-            ToKeeper::Park => Some(Demand::Park),
+            ToKeeper::Park { release_memory } => Some(Demand::Park { release_memory: *release_memory }),
             ToKeeper::Unpark => Some(Demand::Unpark),
         }
     }

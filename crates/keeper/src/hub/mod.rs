@@ -103,9 +103,12 @@ pub enum Demand {
     Client,
     /// Report what the sandbox uses.
     Usage,
-    /// Move the guest's memory to the parking file.
-    Park,
-    /// Bring it back.
+    /// Stand still.
+    Park {
+        /// Move the guest's memory to the parking file.
+        release_memory: bool,
+    },
+    /// Go on.
     Unpark,
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use bathy_devices::{DeviceError, GuestRam, Outcome, VirtioDevice};
+use bathy_devices::{DeviceError, GuestRam, Outcome, Queue, ServedQueue, VirtioDevice};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -92,7 +93,7 @@ pub struct Backend<D: VirtioDevice> {
     device: D,
     /// Gone once an error has ended the connection.
     socket: Option<Socket>,
-    ram: Rc<GuestRam>,
+    ram: Arc<GuestRam>,
     epoll: Rc<OwnedFd>,
     token_base: u64,
     vrings: Vec<Vring>,
@@ -112,7 +113,7 @@ impl<D: VirtioDevice> Backend<D> {
     pub fn new(
         device: D,
         socket: OwnedFd,
-        ram: Rc<GuestRam>,
+        ram: Arc<GuestRam>,
         epoll: Rc<OwnedFd>,
         token_base: u64,
     ) -> Result<Self, VhostError> {
@@ -225,38 +226,9 @@ impl<D: VirtioDevice> Backend<D> {
         self.request_fd = None;
     }
 
-    /// Works on `first`, or on whatever is left over from before, and then on what the device asks for in turn.
+    /// Works on the queue `first`, or on what is left over from before, and on what follows from that.
     fn work(&mut self, first: Option<usize>) -> Result<Outcome, VhostError> {
-        let mut total = Outcome::default();
-        for queue in 0..self.vrings.len() {
-            let due = match first {
-                Some(wanted) => wanted == queue,
-                None => self.vrings.get(queue).is_some_and(|vring| vring.unfinished),
-            };
-            if due {
-                total = total.merge(self.work_on(queue)?);
-            }
-        }
-        // Each queue can be asked for a few times by the others; a device that wants more gets its turn later.
-        for _ in 0..4 * self.vrings.len() {
-            let Some(queue) = self.device.follow_up() else { return Ok(total) };
-            total = total.merge(self.work_on(queue)?);
-        }
-        total.more = true;
-        Ok(total)
-    }
-
-    fn work_on(&mut self, queue: usize) -> Result<Outcome, VhostError> {
-        let Some(vring) = self.vrings.get_mut(queue).filter(|vring| vring.is_running()) else {
-            return Ok(Outcome::default());
-        };
-        let outcome = self.device.process(queue, &mut vring.queue, self.ram.memory())?;
-        vring.unfinished = outcome.more || outcome.retry_after.is_some();
-        if outcome.notify {
-            let number = u32::try_from(queue).unwrap_or(u32::MAX);
-            vring.interrupt().map_err(|source| VhostError::Vring { queue: number, source })?;
-        }
-        Ok(outcome)
+        bathy_devices::work(&mut self.device, &mut self.vrings, self.ram.memory(), first)
     }
 
     fn on_socket(&mut self) -> Result<Outcome, VhostError> {
@@ -417,7 +389,7 @@ impl<D: VirtioDevice> Backend<D> {
         let (Some(features), Some(table)) = (self.features, self.table) else {
             return Err(VhostError::Order("a queue is started before features and memory are known"));
         };
-        let ram = Rc::clone(&self.ram);
+        let ram = Arc::clone(&self.ram);
         self.vring(queue, |vring| vring.start(ram.memory(), table, features & F_EVENT_IDX != 0))?;
         // A kick may have come before the start, and it will not be reported twice.
         self.work(usize::try_from(queue).ok())
@@ -432,6 +404,23 @@ impl<D: VirtioDevice> Backend<D> {
             }
             Ok(vring.state().next_available)
         })
+    }
+}
+
+impl ServedQueue for Vring {
+    type Error = VhostError;
+
+    fn running(&mut self) -> Option<&mut Queue> {
+        self.running_queue()
+    }
+
+    fn unfinished(&mut self) -> &mut bool {
+        &mut self.unfinished
+    }
+
+    fn interrupt(&self, number: usize) -> Result<(), VhostError> {
+        let queue = u32::try_from(number).unwrap_or(u32::MAX);
+        self.call().map_err(|source| VhostError::Vring { queue, source })
     }
 }
 

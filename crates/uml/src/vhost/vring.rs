@@ -68,7 +68,7 @@ pub struct VringState {
 /// One queue.
 #[derive(Debug)]
 pub(super) struct Vring {
-    pub(super) queue: Queue,
+    queue: Queue,
     address: Option<VringAddress>,
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
@@ -85,6 +85,10 @@ impl Vring {
 
     pub(super) fn is_running(&self) -> bool {
         self.running
+    }
+
+    pub(super) fn running_queue(&mut self) -> Option<&mut Queue> {
+        self.running.then_some(&mut self.queue)
     }
 
     pub(super) fn state(&self) -> VringState {
@@ -197,7 +201,7 @@ impl Vring {
     }
 
     /// Interrupts the guest. A socket that is full already holds an interrupt, and one that is closed wants none.
-    pub(super) fn interrupt(&self) -> Result<(), VringError> {
+    pub(super) fn call(&self) -> Result<(), VringError> {
         let Some(call) = &self.call else { return Ok(()) };
         match send(call, &1_u64.to_ne_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {

@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bathy_devices::testing::Driver;
 use bathy_devices::{GuestRam, Outcome, VirtioDevice};
@@ -51,7 +52,7 @@ pub(super) struct ClientQueue {
 
 /// A client, and the server that it talks to.
 pub(super) struct Frontend<D: VirtioDevice> {
-    pub(super) ram: Rc<GuestRam>,
+    pub(super) ram: Arc<GuestRam>,
     pub(super) peer: OwnedFd,
     pub(super) backend: Backend<D>,
     pub(super) queues: Vec<ClientQueue>,
@@ -89,10 +90,10 @@ pub(super) fn is_abandoned(fd: impl AsFd) -> bool {
 
 impl<D: VirtioDevice> Frontend<D> {
     pub(super) fn new(device: D) -> Self {
-        let ram = Rc::new(GuestRam::create(RAM).unwrap());
+        let ram = Arc::new(GuestRam::create(RAM).unwrap());
         let epoll = Rc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
         let (ours, theirs) = sockets(SocketType::STREAM);
-        let backend = Backend::new(device, theirs, Rc::clone(&ram), Rc::clone(&epoll), TOKEN).unwrap();
+        let backend = Backend::new(device, theirs, Arc::clone(&ram), Rc::clone(&epoll), TOKEN).unwrap();
         Self { ram, peer: ours, backend, queues: Vec::new(), epoll, request_end: None }
     }
 
@@ -179,7 +180,7 @@ impl<D: VirtioDevice> Frontend<D> {
     }
 
     pub(super) fn share_memory(&mut self) {
-        let ram = Rc::clone(&self.ram);
+        let ram = Arc::clone(&self.ram);
         self.tell_acked(SET_MEM_TABLE, &region(RESERVED, RAM - RESERVED, RESERVED, RESERVED), &[ram.fd()]);
     }
 

@@ -1,12 +1,12 @@
 //! What the guest's own driver says and gets.
 
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::console::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, Console, RX_QUEUE, TX_QUEUE};
 use bathy_devices::entropy::Entropy;
-use bathy_devices::testing::{Driver, readable, writable};
+use bathy_devices::testing::{Driver, TestClock, readable, writable};
 use bathy_devices::{GuestRam, Outcome};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -41,7 +41,7 @@ fn data(ram: &GuestRam) -> [u8; 4] {
 #[test]
 fn drivers_conversation_leads_to_a_working_disk() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     assert_eq!(frontend.interrupts(0), 0);
@@ -57,7 +57,7 @@ fn drivers_conversation_leads_to_a_working_disk() {
 #[test]
 fn every_kick_is_noticed_though_none_is_ever_read() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     for round in 1..=10 {
@@ -74,7 +74,7 @@ fn every_kick_is_noticed_though_none_is_ever_read() {
 #[test]
 fn request_that_was_there_before_the_queue_started_is_served() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     push_read(&ram, &mut driver, 1);
     frontend.set_up(std::slice::from_ref(&driver));
@@ -120,7 +120,7 @@ fn messages_that_arrive_together_are_all_answered() {
 #[test]
 fn driver_can_be_unbound_and_bound_again() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     push_read(&ram, &mut driver, 0);
@@ -146,7 +146,7 @@ fn driver_can_be_unbound_and_bound_again() {
 #[test]
 fn queue_can_be_stopped_and_resumed_where_it_was() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     for _ in 0..3 {
@@ -168,7 +168,7 @@ fn queue_can_be_stopped_and_resumed_where_it_was() {
 #[test]
 fn state_tells_where_each_queue_is() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     push_read(&ram, &mut driver, 0);
@@ -186,7 +186,7 @@ fn state_tells_where_each_queue_is() {
 #[test]
 fn console_reaches_the_guest_through_service() {
     let mut frontend = Frontend::new(Console::new());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut drivers = [0, 1, 2, 3].map(|i| Driver::new(ram.memory(), QUEUE + 0x4000 * i, 256));
     frontend.set_up(&drivers);
     drivers[CONTROL_RX_QUEUE].push(&[writable(DATA, 64)]);
@@ -214,10 +214,9 @@ fn console_reaches_the_guest_through_service() {
 
 #[test]
 fn queue_that_waits_for_time_is_worked_on_by_service() {
-    let now = Rc::new(std::cell::Cell::new(std::time::Duration::ZERO));
-    let clock = Rc::clone(&now);
-    let mut frontend = Frontend::new(Entropy::with_clock(Box::new(move || clock.get())));
-    let ram = Rc::clone(&frontend.ram);
+    let now = TestClock::default();
+    let mut frontend = Frontend::new(Entropy::with_clock(now.for_device()));
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     driver.push(&[writable(DATA, 64 << 10)]);
@@ -233,7 +232,7 @@ fn queue_that_waits_for_time_is_worked_on_by_service() {
 #[test]
 fn call_descriptor_can_be_taken_away() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
     frontend.tell_acked(SET_VRING_CALL, &longs(&[1 << 8]), &[]);
@@ -256,7 +255,7 @@ fn request_descriptor_stays_open_as_long_as_the_connection() {
 #[test]
 fn ended_connection_leaves_nothing_watched_and_nothing_open() {
     let mut frontend = Frontend::new(disk());
-    let ram = Rc::clone(&frontend.ram);
+    let ram = Arc::clone(&frontend.ram);
     let driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
 

@@ -23,7 +23,7 @@ fn v14_kick_without_a_descriptor_is_refused() {
 fn v14_kick_is_never_read() {
     // A pipe that nobody writes to would block a reader for ever; this one's content must stay where it is.
     let mut disk = with_memory();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
     let (reader, writer) = pipe().unwrap();
     disk.tell_acked(SET_VRING_KICK, &longs(&[0]), &[reader.as_fd()]);
@@ -57,7 +57,7 @@ fn v14_request_descriptor_that_is_no_stream_socket_is_refused() {
 #[test]
 fn v14_call_socket_that_is_full_or_closed_does_not_hold_the_server_up() {
     let mut disk = fresh();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     disk.set_up(std::slice::from_ref(&driver));
     let (ours, theirs) = sockets(SocketType::STREAM);

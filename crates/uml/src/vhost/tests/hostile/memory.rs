@@ -32,7 +32,7 @@ fn v14_regions_that_are_not_the_files_own_are_refused() {
         region(RESERVED, 4096, RESERVED, 0),
     ] {
         let mut disk = negotiated();
-        let ram = Rc::clone(&disk.ram);
+        let ram = Arc::clone(&disk.ram);
         let error = fails(&mut disk, SET_MEM_TABLE, &payload, &[ram.fd()]);
         assert!(matches!(error, VhostError::Memory(_)), "{error:?}");
     }
@@ -44,7 +44,7 @@ fn v14_more_or_fewer_than_one_region_are_refused() {
         let mut payload = region(RESERVED, 4096, RESERVED, RESERVED);
         payload[..4].copy_from_slice(&count.to_ne_bytes());
         let mut disk = negotiated();
-        let ram = Rc::clone(&disk.ram);
+        let ram = Arc::clone(&disk.ram);
         let error = fails(&mut disk, SET_MEM_TABLE, &payload, &[ram.fd()]);
         assert_eq!(message_error(error), MessageError::Payload(SET_MEM_TABLE));
     }

@@ -7,7 +7,7 @@ mod order;
 mod queues;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::testing::{Driver, readable, writable};
@@ -57,7 +57,7 @@ fn with_memory() -> Disk {
 
 fn running() -> Disk {
     let mut disk = fresh();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     disk.set_up(&[Driver::new(ram.memory(), QUEUE, 256)]);
     disk
 }

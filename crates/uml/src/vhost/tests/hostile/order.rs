@@ -46,7 +46,7 @@ fn v14_queue_is_not_started_before_it_is_complete() {
     assert!(matches!(vring_error(error), VringError::Incomplete));
 
     let mut disk = with_memory();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
     assert!(matches!(vring_error(fails(&mut disk, SET_VRING_ENABLE, &start, &[])), VringError::Incomplete));
 }
@@ -54,7 +54,7 @@ fn v14_queue_is_not_started_before_it_is_complete() {
 #[test]
 fn v14_addresses_from_an_old_memory_table_do_not_count() {
     let mut disk = with_memory();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
     disk.share_memory();
     let kick = eventfd(0, EventfdFlags::empty()).unwrap();
@@ -74,7 +74,7 @@ fn v14_address_before_the_memory_table_is_refused() {
 fn v14_running_queue_is_frozen() {
     let kick = eventfd(0, EventfdFlags::empty()).unwrap();
     let mut disk = running();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     let address = Disk::address(0, &Driver::new(ram.memory(), QUEUE + 0x8000, 256));
     let error = fails(&mut disk, SET_VRING_ADDR, &address, &[]);
     assert!(matches!(vring_error(error), VringError::Running));
@@ -95,7 +95,7 @@ fn v14_features_and_memory_are_frozen_while_a_queue_runs() {
     let error = fails(&mut running(), SET_FEATURES, &longs(&[1 << 32]), &[]);
     assert!(matches!(error, VhostError::Order(_)));
     let mut disk = running();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     let table = region(RESERVED, RAM - RESERVED, RESERVED, RESERVED);
     assert!(matches!(fails(&mut disk, SET_MEM_TABLE, &table, &[ram.fd()]), VhostError::Order(_)));
 }

@@ -44,7 +44,7 @@ fn v14_rings_outside_the_table_or_not_aligned_are_refused() {
         (0, 0, 0),
     ] {
         let mut disk = with_memory();
-        let ram = Rc::clone(&disk.ram);
+        let ram = Arc::clone(&disk.ram);
         disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
         let payload = [words(&[0, 0]), longs(&[table, used, available, 0])].concat();
         disk.tell_acked(SET_VRING_ADDR, &payload, &[]);
@@ -65,7 +65,7 @@ fn v14_log_flag_is_refused() {
 #[test]
 fn v14_malformed_ring_ends_the_connection_once() {
     let mut disk = fresh();
-    let ram = Rc::clone(&disk.ram);
+    let ram = Arc::clone(&disk.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     disk.set_up(std::slice::from_ref(&driver));
     driver.push(&[readable(RAM, 16), writable(DATA, 1)]);

@@ -1,0 +1,211 @@
+//! What is in the guest's memory before its first instruction: the kernel, the initramfs, the kernel's words, and the
+//! tables that tell it about the machine. The kernel is entered by the PVH protocol, at an address that it names itself.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+
+use bathy_devices::GuestRam;
+use bathy_protocol::launch::Launch;
+use linux_loader::configurator::pvh::PvhBootConfigurator;
+use linux_loader::configurator::{self, BootConfigurator, BootParams};
+use linux_loader::loader::elf::{Elf, PvhBootCapability};
+use linux_loader::loader::{self, KernelLoader};
+use linux_loader::start_info::{
+    XEN_HVM_MEMMAP_TYPE_RAM, XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry,
+    hvm_start_info,
+};
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+
+use crate::arch::{layout, mptable};
+use crate::sys::FileAt;
+
+const PAGE: u64 = 4096;
+
+/// What keeps a guest from being booted.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// The kernel's file.
+    #[error(
+        "The guest kernel is not an ELF kernel image, or it is damaged. `bathy setup` builds the right one"
+    )]
+    Kernel(#[source] loader::Error),
+    /// A kernel of another kind.
+    #[error(
+        "The guest kernel has no entry for virtual machines (PVH): it is not one for the kvm engine. `bathy setup` builds the right one"
+    )]
+    NotForMachines,
+    /// An entry that is outside of it.
+    #[error(
+        "The guest kernel's entry {0:#x} is outside the kernel: the image is damaged. `bathy setup` builds a new one"
+    )]
+    Entry(u64),
+    /// Not enough memory for kernel and initramfs.
+    #[error(
+        "The guest's {memory} bytes of memory do not hold its kernel and agent, which take {needed}. Use a larger --memory"
+    )]
+    Memory {
+        /// What it has.
+        memory: u64,
+        /// What they take.
+        needed: u64,
+    },
+    /// The initramfs.
+    #[error("The agent's initramfs cannot be read")]
+    Initramfs(#[source] io::Error),
+    /// It cannot be copied.
+    #[error("Guest memory cannot be written")]
+    Write(#[from] GuestMemoryError),
+    /// The tables.
+    #[error("The guest's boot information cannot be written")]
+    Tables(#[source] configurator::Error),
+    /// Too many words.
+    #[error("The guest kernel's command line has {0} characters, more than fit")]
+    CommandLine(usize),
+}
+
+/// What a guest is booted with.
+pub struct Parts<'a> {
+    /// An uncompressed kernel.
+    pub kernel: &'a File,
+    /// The agent.
+    pub initramfs: &'a File,
+    /// The kernel's words.
+    pub command_line: &'a str,
+    /// How many processors the tables describe.
+    pub cpus: u8,
+}
+
+/// Fills the memory and returns where the kernel is entered.
+///
+/// # Errors
+/// When a part is not what it has to be, or does not fit.
+pub fn load(ram: &GuestRam, parts: &Parts<'_>) -> Result<u64, BootError> {
+    let memory = ram.memory();
+    let mut image = FileAt { file: parts.kernel, at: 0 };
+    let start = Some(GuestAddress(layout::HIGH_MEMORY));
+    let kernel = Elf::load(memory, None, &mut image, start).map_err(BootError::Kernel)?;
+    let PvhBootCapability::PvhEntryPresent(entry) = kernel.pvh_boot_cap else {
+        return Err(BootError::NotForMachines);
+    };
+    if !(layout::HIGH_MEMORY..kernel.kernel_end).contains(&entry.0) {
+        return Err(BootError::Entry(entry.0));
+    }
+
+    let low_end = ram.size().min(layout::HOLE.start);
+    let initramfs_size = parts.initramfs.metadata().map_err(BootError::Initramfs)?.len();
+    let needed = kernel.kernel_end.saturating_add(initramfs_size).saturating_add(PAGE);
+    if needed > low_end {
+        return Err(BootError::Memory { memory: ram.size(), needed });
+    }
+    let initramfs = (low_end - initramfs_size) / PAGE * PAGE;
+    let length = usize::try_from(initramfs_size).unwrap_or(usize::MAX);
+    memory.read_exact_volatile_from(
+        GuestAddress(initramfs),
+        &mut FileAt { file: parts.initramfs, at: 0 },
+        length,
+    )?;
+
+    if parts.command_line.len() >= layout::COMMAND_LINE_SIZE {
+        return Err(BootError::CommandLine(parts.command_line.len()));
+    }
+    memory.write_slice(parts.command_line.as_bytes(), GuestAddress(layout::COMMAND_LINE))?;
+    memory.write_slice(&mptable::table(layout::MP_TABLE, parts.cpus), GuestAddress(layout::MP_TABLE))?;
+    write_start_info(
+        ram,
+        hvm_modlist_entry { paddr: initramfs, size: initramfs_size, ..Default::default() },
+    )?;
+    Ok(entry.0)
+}
+
+fn write_start_info(ram: &GuestRam, initramfs: hvm_modlist_entry) -> Result<(), BootError> {
+    let map = memory_map(ram.size());
+    let info = hvm_start_info {
+        magic: XEN_HVM_START_MAGIC_VALUE,
+        version: 1,
+        nr_modules: 1,
+        modlist_paddr: layout::MODULE_LIST,
+        cmdline_paddr: layout::COMMAND_LINE,
+        memmap_paddr: layout::MEMORY_MAP,
+        memmap_entries: u32::try_from(map.len()).unwrap_or(0),
+        ..Default::default()
+    };
+    let mut params = BootParams::new(&info, GuestAddress(layout::START_INFO));
+    params.set_sections(&map, GuestAddress(layout::MEMORY_MAP));
+    params.set_modules(&[initramfs], GuestAddress(layout::MODULE_LIST));
+    PvhBootConfigurator::write_bootparams(&params, ram.memory()).map_err(BootError::Tables)
+}
+
+/// Which addresses are memory: all there is, without the legacy area of a PC and without the hole.
+fn memory_map(size: u64) -> Vec<hvm_memmap_table_entry> {
+    let below = size.min(layout::HOLE.start);
+    let mut ranges = vec![layout::LOW_MEMORY, layout::HIGH_MEMORY..below];
+    if below < size {
+        ranges.push(layout::HOLE.end..layout::HOLE.end + (size - below));
+    }
+    let entry = |range: std::ops::Range<u64>| hvm_memmap_table_entry {
+        addr: range.start,
+        size: range.end - range.start,
+        type_: XEN_HVM_MEMMAP_TYPE_RAM,
+        reserved: 0,
+    };
+    ranges.into_iter().map(entry).collect()
+}
+
+/// The kernel's words. The keeper writes every one of them; nothing of it comes from a caller or from an image.
+pub fn command_line(launch: &Launch, devices: usize) -> String {
+    let mut words: Vec<String> = [
+        "console=ttyS0",
+        "quiet",
+        // A reset asks the keyboard controller; one after a panic leaves another mark (see `layout::RESET_KIND`).
+        "reboot=k,panic_warm",
+        "panic=-1",
+        "rdinit=/init",
+        // No device here has an interrupt that could get lost, and no timer needs to be looked for.
+        "no_timer_check",
+        "tsc=reliable",
+        "random.trust_cpu=on",
+        "8250.nr_uarts=1",
+    ]
+    .map(str::to_owned)
+    .into();
+    for (index, line) in (0..devices as u64).zip(layout::FIRST_LINE..) {
+        let address = layout::DEVICES + index * layout::DEVICE_SIZE;
+        words.push(format!("virtio_mmio.device={}@{address:#x}:{line}", layout::DEVICE_SIZE));
+    }
+    // What follows the dashes is for PID 1.
+    words.push("--".to_owned());
+    words.push("ends-by-reset".to_owned());
+    words.push(format!("threads={}", launch.processes));
+    if let Some(restriction) = launch.restricted {
+        words.push("restricted".to_owned());
+        if restriction.writable_root {
+            words.push("writable-root".to_owned());
+        }
+    }
+    words.join(" ")
+}
+
+impl Read for FileAt<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+impl Seek for FileAt<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let place = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
+        };
+        self.at = place.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests;

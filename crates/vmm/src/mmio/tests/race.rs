@@ -1,0 +1,176 @@
+//! A guest whose one processor changes the rings while another has the device look at them.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bathy_devices::console::{BUFFER_BYTES, TX_QUEUE};
+
+use super::*;
+
+const SIZE: u16 = 16;
+/// A race has happened when the device has both succeeded and failed this often.
+const ENOUGH: u32 = 100;
+const TOO_LONG: Duration = Duration::from_secs(20);
+/// The longest that one kick may take on a busy host.
+const KICK: Duration = Duration::from_secs(2);
+
+/// Places in memory, and what they may be changed to.
+type Flips = Vec<(u64, Vec<u64>)>;
+
+/// A thread that changes places in memory, all the time but when it is held.
+struct Flipper {
+    done: Arc<AtomicBool>,
+    hold: Arc<Mutex<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Flipper {
+    fn start(ram: &Arc<GuestRam>, flips: Flips) -> Self {
+        let (done, hold) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(())));
+        let thread = {
+            let (done, hold, ram) = (Arc::clone(&done), Arc::clone(&hold), Arc::clone(ram));
+            thread::spawn(move || {
+                let mut seed = 0x9e37_79b9_7f4a_7c15;
+                while !done.load(Ordering::Relaxed) {
+                    let held = hold.lock().unwrap();
+                    flip(ram.memory(), &flips, &mut seed);
+                    drop(held);
+                    thread::yield_now();
+                }
+            })
+        };
+        Self { done, hold, thread: Some(thread) }
+    }
+}
+
+/// Changes a thousand things.
+fn flip(mem: &GuestMemory, flips: &Flips, seed: &mut u64) {
+    for _ in 0..1000 {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        let mut random = usize::try_from(*seed >> 32).unwrap();
+        let (place, values) = &flips[random % flips.len()];
+        random /= flips.len();
+        mem.store(values[random % values.len()], GuestAddress(*place), Ordering::Relaxed).unwrap();
+    }
+}
+
+impl Drop for Flipper {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || thread::panicking());
+        }
+    }
+}
+
+/// The second half of a descriptor: length, flags and next.
+fn tail(length: u32, flags: u16, next: u16) -> u64 {
+    u64::from(length) | u64::from(flags) << 32 | u64::from(next) << 48
+}
+
+/// Counts what came of a kick. An error has to be one of the device's rules.
+#[derive(Debug, Default)]
+struct Tally {
+    fine: u32,
+    refused: u32,
+}
+
+impl Tally {
+    fn is_enough(&self) -> bool {
+        self.fine.min(self.refused) >= ENOUGH
+    }
+}
+
+#[test]
+fn v7_disk_keeps_to_what_it_has_checked() {
+    let ram = ram();
+    let (_, file) = disk(BlockConfig::default());
+    file.set_len(1024).unwrap();
+    let table = drivers(&ram, 1, SIZE)[0].descriptor_table();
+    // A write of one sector or two to a disk of two; its data may be outside of memory, or the chain may have a loop.
+    let flips = vec![
+        (table + 8, vec![tail(16, 1, 1); 30].into_iter().chain([tail(16, 1, 0), tail(15, 1, 1)]).collect()),
+        (table + 16, vec![DATA; 30].into_iter().chain([RAM - 512, RAM]).collect()),
+        (table + 24, vec![tail(512, 1, 2), tail(1024, 1, 2), tail(513, 1, 2), tail(u32::MAX - 511, 1, 2)]),
+        (HEADER, vec![u64::from(OUT), u64::from(OUT), u64::from(IN), 11]),
+        (HEADER + 8, vec![0, 1, 2, u64::MAX]),
+    ];
+    let flipper = Flipper::start(&ram, flips);
+    let begun = Instant::now();
+    let mut tally = Tally::default();
+    while !tally.is_enough() && begun.elapsed() < TOO_LONG {
+        let held = flipper.hold.lock().unwrap();
+        let mut drivers = drivers(&ram, 1, SIZE);
+        let block = Block::new(file.try_clone().unwrap(), BlockConfig::default()).unwrap();
+        let mut guest = Guest::started(block, &ram, &drivers);
+        let head = drivers[0].push(&block_request(ram.memory(), OUT, 0, &[readable(DATA, 512)]));
+        drop(held);
+        for _ in 0..1000 {
+            let kicked = Instant::now();
+            let outcome = guest.kick(0);
+            assert!(kicked.elapsed() < KICK, "a kick took {:?}", kicked.elapsed());
+            match outcome {
+                Ok(_) => tally.fine += 1,
+                Err(MmioError::Device(_)) => {
+                    tally.refused += 1;
+                    break;
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+            drivers[0].publish(head);
+        }
+        assert_eq!(file.metadata().unwrap().len(), 1024);
+        assert_eq!(guest.mmio.device_mut().take_host_error(), None);
+    }
+    drop(flipper);
+    assert!(tally.is_enough(), "the race did not happen: {tally:?}");
+}
+
+#[test]
+fn v7_console_keeps_to_what_it_has_checked() {
+    let ram = ram();
+    let table = drivers(&ram, 4, SIZE)[TX_QUEUE].descriptor_table();
+    let flips = vec![
+        (table, vec![DATA; 30].into_iter().chain([RAM - 16, RAM]).collect()),
+        (table + 8, [16, 4096, 60_000, 64 << 10, (64 << 10) + 1, 1 << 20].map(|n| tail(n, 0, 0)).to_vec()),
+    ];
+    let flipper = Flipper::start(&ram, flips);
+    let begun = Instant::now();
+    let mut tally = Tally::default();
+    while !tally.is_enough() && begun.elapsed() < TOO_LONG {
+        let held = flipper.hold.lock().unwrap();
+        let mut drivers = drivers(&ram, 4, SIZE);
+        let mut guest = open_console(&ram, &mut drivers);
+        drop(held);
+        for round in 0..1000 {
+            drivers[TX_QUEUE].publish(0);
+            let kicked = Instant::now();
+            let outcome = guest.kick(1);
+            assert!(kicked.elapsed() < KICK, "a kick took {:?}", kicked.elapsed());
+            match outcome {
+                Ok(_) => tally.fine += 1,
+                Err(MmioError::Device(_)) => {
+                    tally.refused += 1;
+                    break;
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+            let received = guest.mmio.device().received();
+            assert!(received <= BUFFER_BYTES, "{received} bytes wait");
+            if round % 4 == 0 {
+                guest.mmio.device_mut().take(BUFFER_BYTES);
+                if guest.mmio.service().is_err() {
+                    tally.refused += 1;
+                    break;
+                }
+            }
+        }
+    }
+    drop(flipper);
+    assert!(tally.is_enough(), "the race did not happen: {tally:?}");
+}

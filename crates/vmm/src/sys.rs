@@ -1,0 +1,135 @@
+//! Every `unsafe` block of this crate.
+
+use std::arch::x86_64::__cpuid;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use bathy_devices::GuestRam;
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vm_memory::bitmap::BitmapSlice;
+use vm_memory::{
+    Address, GuestMemoryBackend, GuestMemoryRegion, ReadVolatile, VolatileMemoryError, VolatileSlice,
+};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Takes over an opened `/dev/kvm`.
+pub(crate) fn kvm(device: OwnedFd) -> Kvm {
+    // SAFETY: the descriptor is open, ours, and given up by this very call. Whether it is KVM is asked right afterwards;
+    // another file refuses KVM's requests.
+    unsafe { Kvm::from_raw_fd(device.into_raw_fd()) }
+}
+
+/// A new event counter.
+pub(crate) fn event() -> io::Result<EventFd> {
+    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
+}
+
+/// An event counter's descriptor, for those who watch it.
+pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open for as long as the counter is borrowed.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+/// What KVM says about an internal error, right after it has reported one.
+pub(crate) fn internal_error(cpu: &mut VcpuFd) -> u32 {
+    // SAFETY: every field of the union is plain numbers, any bits of which are valid.
+    unsafe { cpu.get_kvm_run().__bindgen_anon_1.internal.suberror }
+}
+
+/// Makes all of `ram` the guest's memory. The caller keeps `ram` for as long as the guest runs.
+pub(crate) fn give_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), kvm_ioctls::Error> {
+    for (slot, region) in (0..).zip(ram.memory().iter()) {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the range is one live shared mapping of the guest's memory file, which `ram` keeps; all code on our
+        // side reaches it by volatile accesses only, so that the guest may write it at any time.
+        unsafe { vm.set_user_memory_region(region)? };
+    }
+    Ok(())
+}
+
+/// The flag by which a thread that is about to enter the guest is told to come back at once.
+///
+/// It lies in memory that KVM shares with us, in the run structure of one virtual processor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExitFlag(*const AtomicU8);
+
+// SAFETY: what it points to is a single byte that is only ever accessed atomically, by us and by KVM.
+unsafe impl Send for ExitFlag {}
+// SAFETY: as above.
+unsafe impl Sync for ExitFlag {}
+
+impl ExitFlag {
+    /// The flag of `cpu`, which has to live until the process ends.
+    pub(crate) fn of(cpu: &mut VcpuFd) -> Self {
+        Self((&raw const cpu.get_kvm_run().immediate_exit).cast())
+    }
+
+    pub(crate) fn set(self, on: bool) {
+        // SAFETY: the run structure is mapped for as long as its processor's descriptor is owned, which is until the
+        // process ends (see `of`), and a byte has no alignment to violate.
+        unsafe { (*self.0).store(u8::from(on), Ordering::SeqCst) };
+    }
+}
+
+/// Lets `signal` interrupt whatever a thread waits for, and do nothing else.
+pub(crate) fn make_harmless(signal: i32) -> io::Result<()> {
+    extern "C" fn nothing(_: i32) {}
+    // SAFETY: a zeroed action is a valid one; the handler does nothing, which any handler may.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+        libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends `signal` to one thread of this process.
+pub(crate) fn interrupt(thread: i32, signal: i32) {
+    // SAFETY: the call has no memory arguments. It fails only if the thread is gone, which no thread of ours ever is.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal) };
+}
+
+/// Whether this machine is itself emulated by QEMU without help of hardware. Its description of the processor's
+/// extended state is then inconsistent, and a guest that believed it would damage itself.
+pub(crate) fn host_is_emulated() -> bool {
+    const SIGNATURE: &[u8; 12] = b"TCGTCGTCGTCG";
+    let answer = __cpuid(0x4000_0000);
+    let words = [answer.ebx, answer.ecx, answer.edx];
+    words.iter().flat_map(|word| word.to_le_bytes()).eq(SIGNATURE.iter().copied())
+}
+
+/// A file that is read from a place of our own: whoever else has it open moves the file's.
+pub(crate) struct FileAt<'file> {
+    pub(crate) file: &'file File,
+    pub(crate) at: u64,
+}
+
+impl ReadVolatile for FileAt<'_> {
+    fn read_volatile<B: BitmapSlice>(
+        &mut self,
+        buffer: &mut VolatileSlice<'_, B>,
+    ) -> Result<usize, VolatileMemoryError> {
+        let guard = buffer.ptr_guard_mut();
+        let at = i64::try_from(self.at)
+            .map_err(|_| VolatileMemoryError::IOError(io::ErrorKind::InvalidInput.into()))?;
+        // SAFETY: the slice is as long as it says and stays mapped during the call; the kernel writes to it as any
+        // racing process might.
+        let count = unsafe { libc::pread(self.file.as_raw_fd(), guard.as_ptr().cast(), buffer.len(), at) };
+        match usize::try_from(count) {
+            Ok(count) => {
+                self.at += count as u64;
+                Ok(count)
+            }
+            Err(_) => Err(VolatileMemoryError::IOError(io::Error::last_os_error())),
+        }
+    }
+}

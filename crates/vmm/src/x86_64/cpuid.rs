@@ -1,0 +1,206 @@
+//! What the guest is told about its processors: what KVM offers, less what a sandbox has no use for.
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+
+/// What one processor is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// Its number.
+    pub number: u8,
+    /// How many there are.
+    pub count: u8,
+    /// KVM's timers can be set by the processor's own clock.
+    pub deadline_timer: bool,
+    /// The host is itself an emulation whose description of its extended state contradicts itself.
+    pub no_extended_state: bool,
+}
+
+/// One register of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+
+/// Bits that are taken out of an answer: leaf, the part of it if only one, register, bits.
+type Removal = (u32, Option<u32>, Register, u32);
+
+use Register::{Eax, Ebx, Ecx, Edx};
+
+/// Virtual machines in the virtual machine, performance counters and traces, waiting for memory, transactions, features
+/// whose state has to be asked for, and what tells about the host's hardware.
+const REMOVED: &[Removal] = &[
+    // Monitor and wait, the debug store's 64-bit form, VMX, SMX, speed steps, thermal, DCA, debug over the bus.
+    (
+        0x1,
+        None,
+        Ecx,
+        1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18,
+    ),
+    // Machine check trap, debug store, thermal and their interrupts.
+    (0x1, None, Edx, 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31),
+    (0x6, None, Eax, !(1 << 2)),
+    (0x6, None, Ecx, u32::MAX),
+    // Transactions, SGX, processor trace.
+    (0x7, Some(0), Ebx, 1 << 2 | 1 << 4 | 1 << 11 | 1 << 25),
+    // Waiting for user memory, SGX launch control.
+    (0x7, Some(0), Ecx, 1 << 5 | 1 << 30),
+    // Transactions' abort, tiles.
+    (0x7, Some(0), Edx, 1 << 11 | 1 << 22 | 1 << 24 | 1 << 25),
+    // Performance counters.
+    (0xa, None, Eax, u32::MAX),
+    (0xa, None, Ebx, u32::MAX),
+    (0xa, None, Ecx, u32::MAX),
+    (0xa, None, Edx, u32::MAX),
+    // Tiles' state.
+    (0xd, Some(0), Eax, 0b11 << 17),
+    // SVM, extended performance counters.
+    (0x8000_0001, None, Ecx, 1 << 2 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 28),
+    (0x8000_000a, None, Eax, u32::MAX),
+    (0x8000_000a, None, Ebx, u32::MAX),
+    (0x8000_000a, None, Edx, u32::MAX),
+];
+
+/// Extended state, and the instructions that need it.
+const EXTENDED_STATE: &[Removal] = &[
+    // FMA, XSAVE, OSXSAVE, AVX, F16C.
+    (0x1, None, Ecx, 1 << 12 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29),
+    // AVX2, MPX, all of AVX-512.
+    (
+        0x7,
+        Some(0),
+        Ebx,
+        1 << 5 | 1 << 14 | 1 << 16 | 1 << 17 | 1 << 21 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 30 | 1 << 31,
+    ),
+    // AVX-512's later parts, protection keys, VAES, VPCLMULQDQ, shadow stacks.
+    (
+        0x7,
+        Some(0),
+        Ecx,
+        1 << 1 | 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14,
+    ),
+    (0x7, Some(0), Edx, 1 << 2 | 1 << 3 | 1 << 8 | 1 << 20 | 1 << 23),
+    (0x7, Some(1), Eax, 1 << 4 | 1 << 5 | 1 << 23),
+    // FMA4, XOP.
+    (0x8000_0001, None, Ecx, 1 << 11 | 1 << 16),
+];
+
+const DEADLINE_TIMER: u32 = 1 << 24;
+const HYPERVISOR: u32 = 1 << 31;
+const SEVERAL_PROCESSORS: u32 = 1 << 28;
+
+/// Turns what KVM offers into what the processor `who` is told.
+pub fn filter(offered: &mut CpuId, who: Identity) {
+    for entry in offered.as_mut_slice() {
+        remove(entry, REMOVED);
+        if who.no_extended_state {
+            remove(entry, EXTENDED_STATE);
+            if entry.function == 0xd {
+                (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
+            }
+        }
+        identify(entry, who);
+    }
+}
+
+fn remove(entry: &mut kvm_cpuid_entry2, removals: &[Removal]) {
+    for (leaf, part, register, bits) in removals {
+        if entry.function == *leaf && part.is_none_or(|part| part == entry.index) {
+            let value = match register {
+                Eax => &mut entry.eax,
+                Ebx => &mut entry.ebx,
+                Ecx => &mut entry.ecx,
+                Edx => &mut entry.edx,
+            };
+            *value &= !bits;
+        }
+    }
+}
+
+/// Which processor it is, of how many: all of them cores of one package, one thread each.
+fn identify(entry: &mut kvm_cpuid_entry2, who: Identity) {
+    let (number, count) = (u32::from(who.number), u32::from(who.count));
+    match entry.function {
+        0x1 => {
+            entry.ebx = entry.ebx & 0x0000_ffff | number << 24 | count << 16;
+            entry.ecx |= HYPERVISOR;
+            if who.deadline_timer {
+                entry.ecx |= DEADLINE_TIMER;
+            }
+            entry.edx = entry.edx & !SEVERAL_PROCESSORS | if count > 1 { SEVERAL_PROCESSORS } else { 0 };
+        }
+        // How many share each cache: keep the cache, correct the sharing.
+        0x4 if entry.eax & 0x1f != 0 => {
+            let sharing = if (entry.eax >> 5) & 0x7 >= 3 { count - 1 } else { 0 };
+            entry.eax = entry.eax & 0x3fff | sharing << 14 | (count - 1).min(63) << 26;
+        }
+        0xb | 0x1f => {
+            let (eax, ebx, kind) = match entry.index {
+                0 => (0, 1, 1),
+                1 => (bits_for(count), count, 2),
+                _ => (0, 0, 0),
+            };
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (eax, ebx, entry.index | kind << 8, number);
+        }
+        0x8000_0008 => entry.ecx = (count - 1) | (bits_for(count) << 12),
+        0x8000_001e => {
+            (entry.eax, entry.ebx, entry.ecx) = (number, number, 0);
+        }
+        _ => {}
+    }
+}
+
+/// How many bits it takes to tell `count` processors apart.
+fn bits_for(count: u32) -> u32 {
+    u32::BITS - (count - 1).leading_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(function: u32, index: u32) -> kvm_cpuid_entry2 {
+        let all = u32::MAX;
+        kvm_cpuid_entry2 { function, index, eax: all, ebx: all, ecx: all, edx: all, ..Default::default() }
+    }
+
+    fn filtered(function: u32, index: u32, who: Identity) -> kvm_cpuid_entry2 {
+        let mut all = CpuId::from_entries(&[answer(function, index)]).unwrap();
+        filter(&mut all, who);
+        all.as_slice()[0]
+    }
+
+    const SECOND_OF_TWO: Identity =
+        Identity { number: 1, count: 2, deadline_timer: true, no_extended_state: false };
+
+    #[test]
+    fn no_guest_is_offered_to_run_guests_or_to_count_events() {
+        let basic = filtered(0x1, 0, SECOND_OF_TWO);
+        assert_eq!(basic.ecx & (1 << 5), 0, "VMX");
+        assert_eq!(filtered(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 2), 0, "SVM");
+        assert_eq!(filtered(0xa, 0, SECOND_OF_TWO).eax, 0, "performance counters");
+    }
+
+    #[test]
+    fn a_processor_knows_which_of_how_many_it_is() {
+        let basic = filtered(0x1, 0, SECOND_OF_TWO);
+        assert_eq!((basic.ebx >> 24, basic.ebx >> 16 & 0xff), (1, 2));
+        assert_ne!(basic.ecx & DEADLINE_TIMER, 0);
+        let cores = filtered(0xb, 1, SECOND_OF_TWO);
+        assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (1, 2, 0x201, 1));
+        let alone = Identity { number: 0, count: 1, ..SECOND_OF_TWO };
+        assert_eq!(filtered(0xb, 1, alone).eax, 0);
+        assert_eq!(filtered(0x1, 0, alone).edx & SEVERAL_PROCESSORS, 0);
+    }
+
+    #[test]
+    fn extended_state_goes_with_all_that_needs_it() {
+        let who = Identity { no_extended_state: true, ..SECOND_OF_TWO };
+        assert_eq!(filtered(0x1, 0, who).ecx & (1 << 26 | 1 << 28), 0, "XSAVE and AVX");
+        assert_eq!(filtered(0x7, 0, who).ebx & (1 << 5 | 1 << 16), 0, "AVX2 and AVX-512");
+        assert_eq!(filtered(0xd, 0, who).eax, 0);
+        assert_ne!(filtered(0x1, 0, SECOND_OF_TWO).ecx & (1 << 26), 0);
+    }
+}
