@@ -102,7 +102,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
             // The sandbox lives as long as its cell, so the shorter time ends both.
             let life = spec.max_duration.map(Duration::from);
             request.timeout = request.timeout.into_iter().chain(life).min();
-            ephemeral(&spec, &request, &args.show)
+            ephemeral(spec, &request, &args.show)
         }
     }
 }
@@ -261,13 +261,14 @@ fn failure(error: &InterpreterError) -> Box<dyn Error> {
 }
 
 /// Runs a cell in a sandbox that is gone afterwards.
-fn ephemeral(spec: &SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
+fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
     request.check()?;
-    let engine = engine::choose(spec.engine)?;
     let paths = Paths::of_user()?;
+    let choice = engine::choose(spec.engine, &paths)?;
+    let (engine, spec) = (choice.engine, &spec.checked_for(&choice)?);
     let store = Store::new(paths.cache.clone());
     let mut progress = Progress::new();
-    let assets = Assets::ensure(&store, &spec.image, None, &mut |step| progress.step(step))?;
+    let assets = Assets::ensure(&store, engine, &spec.image, None, &mut |step| progress.step(step))?;
     drop(progress);
 
     let usual = command::request(&CommandSpec::default(), spec, &assets.image_config, ExecOptions::default());
@@ -286,8 +287,8 @@ fn ephemeral(spec: &SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resu
         max_output: request.max_output,
     };
     let work = |tag| code_started(&cell, tag);
-    let record = Record::begin(&paths, spec, engine.engine, &Purpose { program: PROGRAM, work: &work })?;
-    let mut sandbox = match Sandbox::start(spec, &assets, &paths) {
+    let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
+    let mut sandbox = match Sandbox::start(spec, engine, &assets, &paths) {
         Ok(sandbox) => sandbox,
         Err(error) => {
             record.end(None)?;

@@ -1,15 +1,12 @@
 //! `bathy doctor`: what this machine offers, and what to do about what it does not.
 
 use std::error::Error;
-use std::process::Command;
 
 use bathy_sandbox::doctor::{Status, examine};
+use bathy_sandbox::engine::Chosen;
 use bathy_sandbox::{Paths, kvm_probe};
 
 use crate::{escape, output};
-
-/// The name of the hidden verb that runs the probe guest.
-const PROBE: &str = "probe-kvm";
 
 /// Arguments of `bathy doctor`.
 #[derive(clap::Args)]
@@ -21,8 +18,7 @@ pub struct Args {
 
 /// Examines this machine. The exit code is 1 if sandboxes will not run.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut prober = Command::new(std::env::current_exe()?);
-    let diagnosis = examine(&Paths::of_user()?, prober.arg(PROBE));
+    let diagnosis = examine(&Paths::of_user()?);
     if args.json {
         output::json(&diagnosis)?;
     } else {
@@ -37,12 +33,8 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
                 output::line(format_args!("      {:<16} -> {}", "", escape::text(cure)))?;
             }
         }
-        let engine = serde_json::to_value(diagnosis.engine)?;
-        output::line(format_args!(
-            "\nengine: {} ({})",
-            engine.as_str().unwrap_or_default(),
-            diagnosis.engine_reason
-        ))?;
+        let engine = diagnosis.engine.map_or("none", Chosen::as_str);
+        output::line(format_args!("\nengine: {engine} ({})", escape::text(&diagnosis.engine_reason)))?;
         output::line(if diagnosis.healthy {
             "Sandboxes will run."
         } else {

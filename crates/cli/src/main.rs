@@ -130,7 +130,7 @@ enum Verb {
         #[command(subcommand)]
         verb: events::AuditVerb,
     },
-    /// Build what is missing: the guest kernel and the default image.
+    /// Build what is missing: the guest kernel of the engine in use, and the default image.
     Setup(setup::Args),
     /// Check what this machine offers, and tell how to mend what is missing.
     Doctor(doctor::Args),
@@ -148,7 +148,7 @@ enum Verb {
         id: String,
     },
     /// Run the KVM probe guest in this process.
-    #[command(hide = true)]
+    #[command(hide = true, name = bathy_sandbox::kvm_probe::VERB)]
     ProbeKvm,
 }
 

@@ -4,7 +4,8 @@ use std::error::Error;
 
 use bathy_audit::{Actor, Event, Log, What};
 use bathy_protocol::WorkEnd;
-use bathy_sandbox::{Engine, Outcome, Paths, Policy, SandboxSpec, audit_log, command, ending, name};
+use bathy_sandbox::engine::Chosen;
+use bathy_sandbox::{Outcome, Paths, Policy, SandboxSpec, audit_log, command, ending, name};
 
 /// A sandbox in the record.
 pub struct Record {
@@ -27,14 +28,14 @@ impl Record {
     pub fn begin(
         paths: &Paths,
         spec: &SandboxSpec,
-        engine: Engine,
+        engine: Chosen,
         purpose: &Purpose<'_>,
     ) -> Result<Self, Box<dyn Error>> {
         let log = audit_log(paths, &Policy::load()?)?;
         let record = Self { log, program: purpose.program, id: name::new_id()?, tag: command::new_tag()? };
         let created = What::SandboxCreated {
             image: spec.image.clone(),
-            engine: serde_json::to_value(engine)?.as_str().unwrap_or_default().to_owned(),
+            engine: engine.as_str().to_owned(),
             memory: spec.memory.0,
             disk: spec.disk.0,
             security: spec.security.as_str().to_owned(),

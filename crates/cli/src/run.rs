@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use bathy_image::Store;
 use bathy_sandbox::attach::{Times, What};
+use bathy_sandbox::engine::{self, Choice};
 use bathy_sandbox::manager::NewSandbox;
 use bathy_sandbox::{
-    Assets, Attach, CommandSpec, Manager, Paths, Sandbox, SandboxSpec, SpecError, command, engine, launch,
+    Assets, Attach, CommandSpec, Manager, Paths, Sandbox, SandboxSpec, SpecError, command, launch,
 };
 use serde_json::{Value, json};
 
@@ -87,12 +88,17 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
         exec::pass_terminal_variables(&mut command);
     }
     let wiring = Wiring { stdin: true, terminal: args.tty, json: args.json, detachable: false };
-    Ephemeral { spec, command, wiring, limit, kernel: args.kernel, started }.run()
+    let paths = Paths::of_user()?;
+    let engine = engine::choose(spec.engine, &paths)?;
+    let spec = spec.checked_for(&engine)?;
+    Ephemeral { spec, engine, paths, command, wiring, limit, kernel: args.kernel, started }.run()
 }
 
 /// A sandbox for one command.
 struct Ephemeral {
     spec: SandboxSpec,
+    engine: Choice,
+    paths: Paths,
     command: CommandSpec,
     wiring: Wiring,
     limit: Option<TimeLimit>,
@@ -104,20 +110,20 @@ struct Ephemeral {
 impl Ephemeral {
     fn run(&self) -> Result<u8, Box<dyn Error>> {
         let (spec, command, wiring) = (&self.spec, &self.command, self.wiring);
-        let engine = engine::choose(spec.engine)?;
-        let paths = Paths::of_user()?;
+        let (engine, paths) = (&self.engine, &self.paths);
         let store = Store::new(paths.cache.clone());
         let mut progress = Progress::new();
+        let kernel = self.kernel.as_deref();
         let assets =
-            Assets::ensure(&store, &spec.image, self.kernel.as_deref(), &mut |step| progress.step(step))?;
+            Assets::ensure(&store, engine.engine, &spec.image, kernel, &mut |step| progress.step(step))?;
         drop(progress);
 
         let mut ends = Ends::new(wiring)?;
         let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
         let work = |tag| command::exec_started(&exec, tag, None);
         let record =
-            Record::begin(&paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
-        let mut sandbox = match Sandbox::start(spec, &assets, &paths) {
+            Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
+        let mut sandbox = match Sandbox::start(spec, engine.engine, &assets, paths) {
             Ok(sandbox) => sandbox,
             Err(error) => {
                 record.end(None)?;

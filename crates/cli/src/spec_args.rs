@@ -30,11 +30,12 @@ pub struct SpecArgs {
     /// The root image. [default: default]
     #[arg(long, help_heading = "Sandbox")]
     image: Option<String>,
-    /// The engine: auto, kvm or uml. [default: auto]
+    /// The engine: kvm (a hardware virtual machine), uml (needs no hardware for it), or auto for kvm where this machine has
+    /// it and uml elsewhere. The variable BATHY_ENGINE stands for it where it is left out. [default: auto]
     #[arg(long, value_parser = parse_engine, help_heading = "Sandbox")]
     engine: Option<Engine>,
-    /// How the uml engine contains guest processes: seccomp (fast) or ptrace (users inside the guest are kept apart).
-    /// [default: seccomp]
+    /// How the uml engine contains guest processes: seccomp (fast) or ptrace (users inside the guest are kept apart). The
+    /// kvm engine has no such mode. [default: seccomp, or ptrace in a restricted sandbox]
     #[arg(long, value_name = "MODE", value_parser = parse_mode, help_heading = "Sandbox")]
     uml_mode: Option<UmlMode>,
     /// How far the sandbox holds its own commands back: default or restricted (not root, no new privileges, a read-only
@@ -59,7 +60,7 @@ pub struct SpecArgs {
     /// Guest memory. [default: 512M]
     #[arg(short, long, value_name = "SIZE", help_heading = "Limits")]
     memory: Option<Size>,
-    /// Processors. [default: 1]
+    /// Processors; more than one takes the kvm engine. [default: 1]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     cpus: Option<u32>,
     /// Share of processor time, such as 0.5 for half of one. [default: all of --cpus]

@@ -137,7 +137,9 @@ pub fn table(rows: &[Row]) -> Table {
             bytes(stats.disk_limit),
             bytes(stats.disk_read),
             bytes(stats.disk_written),
-            format!("{}/{}", stats.processes, stats.processes_limit),
+            stats
+                .processes
+                .map_or_else(|| "-".to_owned(), |count| format!("{count}/{}", stats.processes_limit)),
             stats.commands.to_string(),
             stats.clients.to_string(),
             time::length(stats.uptime),

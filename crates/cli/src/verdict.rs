@@ -73,6 +73,7 @@ fn obituary(cause: &Cause, console: &str) -> String {
     let what = match cause {
         Cause::Killed => "the sandbox was ended".to_owned(),
         Cause::GuestExited(status) => format!("the guest ended before its command did (status {status})"),
+        Cause::GuestCrashed(how) => format!("{} before its command ended", escape::text(how)),
         Cause::NotReady(ms) => format!("the guest was not ready after {} s", *ms as f64 / 1000.0),
         Cause::Violation(what) => format!("the guest broke the rules and was ended: {}", escape::text(what)),
         Cause::Failed(what) => format!("the sandbox could not be kept: {}", escape::text(what)),

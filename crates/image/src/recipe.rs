@@ -12,8 +12,19 @@ use thiserror::Error;
 /// Every file of every recipe, with its path in the repository.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/recipes.rs"));
 
-/// Files outside the recipes' own folders that all of them use.
-const SHARED: &str = "guest/mirror.sh";
+/// Files outside the recipes' own folders: where the folders begin whose recipes use them, and the files.
+const SHARED: &[(&str, &[&str])] = &[
+    ("", &["guest/mirror.sh"]),
+    (
+        "guest/kernel/",
+        &[
+            "guest/kernel/config",
+            "guest/kernel/config.forbidden",
+            "guest/kernel/source.exclude",
+            "guest/kernel/source.sh",
+        ],
+    ),
+];
 
 /// A recipe cannot be used.
 #[derive(Debug, Error)]
@@ -62,13 +73,21 @@ impl Recipe {
     /// The recipe in `folder`, out of all `files`.
     pub(crate) fn new(name: String, title: String, folder: String, files: &[RecipeFile]) -> Self {
         let below = |path: &str| path.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'));
-        let files = files.iter().copied().filter(|(path, _)| *path == SHARED || below(path)).collect();
+        let shared = |path: &str| {
+            SHARED.iter().any(|(start, shared)| folder.starts_with(start) && shared.contains(&path))
+        };
+        let files = files.iter().copied().filter(|(path, _)| shared(path) || below(path)).collect();
         Self { name, title, folder, files }
     }
 
     /// The guest kernel of the uml engine.
     pub fn uml_kernel() -> Self {
-        Self::new("kernel-uml".to_owned(), "guest kernel".to_owned(), "guest/kernel".to_owned(), FILES)
+        Self::new("kernel-uml".to_owned(), "guest kernel".to_owned(), "guest/kernel/uml".to_owned(), FILES)
+    }
+
+    /// The guest kernel of the kvm engine.
+    pub fn kvm_kernel() -> Self {
+        Self::new("kernel-kvm".to_owned(), "microVM kernel".to_owned(), "guest/kernel/kvm".to_owned(), FILES)
     }
 
     /// A root image, by name.
@@ -123,19 +142,54 @@ mod tests {
         assert!(Recipe::image("../default").is_err());
     }
 
+    /// All recipes, with `path` changed or not.
+    fn keys(changed: Option<&str>) -> [String; 3] {
+        let files: Vec<RecipeFile> = FILES
+            .iter()
+            .map(|&(path, content)| {
+                (path, if Some(path) == changed { b"changed".as_slice() } else { content })
+            })
+            .collect();
+        [Recipe::uml_kernel(), Recipe::kvm_kernel(), Recipe::image("default").unwrap()]
+            .map(|recipe| Recipe::new(recipe.name, recipe.title, recipe.folder, &files).key())
+    }
+
     #[test]
     fn the_key_depends_on_the_recipe() {
-        let (kernel, image) = (Recipe::uml_kernel().key(), Recipe::image("default").unwrap().key());
-        assert_ne!(kernel, image);
-        assert_eq!(kernel, Recipe::uml_kernel().key());
+        let [uml, kvm, image] = keys(None);
+        assert!(uml != kvm && kvm != image && image != uml);
+        assert_eq!(uml, Recipe::uml_kernel().key());
+    }
+
+    #[test]
+    fn a_file_changes_the_keys_of_the_recipes_that_use_it_and_no_other() {
+        let before = keys(None);
+        for &(path, _) in FILES {
+            let uses = match path {
+                "guest/mirror.sh" => [true, true, true],
+                "guest/kernel/README.md" => [false, false, false],
+                _ if path.starts_with("guest/kernel/uml/") => [true, false, false],
+                _ if path.starts_with("guest/kernel/kvm/") => [false, true, false],
+                _ if path.starts_with("guest/kernel/") => [true, true, false],
+                _ => [false, false, true],
+            };
+            let after = keys(Some(path));
+            let changed = [0, 1, 2].map(|recipe| before[recipe] != after[recipe]);
+            assert_eq!(changed, uses, "uml, kvm, image after a change of {path}");
+        }
     }
 
     #[test]
     fn a_recipe_unpacks_with_its_script() {
-        let folder = tempfile::tempdir().unwrap();
-        let script = Recipe::uml_kernel().unpack(folder.path()).unwrap();
-        assert_eq!(fs::metadata(script).unwrap().permissions().mode() & 0o111, 0o111);
-        assert!(folder.path().join(SHARED).exists());
-        assert!(!folder.path().join("images").exists());
+        for (recipe, folder) in [(Recipe::uml_kernel(), "uml"), (Recipe::kvm_kernel(), "kvm")] {
+            let target = tempfile::tempdir().unwrap();
+            let script = recipe.unpack(target.path()).unwrap();
+            assert_eq!(script, target.path().join("guest/kernel").join(folder).join("build.sh"));
+            assert_eq!(fs::metadata(script).unwrap().permissions().mode() & 0o111, 0o111);
+            for shared in SHARED.iter().flat_map(|(_, files)| *files) {
+                assert!(target.path().join(shared).exists(), "{shared}");
+            }
+            assert!(!target.path().join("images").exists());
+        }
     }
 }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use bathy_image::{Artifact, ImageConfig, InitramfsError, Recipe, RecipeError, Store, StoreError, initramfs};
 use thiserror::Error;
 
+use crate::engine::Chosen;
+
 /// The kernel's file in its artifact.
 pub const KERNEL_FILE: &str = "linux";
 /// An image's file in its artifact.
@@ -56,6 +58,7 @@ impl Assets {
     /// Finds everything for `image`, building what is missing. `kernel` replaces the guest kernel.
     pub fn ensure(
         store: &Store,
+        engine: Chosen,
         image: &str,
         kernel: Option<&Path>,
         progress: &mut dyn FnMut(&str),
@@ -63,7 +66,7 @@ impl Assets {
         let image_recipe = Recipe::image(image)?;
         let kernel_path = match kernel {
             Some(path) => path.to_owned(),
-            None => ensure_kernel(store, progress)?.path(KERNEL_FILE),
+            None => ensure_kernel(store, engine, progress)?.path(KERNEL_FILE),
         };
         let image = store.ensure(&image_recipe, &[IMAGE_FILE, IMAGE_CONFIG], progress)?;
         let config_path = image.path(IMAGE_CONFIG);
@@ -98,9 +101,21 @@ pub fn ensure_image(
     Ok(ImageParts { config_text })
 }
 
-/// The guest kernel, built if it is missing.
-pub fn ensure_kernel(store: &Store, progress: &mut dyn FnMut(&str)) -> Result<Artifact, StoreError> {
-    store.ensure(&Recipe::uml_kernel(), &[KERNEL_FILE], progress)
+/// How an engine's guest kernel is built.
+pub fn kernel_recipe(engine: Chosen) -> Recipe {
+    match engine {
+        Chosen::Kvm => Recipe::kvm_kernel(),
+        Chosen::Uml => Recipe::uml_kernel(),
+    }
+}
+
+/// An engine's guest kernel, built if it is missing.
+pub fn ensure_kernel(
+    store: &Store,
+    engine: Chosen,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Artifact, StoreError> {
+    store.ensure(&kernel_recipe(engine), &[KERNEL_FILE], progress)
 }
 
 fn open(path: &Path) -> Result<File, AssetsError> {

@@ -2,18 +2,18 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::thread;
 
 use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
 use serde::Serialize;
 
 use crate::assets;
-use crate::engine;
+use crate::engine::{self, Chosen};
 use crate::host;
-use crate::kvm_probe::{self, Verdict};
+use crate::kvm_probe::Verdict;
 use crate::paths::Paths;
-use crate::spec::{Engine, SandboxSpec};
+use crate::spec::SandboxSpec;
 use crate::sys;
 
 const GIB: u64 = 1 << 30;
@@ -64,8 +64,8 @@ impl Check {
 pub struct Diagnosis {
     /// Whether sandboxes will run.
     pub healthy: bool,
-    /// The engine that will be used.
-    pub engine: Engine,
+    /// The engine that a sandbox gets whose maker leaves the choice open. None if that choice is not open and cannot be met.
+    pub engine: Option<Chosen>,
     /// Why.
     pub engine_reason: String,
     /// What `/dev/kvm` is good for.
@@ -74,10 +74,32 @@ pub struct Diagnosis {
     pub checks: Vec<Check>,
 }
 
-/// Looks at everything. `prober` is this program, asked to run the KVM probe guest.
-pub fn examine(paths: &Paths, prober: &mut Command) -> Diagnosis {
+/// Looks at everything.
+pub fn examine(paths: &Paths) -> Diagnosis {
+    // A guest that does not end is waited for, and so may be reading all of the cache: both at once.
+    let ((choice, kvm), mut checks) = thread::scope(|scope| {
+        let probe = scope.spawn(|| engine::examine(paths));
+        let checks = checks(paths);
+        (probe.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), checks)
+    });
+    let (engine, engine_reason) = match choice {
+        Ok(choice) => (Some(choice.engine), choice.reason),
+        Err(error) => {
+            let cure = format!("unset {} in the environment, or change it", engine::VARIABLE);
+            checks.push(Check::failed("engine", error.to_string(), cure));
+            (None, error.to_string())
+        }
+    };
     let store = Store::new(paths.cache.clone());
-    let kvm = kvm_probe::probe(prober);
+    checks.extend(Chosen::ALL.map(|of| kernel(&store, of, engine)));
+    checks.push(kvm_check(&kvm));
+    let healthy = checks.iter().all(|check| check.status != Status::Failed);
+    Diagnosis { healthy, engine, engine_reason, kvm, checks }
+}
+
+/// Everything that no engine makes a difference to.
+fn checks(paths: &Paths) -> Vec<Check> {
+    let store = Store::new(paths.cache.clone());
     let mut checks = vec![
         user_namespaces(),
         seccomp(),
@@ -88,20 +110,10 @@ pub fn examine(paths: &Paths, prober: &mut Command) -> Diagnosis {
         disk("state folder", &paths.state),
         programs(),
         file_system_tool(),
-        artifact("guest kernel", &store, &Recipe::uml_kernel()),
     ];
-    checks.extend(
-        Recipe::images()
-            .filter_map(|name| Recipe::image(name).ok())
-            .map(|recipe| artifact("image", &store, &recipe)),
-    );
-    checks.push(kvm_check(&kvm));
-    let healthy = checks.iter().all(|check| check.status != Status::Failed);
-    let (engine, engine_reason) = match engine::choose(Engine::Auto) {
-        Ok(choice) => (choice.engine, format!("{}; {}", choice.reason, kvm_words(&kvm))),
-        Err(error) => (Engine::Auto, error.to_string()),
-    };
-    Diagnosis { healthy, engine, engine_reason, kvm, checks }
+    let images = Recipe::images().filter_map(|name| Recipe::image(name).ok());
+    checks.extend(images.map(|recipe| artifact("image", &store, &recipe)));
+    checks
 }
 
 fn user_namespaces() -> Check {
@@ -234,30 +246,36 @@ fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
     }
 }
 
-fn kvm_check(verdict: &Verdict) -> Check {
-    const NAME: &str = "KVM";
-    match verdict {
-        Verdict::Hardware { .. } => Check::ok(NAME, kvm_words(verdict)),
-        Verdict::NoPermission { group } => Check {
-            cure: Some(format!("to use it: usermod -aG {group} $USER, then log in again")),
-            ..Check::note(NAME, kvm_words(verdict))
+/// The guest kernel of one engine; that of the engine that is not `used` need not be there.
+fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
+    const NAME: &str = "guest kernel";
+    let recipe = assets::kernel_recipe(of);
+    let check = artifact(NAME, store, &recipe);
+    if used.is_none_or(|used| used == of) {
+        return check;
+    }
+    let engine = of.as_str();
+    match store.look(&recipe) {
+        State::Absent => Check::note(
+            NAME,
+            format!(
+                "{} is not built, and only --engine {engine} needs it; `bathy setup --engine {engine}` builds it",
+                recipe.title
+            ),
+        ),
+        _ => Check {
+            status: Status::Note,
+            found: format!("{}; only --engine {engine} needs it", check.found),
+            ..check
         },
-        _ => Check::note(NAME, kvm_words(verdict)),
     }
 }
 
-fn kvm_words(verdict: &Verdict) -> String {
-    match verdict {
-        Verdict::Hardware { milliseconds } => {
-            format!("/dev/kvm is hardware virtualization (probe guest took {milliseconds} ms)")
-        }
-        Verdict::NotHardware { milliseconds } => {
-            format!(
-                "/dev/kvm is not hardware virtualization: a probe guest of 100 million instructions did not finish in {milliseconds} ms"
-            )
-        }
-        Verdict::Absent => "there is no /dev/kvm".to_owned(),
-        Verdict::NoPermission { group } => format!("/dev/kvm may only be used by root and the group {group}"),
-        Verdict::Broken { reason } => format!("/dev/kvm failed the probe: {reason}"),
+fn kvm_check(verdict: &Verdict) -> Check {
+    const NAME: &str = "KVM";
+    if verdict.is_hardware() {
+        Check::ok(NAME, verdict.to_string())
+    } else {
+        Check { cure: verdict.cure(), ..Check::note(NAME, verdict.to_string()) }
     }
 }

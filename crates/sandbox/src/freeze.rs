@@ -2,7 +2,8 @@
 //!
 //! A control group does it best. Where none can be had, signals do: to the guest kernel first, so that it starts nothing
 //! new, then to everything below it. That is not for a traced guest: its kernel is told of every signal that reaches its
-//! processes, takes it for one of their own, and panics.
+//! processes, takes it for one of their own, and panics. A guest of the kvm engine is no process at all: its keeper stops
+//! the virtual processors itself when it is told to.
 
 use std::io;
 use std::thread;
@@ -14,6 +15,7 @@ use bathy_protocol::launch::UmlMode;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use thiserror::Error;
 
+use crate::engine::Chosen;
 use crate::processes::{Process, Processes};
 
 /// How long processes have to stop.
@@ -67,6 +69,8 @@ pub enum Freezer {
         /// Why not by a control group.
         why: String,
     },
+    /// By the keeper: nothing is done from outside.
+    Keeper,
     /// Not at all.
     Impossible {
         /// Why not by a control group.
@@ -76,7 +80,10 @@ pub enum Freezer {
 
 impl Freezer {
     /// The best way for the guest of this keeper. The keeper has left the group's freezer.
-    pub fn new(group: &Cgroup, keeper: u32, mode: UmlMode) -> Self {
+    pub fn new(group: &Cgroup, keeper: u32, engine: Chosen, mode: UmlMode) -> Self {
+        if engine == Chosen::Kvm {
+            return Self::Keeper;
+        }
         let mechanism = group.enforced().freezer.clone();
         let why = || mechanism.trim_start_matches("none: ").to_owned();
         match (group.freezer(), mode) {
@@ -86,19 +93,26 @@ impl Freezer {
         }
     }
 
-    /// By which mechanism: `cgroup v1`, `cgroup v2`, `signals: why not a group`, or `none: why`.
+    /// By which mechanism: `cgroup v1`, `cgroup v2`, `signals: why not a group`, `keeper: how`, or `none: why`.
     pub fn describe(&self) -> String {
         match self {
             Self::Cgroup { mechanism, .. } => mechanism.clone(),
             Self::Signals { why, .. } => format!("signals: {why}"),
+            Self::Keeper => "keeper: it stops the virtual processors".to_owned(),
             Self::Impossible { why } => format!("none: {why}"),
         }
+    }
+
+    /// Whether the keeper has to be told: then there is nothing that [`Self::freeze`] and [`Self::thaw`] do.
+    pub fn by_keeper(&self) -> bool {
+        matches!(self, Self::Keeper)
     }
 
     /// Makes the guest stand still. If that fails, it goes on.
     pub fn freeze(&self) -> Result<(), FreezeError> {
         match self {
             Self::Cgroup { freezer, .. } => Ok(freezer.freeze()?),
+            Self::Keeper => Ok(()),
             Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
             Self::Signals { keeper, .. } => stop(*keeper).inspect_err(|_| {
                 // Half stopped would be neither.
@@ -111,6 +125,7 @@ impl Freezer {
     pub fn thaw(&self) -> Result<(), FreezeError> {
         match self {
             Self::Cgroup { freezer, .. } => Ok(freezer.thaw()?),
+            Self::Keeper => Ok(()),
             Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
             Self::Signals { keeper, .. } => go_on(*keeper),
         }
@@ -250,12 +265,16 @@ mod tests {
         let id = format!("test-mechanism-{}", std::process::id());
         let group = Cgroup::create(&id, &bathy_jail::CgroupLimits::default()).unwrap();
         for mode in [UmlMode::Seccomp, UmlMode::Ptrace] {
-            let freezer = Freezer::new(&group, 1, mode);
+            let freezer = Freezer::new(&group, 1, Chosen::Uml, mode);
+            assert!(!freezer.by_keeper());
             match (group.freezer(), mode) {
                 (Some(_), _) => assert_eq!(freezer.describe(), group.enforced().freezer),
                 (None, UmlMode::Seccomp) => assert!(matches!(freezer, Freezer::Signals { .. })),
                 (None, UmlMode::Ptrace) => assert!(matches!(freezer, Freezer::Impossible { .. })),
             }
+            let freezer = Freezer::new(&group, 1, Chosen::Kvm, mode);
+            assert!(freezer.by_keeper() && freezer.freeze().is_ok() && freezer.thaw().is_ok());
+            assert_eq!(freezer.describe(), "keeper: it stops the virtual processors");
         }
     }
 

@@ -1,6 +1,7 @@
 //! What this machine has.
 
 use std::fs;
+use std::io;
 
 /// All memory of the machine, in bytes.
 pub fn total_memory() -> u64 {
@@ -10,6 +11,19 @@ pub fn total_memory() -> u64 {
 /// Memory that could be used without swapping, in bytes.
 pub fn available_memory() -> u64 {
     memory_line("MemAvailable:")
+}
+
+/// Names the present boot of the machine.
+pub fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+/// The processors that this process may use.
+pub fn usable_cpus() -> io::Result<Vec<u32>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu));
+    Ok(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
 }
 
 fn memory_line(name: &str) -> u64 {

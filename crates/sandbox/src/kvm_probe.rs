@@ -4,6 +4,7 @@
 //! too slow for a guest. So a counting loop has to finish before a deadline, in a process of its own that can be
 //! killed when it does not.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -13,15 +14,19 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuExit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::sys::GuestPage;
 
 /// The device.
-const DEVICE: &str = "/dev/kvm";
+pub const DEVICE: &str = "/dev/kvm";
+/// The hidden verb of `bathy` that runs the probe guest.
+pub const VERB: &str = "probe-kvm";
 /// How often the probe guest counts. Hardware does that in well under a tenth of the deadline.
 const LOOPS: u32 = 50_000_000;
+/// What the guest runs of them, as it is told: each turn is two instructions.
+const MILLION_INSTRUCTIONS: u32 = LOOPS / 1_000_000 * 2;
 const DEADLINE: Duration = Duration::from_millis(1500);
 /// Where the guest's code lies in its memory.
 const CODE: u64 = 0x1000;
@@ -41,7 +46,7 @@ pub enum ProbeError {
 }
 
 /// What the device is good for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
     /// Guests run at full speed.
@@ -61,6 +66,8 @@ pub enum Verdict {
         /// The group that may.
         group: String,
     },
+    /// There is one that we may use, and the processor has nothing that could make it fast. No guest was tried.
+    NoProcessor,
     /// It failed.
     Broken {
         /// How.
@@ -68,16 +75,72 @@ pub enum Verdict {
     },
 }
 
-/// Finds out, by running `prober` (this program, asked to call [`run_guest`]) with a deadline.
-pub fn probe(prober: &mut Command) -> Verdict {
-    match File::options().read(true).write(true).open(DEVICE) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Verdict::Absent,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Verdict::NoPermission { group: group_of(Path::new(DEVICE)) };
-        }
-        Err(error) => return Verdict::Broken { reason: error.to_string() },
-        Ok(_) => {}
+impl Verdict {
+    /// Whether guests run at full speed.
+    pub fn is_hardware(&self) -> bool {
+        matches!(self, Self::Hardware { .. })
     }
+
+    /// Whether it was found by trying a guest, which is what takes time.
+    pub fn is_measured(&self) -> bool {
+        matches!(self, Self::Hardware { .. } | Self::NotHardware { .. } | Self::Broken { .. })
+    }
+
+    /// What the user can do about it, if anything.
+    pub fn cure(&self) -> Option<String> {
+        match self {
+            Self::NoPermission { group } if group == "root" => Some(format!(
+                "To use it, give it to a group: groupadd -f kvm; chgrp kvm {DEVICE}; chmod g+rw {DEVICE}; usermod -aG kvm $USER; then log in again"
+            )),
+            Self::NoPermission { group } => {
+                Some(format!("To use it: usermod -aG {group} $USER, then log in again"))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hardware { milliseconds } => {
+                write!(out, "{DEVICE} is hardware virtualization (a probe guest took {milliseconds} ms)")
+            }
+            Self::NotHardware { milliseconds } => write!(
+                out,
+                "{DEVICE} is not hardware virtualization: a probe guest of {MILLION_INSTRUCTIONS} million instructions did not finish in {milliseconds} ms"
+            ),
+            Self::Absent => write!(out, "there is no {DEVICE}"),
+            Self::NoPermission { group } if group == "root" => {
+                write!(out, "{DEVICE} may only be used by root")
+            }
+            Self::NoPermission { group } => {
+                write!(out, "{DEVICE} may only be used by root and the group {group}")
+            }
+            Self::NoProcessor => {
+                write!(
+                    out,
+                    "{DEVICE} is not hardware virtualization: the processor offers neither VMX nor SVM"
+                )
+            }
+            Self::Broken { reason } => write!(out, "{DEVICE} failed the probe: {reason}"),
+        }
+    }
+}
+
+/// Opens the device, or says why that cannot be.
+pub fn open() -> Result<File, Verdict> {
+    File::options().read(true).write(true).open(DEVICE).map_err(|error| match error.kind() {
+        // The second and third: a node without a driver behind it.
+        io::ErrorKind::NotFound => Verdict::Absent,
+        _ if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Verdict::Absent,
+        io::ErrorKind::PermissionDenied => Verdict::NoPermission { group: group_of(Path::new(DEVICE)) },
+        _ => Verdict::Broken { reason: error.to_string() },
+    })
+}
+
+/// Finds out what an opened device is good for, by running `prober` (the program `bathy` with [`VERB`]) with a deadline.
+pub fn measure(prober: &mut Command) -> Verdict {
     match timed(prober) {
         Ok(verdict) => verdict,
         Err(error) => Verdict::Broken { reason: error.to_string() },
@@ -164,6 +227,29 @@ fn group_of(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_verdict_says_what_was_found_and_who_may_is_named() {
+        let verdicts = [
+            (Verdict::Hardware { milliseconds: 30 }, "is hardware virtualization"),
+            (
+                Verdict::NotHardware { milliseconds: 1500 },
+                "100 million instructions did not finish in 1500 ms",
+            ),
+            (Verdict::Absent, "there is no /dev/kvm"),
+            (Verdict::NoPermission { group: "kvm".to_owned() }, "root and the group kvm"),
+            (Verdict::NoProcessor, "neither VMX nor SVM"),
+            (Verdict::Broken { reason: "no memory".to_owned() }, "no memory"),
+        ];
+        for (verdict, words) in verdicts {
+            assert!(verdict.to_string().contains(words), "{verdict}");
+            let text = serde_json::to_string(&verdict).unwrap();
+            assert_eq!(serde_json::from_str::<Verdict>(&text).unwrap(), verdict, "{text}");
+        }
+        let cure = |group: &str| Verdict::NoPermission { group: group.to_owned() }.cure().unwrap();
+        assert!(cure("kvm").contains("usermod -aG kvm $USER"));
+        assert!(cure("root").contains("chgrp kvm"), "nobody is told to join the group root");
+    }
 
     #[test]
     fn a_probe_that_hangs_is_ended_at_the_deadline() {

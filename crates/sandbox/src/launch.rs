@@ -17,6 +17,8 @@ use thiserror::Error;
 use crate::assets::Assets;
 use crate::connection::Connection;
 use crate::disk::{self, DiskError};
+use crate::engine::Chosen;
+use crate::kvm_probe::{self, Verdict};
 use crate::paths::Paths;
 use crate::slot::{self, SlotError};
 use crate::spec::SandboxSpec;
@@ -33,6 +35,12 @@ pub enum LaunchError {
     /// Its processor.
     #[error(transparent)]
     Slot(#[from] SlotError),
+    /// The hardware's virtual machines.
+    #[error("The kvm engine cannot be used: {found}. {}", found.cure().unwrap_or_else(|| "`bathy doctor` tells more".to_owned()))]
+    Kvm {
+        /// What is in the way.
+        found: Verdict,
+    },
     /// Its namespaces.
     #[error("Cannot start the sandbox's keeper. `bathy doctor` tells what this machine lacks")]
     Spawn(#[from] SpawnError),
@@ -68,6 +76,8 @@ pub struct KeptFiles {
 
 /// What a sandbox is started with, besides its description.
 pub struct Resources<'a> {
+    /// What runs it. The description [fits](SandboxSpec::fits) it.
+    pub engine: Chosen,
     /// What every sandbox is made of.
     pub assets: &'a Assets,
     /// The user's folders.
@@ -82,23 +92,35 @@ pub struct Resources<'a> {
 
 impl Sandbox {
     /// Starts a sandbox that does not outlive us. `spec` has been checked.
-    pub fn start(spec: &SandboxSpec, assets: &Assets, paths: &Paths) -> Result<Self, LaunchError> {
+    pub fn start(
+        spec: &SandboxSpec,
+        engine: Chosen,
+        assets: &Assets,
+        paths: &Paths,
+    ) -> Result<Self, LaunchError> {
         let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
-        Self::start_with(spec, Resources { assets, paths, disk, kept: None, before_start: None })
+        Self::start_with(spec, Resources { engine, assets, paths, disk, kept: None, before_start: None })
     }
 
     /// Starts a sandbox with resources of the caller's.
     pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
-        let Resources { assets, paths, disk, kept, before_start } = resources;
+        let Resources { engine, assets, paths, disk, kept, before_start } = resources;
+        let kvm = match engine {
+            Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
+            Chosen::Uml => None,
+        };
+        // A guest that is no process needs no processor of its own, but the numbers that come with it.
         let slot = slot::take(&paths.state)?;
         let identity = identity(slot.number);
         let config = Launch {
+            engine: match engine {
+                Chosen::Kvm => launch::Engine::Kvm { cpus: spec.cpus },
+                Chosen::Uml => launch::Engine::Uml { cpu: slot.cpu, mode: spec.mode() },
+            },
             memory: spec.memory.0,
-            cpu: slot.cpu,
             processes: spec.processes.into(),
-            mode: spec.uml_mode,
             ready_timeout_ms: spec.ready_timeout_ms,
-            guest_user: matches!(identity, Identity::Pair { .. }),
+            guest_user: engine == Chosen::Uml && matches!(identity, Identity::Pair { .. }),
             kept: kept.is_some(),
             log_capacity: kept.as_ref().map_or(0, |kept| kept.log_capacity),
             restricted: spec.restriction(),
@@ -120,6 +142,8 @@ impl Sandbox {
             let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
             descriptors.extend(files.map(AsFd::as_fd));
         }
+        // The last one: where `launch::fd::kvm` says.
+        descriptors.extend(kvm.as_ref().map(AsFd::as_fd));
         let spawned_unix_ns = unix_ns();
         let spawned = spawn::keeper(&Keeper {
             program: assets.keeper.as_fd(),

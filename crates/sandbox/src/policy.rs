@@ -184,7 +184,7 @@ impl Policy {
             spec.security = *floor;
             notes.push(format!("The operator requires {} security, by {}", floor.as_str(), file.display()));
         }
-        Ok(Allowed { spec: spec.consistent(), notes })
+        Ok(Allowed { spec, notes })
     }
 
     /// The refusal of a path of the host, of which sandboxes get none.

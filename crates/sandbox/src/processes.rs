@@ -1,6 +1,7 @@
 //! The host processes that a sandbox consists of, as the host sees them: nothing here is the guest's word.
 //!
-//! A sandbox is a keeper, its child the guest kernel, and a child of that for every address space in the guest.
+//! A sandbox of the uml engine is a keeper, its child the guest kernel, and a child of that for every address space in the
+//! guest. One of the kvm engine is a keeper alone: a virtual processor is a thread of it, and its time the keeper's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

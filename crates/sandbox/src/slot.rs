@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::host::usable_cpus;
 use crate::sys;
 
 /// Sandboxes per processor.
@@ -70,12 +71,6 @@ pub fn take(state: &Path) -> Result<Slot, SlotError> {
         }
     }
     Err(SlotError::Full(DEPTH * cpus.len() as u64))
-}
-
-fn usable_cpus() -> io::Result<Vec<u32>> {
-    let set = rustix::thread::sched_getaffinity(None)?;
-    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu));
-    Ok(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
 }
 
 /// Time that a processor was not idle since the machine started; decides only between equally used ones.

@@ -1,5 +1,6 @@
 //! The one description of a sandbox. Flags, files and requests all become this type; limits are checked here, once.
 
+mod engine;
 mod units;
 
 use std::collections::BTreeMap;
@@ -56,11 +57,37 @@ pub enum SpecError {
     /// A disk that is too small or too large.
     #[error("A disk of {0} is not possible. The least is {MIN_DISK}, the most {MAX_DISK}")]
     Disk(Size),
-    /// No processor, or more than the engine has.
+    /// No processor.
+    #[error("A sandbox without a CPU is not possible. Use --cpus 1")]
+    NoCpu,
+    /// More processors than the uml engine has.
     #[error(
-        "{0} CPUs are not possible: a guest of the uml engine has exactly one, because its kernel and its processes take turns on one host CPU, which is what makes it fast. Use --cpus 1"
+        "{wanted} CPUs are not possible: a guest of the uml engine has exactly one, because its kernel and its processes take turns on one host CPU, which is what makes it fast. Use --cpus 1. More take the kvm engine, and the uml engine is used here: {reason}"
     )]
-    Cpus(u32),
+    UmlCpus {
+        /// Asked for.
+        wanted: u32,
+        /// Why it is the uml engine.
+        reason: String,
+    },
+    /// More processors than there are.
+    #[error("{wanted} CPUs are more than this machine has for us ({available}). Use --cpus {available}")]
+    ManyCpus {
+        /// Asked for.
+        wanted: u32,
+        /// There are.
+        available: u32,
+    },
+    /// A setting of the other engine.
+    #[error(
+        "The mode {mode} belongs to the uml engine, and the kvm engine is used here: {reason}. Leave uml_mode (--uml-mode) out, or use --engine uml"
+    )]
+    UmlMode {
+        /// Asked for.
+        mode: &'static str,
+        /// Why it is the kvm engine.
+        reason: String,
+    },
     /// No or too many processes.
     #[error("A limit of {0} processes is not possible. It is between 16 and {MAX_PROCESSES}")]
     Processes(u32),
@@ -174,8 +201,8 @@ pub struct SandboxSpec {
     pub disk: Size,
     /// How many host processes the guest may consist of.
     pub processes: u32,
-    /// How the uml engine contains guest processes.
-    pub uml_mode: UmlMode,
+    /// How the uml engine contains guest processes; as [`Self::mode`] says if absent.
+    pub uml_mode: Option<UmlMode>,
     /// How long the guest may take to get ready, in milliseconds.
     pub ready_timeout_ms: u64,
     /// Variables of every command, on top of the image's.
@@ -215,7 +242,7 @@ impl Default for SandboxSpec {
             cpus: 1,
             disk: Size(4096 * MIB),
             processes: 1024,
-            uml_mode: UmlMode::default(),
+            uml_mode: None,
             ready_timeout_ms: 30_000,
             env: BTreeMap::new(),
             workdir: None,
@@ -235,7 +262,8 @@ impl Default for SandboxSpec {
 }
 
 impl SandboxSpec {
-    /// Checks every limit and rounds sizes to what devices can have.
+    /// Checks every limit that holds for both engines and rounds sizes to what devices can have. The others are for
+    /// [`Self::checked_for`].
     pub fn checked(mut self) -> Result<Self, SpecError> {
         let available = Size(host::total_memory());
         if self.memory < MIN_MEMORY {
@@ -247,8 +275,8 @@ impl SandboxSpec {
         if self.disk < MIN_DISK || self.disk > MAX_DISK {
             return Err(SpecError::Disk(self.disk));
         }
-        if self.cpus != 1 {
-            return Err(SpecError::Cpus(self.cpus));
+        if self.cpus == 0 {
+            return Err(SpecError::NoCpu);
         }
         if !(16..=MAX_PROCESSES).contains(&self.processes) {
             return Err(SpecError::Processes(self.processes));
@@ -272,15 +300,7 @@ impl SandboxSpec {
         self.check_texts()?;
         self.memory = Size(self.memory.0.next_multiple_of(MIB));
         self.disk = Size(self.disk.0.next_multiple_of(MIB));
-        Ok(self.consistent())
-    }
-
-    /// Users inside a restricted guest are a boundary, which they are in one mode of the uml engine only.
-    pub(crate) fn consistent(mut self) -> Self {
-        if self.security == Security::Restricted {
-            self.uml_mode = UmlMode::Ptrace;
-        }
-        self
+        Ok(self)
     }
 
     fn check_texts(&self) -> Result<(), SpecError> {
@@ -371,8 +391,7 @@ mod tests {
         assert_eq!(with(|s| s.memory = Size(MIB)), SpecError::LittleMemory(Size(MIB)));
         assert!(matches!(with(|s| s.memory = Size(1 << 60)), SpecError::MuchMemory { .. }));
         assert_eq!(with(|s| s.disk = Size(0)), SpecError::Disk(Size(0)));
-        assert_eq!(with(|s| s.cpus = 2), SpecError::Cpus(2));
-        assert_eq!(with(|s| s.cpus = 0), SpecError::Cpus(0));
+        assert_eq!(with(|s| s.cpus = 0), SpecError::NoCpu);
         assert_eq!(with(|s| s.processes = 0), SpecError::Processes(0));
         let half_more = CpuQuota::from_thousandths(1500);
         assert_eq!(
@@ -439,13 +458,6 @@ mod tests {
         let labels = BTreeMap::from([("a b".to_owned(), "x".to_owned())]);
         let error = SandboxSpec { labels, ..SandboxSpec::default() }.checked().unwrap_err();
         assert_eq!(error, SpecError::Label("a b=x".to_owned()));
-    }
-
-    #[test]
-    fn a_restricted_sandbox_keeps_its_users_apart() {
-        let spec = SandboxSpec { security: Security::Restricted, ..SandboxSpec::default() };
-        assert_eq!(spec.checked().unwrap().uml_mode, UmlMode::Ptrace);
-        assert_eq!(SandboxSpec::default().checked().unwrap().uml_mode, UmlMode::Seccomp);
     }
 
     #[test]

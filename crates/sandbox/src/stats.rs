@@ -6,6 +6,7 @@ use bathy_jail::{Cgroup, CgroupUsage};
 use bathy_protocol::Usage;
 use serde::{Serialize, Serializer};
 
+use crate::engine::Chosen;
 use crate::launch::unix_ns;
 use crate::processes::{Processes, SandboxProcesses};
 use crate::store::Record;
@@ -29,8 +30,8 @@ pub struct Stats {
     pub disk_read: u64,
     /// Bytes written to its disk since it started.
     pub disk_written: u64,
-    /// Host processes that the guest consists of.
-    pub processes: u64,
+    /// Host processes that the guest consists of, where it does: those of the kvm engine are the guest's own.
+    pub processes: Option<u64>,
     /// How many of them there may be.
     pub processes_limit: u64,
     /// Commands and jobs that run.
@@ -70,7 +71,8 @@ impl Stats {
             disk_limit: spec.disk.0,
             disk_read: usage.disk_read,
             disk_written: usage.disk_written,
-            processes: u64::try_from(processes.count).unwrap_or(u64::MAX),
+            processes: (record.engine != Some(Chosen::Kvm))
+                .then(|| u64::try_from(processes.count).unwrap_or(u64::MAX)),
             processes_limit: spec.processes.into(),
             commands: usage.commands,
             clients: usage.clients,
@@ -104,6 +106,8 @@ mod tests {
             id: "test".to_owned(),
             name: None,
             spec: SandboxSpec::default(),
+            engine: Some(Chosen::Uml),
+            engine_reason: None,
             created_ns: 0,
             state: State::Running,
             started_ns: Some(started_ns),
@@ -132,6 +136,20 @@ mod tests {
             "commands": 5, "clients": 6, "uptime": 2.5,
         });
         assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn a_virtual_machine_is_its_keeper() {
+        let script = "while :; do :; done";
+        let mut keeper = Command::new("/bin/sh").args(["-c", script]).spawn().unwrap();
+        let record = Record { engine: Some(Chosen::Kvm), ..record(Some(keeper.id()), unix_ns()) };
+        thread::sleep(Duration::from_millis(300));
+        let stats = Stats::gather(&record, &USAGE);
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
+        // Its processes are nobody's business; its time and memory are those of the one process that there is.
+        assert_eq!((stats.processes, stats.memory), (None, USAGE.memory));
+        assert!(stats.cpu_ns > 0 && stats.host_memory > 0, "{stats:?}");
     }
 
     #[test]
@@ -167,7 +185,7 @@ mod tests {
         }
         keeper.kill().unwrap();
         keeper.wait().unwrap();
-        assert_eq!(first.processes, 1);
+        assert_eq!(first.processes, Some(1));
         assert!(first.host_memory > 0);
         // Of one CPU; little of it where the machine is busy.
         assert!((5.0..=130.0).contains(&second.cpu_percent(&first)), "{}", second.cpu_percent(&first));

@@ -35,7 +35,7 @@ pub use repls::ReplRow;
 /// How long a change waits for the changes of other processes.
 const PATIENCE: Duration = Duration::from_secs(5);
 const COLUMNS: &str = "id, name, spec, created_ns, state, started_ns, ended_ns, end_cause, exit_code, monitor_pid, \
-    keeper_pid, enforcement, idle_paused";
+    keeper_pid, enforcement, idle_paused, engine, engine_reason";
 
 /// The store cannot do what was asked.
 #[derive(Debug, Error)]
@@ -176,10 +176,10 @@ impl Store {
                 return Err(StoreError::NameTaken { name: word.clone() });
             }
         }
-        change.run(
-            "INSERT INTO sandboxes (id, name, spec, created_ns, state) VALUES (?, ?, ?, ?, ?)",
-            (&new.id, &new.name, spec, record::signed(new.created_ns), State::Created.as_str()),
-        )?;
+        let values = (&new.id, &new.name, spec, record::signed(new.created_ns), State::Created.as_str());
+        let row = "INSERT INTO sandboxes (id, name, spec, created_ns, state) VALUES (?, ?, ?, ?, ?)";
+        change.run(row, values)?;
+        Change::Engine(new.engine.clone()).write(&new.id, &change)?;
         change.finish()
     }
 

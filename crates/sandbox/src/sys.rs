@@ -1,4 +1,4 @@
-//! The host side's unsafe code: a lock and a question that have no safe wrapper, and memory for the probe guest.
+//! The host side's unsafe code: a lock and questions that have no safe wrapper, and memory for the probe guest.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -85,4 +85,19 @@ pub fn landlock_version() -> Option<u32> {
         libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<c_void>(), 0, VERSION_REQUEST)
     };
     u32::try_from(version).ok()
+}
+
+/// Whether the processor can run guests at full speed. Where that cannot be asked, it may.
+pub fn processor_offers_virtualization() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__cpuid;
+        const VMX: u32 = 1 << 5;
+        const EXTENDED: u32 = 0x8000_0000;
+        const SVM: u32 = 1 << 2;
+        let svm = || __cpuid(EXTENDED).eax > EXTENDED && __cpuid(EXTENDED + 1).ecx & SVM != 0;
+        __cpuid(1).ecx & VMX != 0 || svm()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    true
 }

@@ -126,6 +126,8 @@ fn sandbox_fields() -> Vec<Field> {
         Field::text("name", "Its name, if it has one"),
         Field::choice("status", "What it is right now", &status).required(),
         Field::text("image", "Its root image").required(),
+        Field::choice("engine", "What keeps it apart from the host", &["kvm", "uml"]),
+        Field::text("engine_reason", "Why that engine"),
         Field::integer("memory_mb", "Its memory in MiB").required().at_least(0),
         Field::integer("disk_mb", "The size of its disk in MiB").required().at_least(0),
         Field::integer("age_seconds", "How long ago it was made").required().at_least(0),
@@ -150,6 +152,8 @@ fn describe(sandbox: &Sandboxed) -> Value {
     let mut put =
         |key: &str, value: Option<Value>| members.extend(value.map(|value| (key.to_owned(), value)));
     put("name", record.name.clone().map(Value::from));
+    put("engine", record.engine.map(|engine| engine.as_str().into()));
+    put("engine_reason", record.engine_reason.clone().map(Value::from));
     put("idle_seconds", spec.idle_timeout.map(|time| (time.as_millis() / 1000).into()));
     let left = |limit: Seconds| {
         record

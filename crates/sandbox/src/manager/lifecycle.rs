@@ -16,13 +16,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{Manager, ManagerError, Sandboxed, Status};
 use crate::assets::{self, Assets};
 use crate::disk;
+use crate::engine;
 use crate::folder::Folder;
 use crate::launch::unix_ns;
 use crate::monitor::Report;
 use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
 use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
-use crate::store::{self, NewRecord, StoreError};
+use crate::store::{self, Change, NewRecord, StoreError};
 
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,7 +56,8 @@ impl Manager {
     ) -> Result<(Sandboxed, Vec<String>), ManagerError> {
         let allowed = self.policy.apply(new.spec)?;
         let spec = allowed.spec.checked()?;
-        crate::engine::choose(spec.engine)?;
+        let engine = engine::choose(spec.engine, &self.paths)?;
+        let spec = spec.checked_for(&engine)?;
         if let Some(name) = &new.name {
             name::check(name)?;
             // Only for a quick answer: inserting decides.
@@ -65,11 +67,11 @@ impl Manager {
         }
         let cache = Cache::new(self.paths.cache.clone());
         let image = assets::ensure_image(&cache, &spec.image, progress)?;
-        assets::ensure_kernel(&cache, progress).map_err(assets::AssetsError::from)?;
+        assets::ensure_kernel(&cache, engine.engine, progress).map_err(assets::AssetsError::from)?;
 
         let id = name::new_id().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
         let folder = Folder::of(&self.paths, &id);
-        let record = NewRecord { id: id.clone(), name: new.name, spec, created_ns: unix_ns() };
+        let record = NewRecord { id: id.clone(), name: new.name, spec, engine, created_ns: unix_ns() };
         match self.make(&folder, &record, &image) {
             Ok(()) => {}
             Err(error) => {
@@ -102,7 +104,7 @@ impl Manager {
         let spec = &record.spec;
         let created = What::SandboxCreated {
             image: spec.image.clone(),
-            engine: crate::engine::choose(spec.engine)?.engine.as_str().to_owned(),
+            engine: new.engine.engine.as_str().to_owned(),
             memory: spec.memory.0,
             disk: spec.disk.0,
             security: spec.security.as_str().to_owned(),
@@ -119,10 +121,16 @@ impl Manager {
         let name = sandbox.name().to_owned();
         // What is missing is built here, where somebody sees the progress, and not by the monitor.
         let cache = Cache::new(self.paths.cache.clone());
-        drop(Assets::ensure(&cache, &sandbox.record.spec.image, None, progress)?);
+        let spec = &sandbox.record.spec;
+        // Anew at every start: what the machine offers may have changed, and a disk is the same for both engines.
+        let engine = engine::choose(spec.engine, &self.paths)?;
+        spec.fits(&engine)?;
+        drop(Assets::ensure(&cache, engine.engine, &spec.image, None, progress)?);
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let life = self.take_life(sandbox)?;
+        // The monitor does as is written.
+        self.store.update(&sandbox.record.id, &[Change::Engine(engine)])?;
         let program = assets::program("bathy")?;
         let mut log = File::options();
         log.create(true).truncate(true).write(true).mode(0o600);

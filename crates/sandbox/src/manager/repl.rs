@@ -6,6 +6,7 @@ use std::fs;
 use serde::{Serialize, Serializer};
 
 use super::{KILLED, Manager, ManagerError, NewSandbox, Sandboxed, Status};
+use crate::host;
 use crate::interpreter::{self, CellEvent, CellOptions, CellOutcome, CellRequest, Language};
 use crate::launch::unix_ns;
 use crate::spec::{SandboxSpec, Seconds};
@@ -180,7 +181,7 @@ impl Manager {
         let begun = self.begin_cell(&sandbox, &request)?;
         let mut connection = self.connect(&sandbox)?;
         let result = interpreter::run_cell(&mut connection, STREAM, begun.cell, begun.tag, options, on_event);
-        let boot = boot_id();
+        let boot = host::boot_id();
         self.store.use_repl(&before.name, unix_ns(), &boot)?;
         let outcome = result?;
         let lost = (outcome.started.fresh && before.cells > 0).then(|| {
@@ -233,12 +234,6 @@ fn what_was_lost(
         }
         (None, None) => format!("The interpreter was started anew: {KEPT}"),
     }
-}
-
-/// Names the present boot of the host.
-fn boot_id() -> String {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.trim().to_owned()
 }
 
 /// When the host was started, as a date and time.
@@ -308,7 +303,7 @@ mod tests {
 
     #[test]
     fn the_host_has_a_boot() {
-        assert_eq!(boot_id().len(), 36);
+        assert_eq!(host::boot_id().len(), 36);
         assert!(booted_at().is_some());
     }
 }

@@ -5,6 +5,7 @@
 //! keeper's connection to it closes, and the sandbox ends.
 
 pub mod door;
+mod limits;
 mod pause;
 mod serve;
 mod visitors;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use bathy_audit::{Actor, Event, LogError, What};
 use bathy_image::{ImageConfig, Store as Cache};
-use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupLimits};
+use bathy_jail::cgroup::{Cgroup, CgroupError};
 use bathy_protocol::FromKeeper;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -26,6 +27,7 @@ use thiserror::Error;
 use crate::assets::{Assets, AssetsError};
 use crate::connection::{Arrival, ConnectionError};
 use crate::ending;
+use crate::engine::Chosen;
 use crate::folder::Folder;
 use crate::freeze::Freezer;
 use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
@@ -33,12 +35,6 @@ use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
 use crate::spec::CpuQuota;
 use crate::store::{Change, Record, State, Store, StoreError};
-
-/// Memory of the host that a sandbox may have besides its guest's: for its processes as such, and for each of them.
-const OVERHEAD: u64 = 96 << 20;
-const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
-/// Host processes besides those of the guest: the keeper, and the guest kernel's helpers.
-const HELPERS: u64 = 16;
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
@@ -209,8 +205,11 @@ impl Monitor {
         life: &File,
     ) -> Result<Launched, MonitorError> {
         let spec = &record.spec;
+        // Whoever starts a sandbox has decided; a record without a decision is one of an earlier version.
+        let engine = record.engine.unwrap_or(Chosen::Uml);
         let open = |path: PathBuf| Folder::open(&path).map_err(|error| MonitorError::File(path, error));
-        let assets = Assets::ensure(&Cache::new(paths.cache.clone()), &spec.image, None, &mut |_| {})?;
+        let cache = Cache::new(paths.cache.clone());
+        let assets = Assets::ensure(&cache, engine, &spec.image, None, &mut |_| {})?;
         let log_capacity = spec.log_size.0 / 2;
         for ring in [folder.output_log(), folder.console_log()] {
             if !ring.exists() {
@@ -228,13 +227,7 @@ impl Monitor {
         };
         // What a monitor left that was killed.
         let _ = Cgroup::remove_stale(&record.id);
-        let processes = u64::from(spec.processes);
-        let limits = CgroupLimits {
-            cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
-            memory: Some(spec.memory.0 + OVERHEAD + processes * OVERHEAD_PER_PROCESS),
-            pids: Some(processes + HELPERS),
-        };
-        let cgroup = Cgroup::create(&record.id, &limits)?;
+        let cgroup = Cgroup::create(&record.id, &limits::of(spec, engine))?;
         let priority =
             bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
         let before_start = |pid: u32| {
@@ -242,6 +235,7 @@ impl Monitor {
             cgroup.add(pid).map_err(io::Error::other)
         };
         let resources = Resources {
+            engine,
             assets: &assets,
             paths,
             disk: open(folder.disk())?,
@@ -252,7 +246,7 @@ impl Monitor {
         wait_until_ready(&mut sandbox, Duration::from_millis(spec.ready_timeout_ms))?;
         // The guest has inherited its place; the keeper itself is not to be frozen with it.
         let _ = cgroup.leave_freezer(sandbox.keeper_pid());
-        let freezer = Freezer::new(&cgroup, sandbox.keeper_pid(), spec.uml_mode);
+        let freezer = Freezer::new(&cgroup, sandbox.keeper_pid(), engine, spec.mode());
         let enforcement = serde_json::json!({
             "cpu": priority.describe(&cgroup),
             "memory": cgroup.enforced().memory,

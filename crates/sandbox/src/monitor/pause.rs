@@ -90,7 +90,7 @@ impl Monitor {
             return;
         }
         state.pause.idle = true;
-        self.park(state);
+        self.park(state, true);
     }
 
     /// Somebody wants it to stand still.
@@ -104,9 +104,9 @@ impl Monitor {
             return refuse(&socket, &crate::chain(&error));
         }
         state.pause.idle = false;
-        if release_memory {
+        if release_memory || self.freezer.by_keeper() {
             self.wait_for_motion(socket, Wanted::Pause, state);
-            self.park(state);
+            self.park(state, release_memory);
         } else {
             state.pause.motion = Motion::Still;
             self.stands_still(state);
@@ -187,7 +187,8 @@ impl Monitor {
 
     fn parked(&mut self, failure: Option<&str>, state: &mut Loop) {
         if let Some(reason) = failure.filter(|_| !state.pause.idle) {
-            // Not half paused: it goes on.
+            // Not half paused: it goes on, and its keeper with it.
+            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Unpark);
             let thawed = self.freezer.thaw().is_ok();
             state.pause.motion = if thawed { Motion::Runs } else { Motion::Still };
             let reason = format!("its memory cannot be moved to the host's disk: {reason}");
@@ -256,10 +257,10 @@ impl Monitor {
         state.pause.waiting.push((socket, wanted));
     }
 
-    fn park(&mut self, state: &mut Loop) {
+    fn park(&mut self, state: &mut Loop, release_memory: bool) {
         state.pause.motion = Motion::Parking;
         // It does not fail to encode.
-        let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Park);
+        let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Park { release_memory });
     }
 
     /// Begins to bring the memory back. What is on its way to disk has to arrive first.

@@ -77,7 +77,7 @@ fn a_quota_of_every_processor_is_no_limit() {
 fn the_floor_raises_and_says_so() {
     let policy = policy(&["[floor]\nsecurity = \"restricted\"\n"]).unwrap();
     let allowed = policy.apply(SandboxSpec::default()).unwrap();
-    assert_eq!((allowed.spec.security, allowed.spec.uml_mode), (Security::Restricted, UmlMode::Ptrace));
+    assert_eq!((allowed.spec.security, allowed.spec.mode()), (Security::Restricted, UmlMode::Ptrace));
     assert!(allowed.notes[0].contains("restricted"), "{:?}", allowed.notes);
     assert_eq!(policy.apply(allowed.spec).unwrap().notes, Vec::<String>::new());
 }

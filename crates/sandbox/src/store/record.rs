@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Changing, StoreError};
+use crate::engine::{Choice, Chosen};
 use crate::spec::SandboxSpec;
 
 /// What a sandbox was last known to be.
@@ -52,6 +53,8 @@ pub struct NewRecord {
     pub name: Option<String>,
     /// Checked.
     pub spec: SandboxSpec,
+    /// What will run it, unless that changes before it is started.
+    pub engine: Choice,
     /// When it was made: nanoseconds since 1970.
     pub created_ns: u64,
 }
@@ -65,6 +68,10 @@ pub struct Record {
     pub name: Option<String>,
     /// What was asked for.
     pub spec: SandboxSpec,
+    /// What runs it, ran it last, or would have when it was made. Earlier versions knew one engine and did not say.
+    pub engine: Option<Chosen>,
+    /// Why that one.
+    pub engine_reason: Option<String>,
     /// When it was made.
     pub created_ns: u64,
     /// What it was last known to be.
@@ -106,6 +113,8 @@ pub enum Change {
     },
     /// Its keeper's process.
     Keeper(u32),
+    /// What runs it, and why.
+    Engine(Choice),
     /// How its limits are enforced.
     Enforcement(Value),
     /// Whether its pause is for want of clients.
@@ -132,6 +141,10 @@ impl Change {
                 (signed(*at_ns), monitor_pid, id),
             ),
             Self::Keeper(pid) => to.run("UPDATE sandboxes SET keeper_pid = ? WHERE id = ?", (pid, id)),
+            Self::Engine(choice) => to.run(
+                "UPDATE sandboxes SET engine = ?, engine_reason = ? WHERE id = ?",
+                (choice.engine.as_str(), &choice.reason, id),
+            ),
             Self::Enforcement(value) => {
                 to.run("UPDATE sandboxes SET enforcement = ? WHERE id = ?", (value.to_string(), id))
             }
@@ -162,6 +175,7 @@ pub(super) struct Raw {
     spec: String,
     state: String,
     enforcement: Option<String>,
+    engine: Option<String>,
     /// With the texts above left open.
     rest: Record,
 }
@@ -174,6 +188,8 @@ impl Raw {
             id: id.clone(),
             name: row.get(1)?,
             spec: SandboxSpec::default(),
+            engine: None,
+            engine_reason: row.get(14)?,
             created_ns: unsigned(row.get(3)?),
             state: State::Created,
             started_ns: row.get::<_, Option<i64>>(5)?.map(unsigned),
@@ -185,13 +201,22 @@ impl Raw {
             enforcement: None,
             idle_paused: row.get(12)?,
         };
-        Ok(Self { id, spec: row.get(2)?, state: row.get(4)?, enforcement: row.get(11)?, rest })
+        Ok(Self {
+            id,
+            spec: row.get(2)?,
+            state: row.get(4)?,
+            enforcement: row.get(11)?,
+            engine: row.get(13)?,
+            rest,
+        })
     }
 
     pub fn parse(self) -> serde_json::Result<Record> {
         let known = State::ALL.into_iter().find(|state| state.as_str() == self.state);
         let unknown = || serde::de::Error::custom(format!("there is no state {:?}", self.state));
+        let engine = self.engine.map(|engine| serde_json::from_value(Value::from(engine))).transpose()?;
         Ok(Record {
+            engine,
             spec: serde_json::from_str(&self.spec)?,
             state: known.ok_or_else(unknown)?,
             enforcement: self.enforcement.as_deref().map(serde_json::from_str).transpose()?,

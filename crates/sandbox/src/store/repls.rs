@@ -107,6 +107,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{Choice, Chosen};
     use crate::spec::SandboxSpec;
     use crate::store::NewRecord;
 
@@ -118,7 +119,9 @@ mod tests {
         let mut store = Store::open(folder.path()).unwrap();
         for (id, name) in sandboxes {
             let name = name.map(str::to_owned);
-            let new = NewRecord { id: (*id).to_owned(), name, spec: SandboxSpec::default(), created_ns: 1 };
+            let engine = Choice { engine: Chosen::Uml, reason: "asked for".to_owned() };
+            let (id, spec) = ((*id).to_owned(), SandboxSpec::default());
+            let new = NewRecord { id, name, spec, engine, created_ns: 1 };
             store.insert(&new).unwrap();
         }
         (folder, store)

@@ -50,6 +50,10 @@ pub const STEPS: &[&str] = &[
         boot TEXT
     ) STRICT;
 ",
+    "
+    ALTER TABLE sandboxes ADD COLUMN engine TEXT;
+    ALTER TABLE sandboxes ADD COLUMN engine_reason TEXT;
+",
 ];
 
 /// Takes the steps that are missing, all or none of them.

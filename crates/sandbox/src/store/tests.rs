@@ -9,6 +9,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::*;
+use crate::engine::{Choice, Chosen};
 use crate::spec::{SandboxSpec, Size};
 
 fn folder_and_store() -> (tempfile::TempDir, Store) {
@@ -22,6 +23,7 @@ fn new(id: &str, name: Option<&str>) -> NewRecord {
         id: id.to_owned(),
         name: name.map(str::to_owned),
         spec: SandboxSpec { memory: Size(64 << 20), ..SandboxSpec::default() },
+        engine: Choice { engine: Chosen::Uml, reason: "there is no /dev/kvm".to_owned() },
         created_ns: 1_700_000_000_000_000_000,
     }
 }
@@ -357,6 +359,30 @@ fn an_older_store_takes_the_steps_that_it_misses() {
     assert_eq!(colour, "blue");
     let newer = Store::open(folder.path()).unwrap_err();
     assert!(matches!(newer, StoreError::Newer { found, known: k, .. } if found == known + 1 && k == known));
+}
+
+#[test]
+fn an_engine_is_written_with_its_reason_and_older_records_have_none() {
+    let (folder, mut store) = folder_and_store();
+    store.insert(&new(ONE, None)).unwrap();
+    let engine = |store: &Store| {
+        let record = store.get(ONE).unwrap().unwrap();
+        (record.engine, record.engine_reason)
+    };
+    assert_eq!(engine(&store), (Some(Chosen::Uml), Some("there is no /dev/kvm".to_owned())));
+    let other = Choice { engine: Chosen::Kvm, reason: "asked for".to_owned() };
+    assert!(store.update(ONE, &[Change::Engine(other)]).unwrap());
+    assert_eq!(
+        engine(&Store::open(folder.path()).unwrap()),
+        (Some(Chosen::Kvm), Some("asked for".to_owned()))
+    );
+    // Of the version with one engine: the mode of it was always there.
+    let spec = r#"{"engine":"auto","uml_mode":"ptrace"}"#;
+    let older = "UPDATE sandboxes SET engine = NULL, engine_reason = NULL, spec = ?";
+    store.connection.execute(older, [spec]).unwrap();
+    assert_eq!(engine(&store), (None, None));
+    let record = store.get(ONE).unwrap().unwrap();
+    assert_eq!(record.spec.uml_mode, Some(bathy_protocol::launch::UmlMode::Ptrace));
 }
 
 #[test]
