@@ -91,8 +91,61 @@ fn an_ordinary_user_runs_sandboxes_without_any_privilege() {
     let left: BTreeSet<_> = fs::read_dir(user.home.join(".local/state/bathysphere"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
+        .filter(|name| name != "kvm.json")
         .collect();
     assert_eq!(left, BTreeSet::from(["audit".into(), "slots".into()]));
+}
+
+#[test]
+fn a_user_who_may_not_use_kvm_is_told_the_group_that_may() {
+    if !Path::new("/dev/kvm").exists() {
+        // Nowhere to put one.
+        return;
+    }
+    let user = OrdinaryUser::create();
+    let folder = tempfile::tempdir().unwrap();
+    let device = folder.path().join("kvm");
+    let as_user = format!(
+        "setpriv --reuid {0} --regid {0} --clear-groups env -u BATHY_ENGINE HOME={1} {1}/programs/bathy",
+        user.uid,
+        user.home.display()
+    );
+    let script = |then: &str| {
+        let device = device.display();
+        format!(
+            "rm -f {device}; mknod {device} c 10 232; chgrp users {device}; chmod 660 {device}
+            mount --bind {device} /dev/kvm; cd /; {as_user} {then}"
+        )
+    };
+    let ran = in_private_mounts(&script("run --engine kvm -- true"));
+    assert_eq!(ran.code, Some(125), "{}", ran.stderr);
+    let (who, cure) = ("/dev/kvm may only be used by root and the group users", "usermod -aG users $USER");
+    assert!(ran.stderr.contains(who) && ran.stderr.contains(cure), "{}", ran.stderr);
+    let ran = in_private_mounts(&script("run --json -- true"));
+    let told: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&told["engine"], &told["engine_reason"]), (&"uml".into(), &who.into()), "{told}");
+    let ran = in_private_mounts(&script("doctor"));
+    assert!(ran.stdout.contains(who) && ran.stdout.contains(cure), "{}", ran.stdout);
+}
+
+#[test]
+fn a_machine_without_kvm_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    let script = |then: &str| {
+        format!(
+            "mount -t tmpfs none {path}
+            for name in null zero full random urandom tty; do : > {path}/$name; mount --bind /dev/$name {path}/$name; done
+            mount --rbind {path} /dev; unset BATHY_ENGINE; \"$BATHY\" {then}"
+        )
+    };
+    let ran = in_private_mounts(&script("run --engine kvm -- true"));
+    assert_eq!(ran.code, Some(125), "{}", ran.stderr);
+    assert!(ran.stderr.contains("The kvm engine cannot be used: there is no /dev/kvm."), "{}", ran.stderr);
+    let ran = in_private_mounts(&script("doctor --json"));
+    let told: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let (engine, verdict) = (&told["engine"], &told["kvm"]["verdict"]);
+    assert_eq!((engine, verdict), (&"uml".into(), &"absent".into()), "{told}");
 }
 
 /// A shell in a mount namespace of its own, so that its mounts end with it.

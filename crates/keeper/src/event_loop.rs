@@ -25,6 +25,7 @@ use crate::guest::Guest;
 use crate::hub::{ClientId, Demand, Hub, HubError, OWNER};
 use crate::port::PortError;
 use crate::unix_ns;
+use crate::watchdog::Watchdog;
 
 const CONSOLE: u64 = 2;
 pub(crate) const GUEST: u64 = 3;
@@ -60,6 +61,7 @@ pub struct Keeper {
     pub asleep: OwnedFd,
     pub guest: Guest,
     pub ready_timeout: Duration,
+    pub watchdog: Watchdog,
     /// What the clients were warned of.
     pub warned: Vec<io::ErrorKind>,
     /// Held, never used: while they are open the sandbox's processor slot is taken, and the sandbox counts as running.
@@ -89,11 +91,12 @@ struct Alarms {
     console: Option<Instant>,
     ready: Option<Instant>,
     log: Option<Instant>,
+    watchdog: Option<Instant>,
 }
 
 impl Alarms {
     fn next(&self) -> Option<Instant> {
-        [self.devices, self.console, self.ready, self.log].into_iter().flatten().min()
+        [self.devices, self.console, self.ready, self.log, self.watchdog].into_iter().flatten().min()
     }
 }
 
@@ -208,6 +211,7 @@ impl Keeper {
                 }
             }
             outcome = outcome.merge(self.exchange()?);
+            alarms.watchdog = self.watchdog.look(self.hub.awaits_answer(), now).map_err(End::Because)?;
             if outcome.more {
                 alarms.devices = Some(now);
             } else if let Some(pause) = outcome.retry_after {
@@ -259,6 +263,9 @@ impl Keeper {
             let mut moved = 0;
             let bytes = self.devices.take_from_agent(CHUNK);
             moved += bytes.len();
+            if !bytes.is_empty() {
+                self.watchdog.heard();
+            }
             self.hub.hear_guest(&bytes, unix_ns())?;
             self.log();
             let count = self.devices.send_to_agent(self.hub.for_guest());

@@ -13,6 +13,7 @@ mod owner;
 mod parking;
 mod port;
 mod sys;
+mod watchdog;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -40,6 +41,7 @@ use crate::devices::{DevicesError, Models};
 use crate::event_loop::{Keeper, chain};
 use crate::guest::Parts;
 use crate::hub::{Hub, OWNER};
+use crate::watchdog::Watchdog;
 
 /// What kept the sandbox from starting.
 #[derive(Debug, Error)]
@@ -229,6 +231,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
         asleep,
         guest,
         ready_timeout: Duration::from_millis(launch.ready_timeout_ms),
+        watchdog: Watchdog::default(),
         warned: Vec::new(),
         _locks: (inherited.slot, life),
     };

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use bathy_jail::filter::{Condition, Filter, GUEST_PTRACE, GUEST_SECCOMP, KEEPER, Test};
+use bathy_jail::filter::{Condition, Filter, GUEST_PTRACE, GUEST_SECCOMP, KEEPER, KEEPER_KVM, Test, VCPU};
 use bathy_tests::kept::Home;
 use bathy_tests::repository;
 
@@ -21,7 +21,7 @@ use crate::user::{NOBODY, ordinary_user};
 /// Where root's sandboxes have their users.
 const FIRST_SANDBOX_USER: u32 = 0x4200_0000;
 
-fn assert_golden(name: &str, found: &str) {
+pub fn assert_golden(name: &str, found: &str) {
     let path = repository().join("tests/golden").join(format!("{name}.txt"));
     if std::env::var_os("BATHY_BLESS").is_some() {
         fs::write(&path, found).expect("the repository can be written to");
@@ -106,8 +106,9 @@ fn j1_an_unconfined_process_is_noticed() {
 
 #[test]
 fn j2_filters_are_as_agreed() {
+    let guests = [("guest-seccomp", GUEST_SECCOMP), ("guest-ptrace", GUEST_PTRACE)];
     for (name, filter) in
-        [("keeper", KEEPER), ("guest-seccomp", GUEST_SECCOMP), ("guest-ptrace", GUEST_PTRACE)]
+        [KEEPER, KEEPER_KVM, VCPU].map(|filter| (filter.name, filter)).into_iter().chain(guests)
     {
         assert_golden(&format!("filter-{name}"), &describe_filter(&filter));
     }
@@ -136,7 +137,7 @@ fn describe_filter(filter: &Filter) -> String {
 }
 
 /// `caller` is the process whose limits are not ours.
-fn describe(process: Process, caller: u32) -> String {
+pub fn describe(process: Process, caller: u32) -> String {
     let mut text = String::new();
     let mut say = |line: String| {
         text.push_str(&line);
@@ -220,7 +221,7 @@ fn status(process: Process, say: &mut impl FnMut(String)) {
     ));
 }
 
-fn field<'a>(status: &'a str, name: &str) -> &'a str {
+pub fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default()
 }
 

@@ -7,6 +7,7 @@ mod engine;
 mod filters;
 mod golden;
 mod jail;
+mod machine;
 mod process;
 mod run;
 mod state;

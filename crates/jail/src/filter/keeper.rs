@@ -169,5 +169,6 @@ pub const VCPU: Filter = Filter {
         MEMORY,
         RUN,
         ABORT,
+        Group { purpose: "end all of the keeper with it", rules: &[any(SYS_exit_group)] },
     ],
 };

@@ -171,6 +171,12 @@ impl Hub {
         }
     }
 
+    /// Whether a command waits for the agent to say that it runs.
+    pub fn awaits_answer(&self) -> bool {
+        self.is_ready()
+            && self.state.streams.values().any(|stream| stream.answered_at_once && !stream.started)
+    }
+
     /// Whether the guest answered the present greeting.
     pub fn is_ready(&self) -> bool {
         self.timeline.ready != 0

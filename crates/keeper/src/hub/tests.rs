@@ -162,6 +162,14 @@ fn a_client_cannot_open_more_streams_than_there_are() {
 }
 
 #[test]
+fn an_answer_is_due_until_the_command_is_said_to_run() {
+    let mut hub = hub();
+    assert!(hub.awaits_answer());
+    hub.hear_guest(&message(1, &ToHost::Started { pid: 9 }), NOW).unwrap();
+    assert!(!hub.awaits_answer());
+}
+
+#[test]
 fn clients_choose_their_own_numbers_and_hear_only_of_their_own_streams() {
     let mut hub = hub();
     assert!(hub.add_client(OTHER));

@@ -26,10 +26,10 @@ const WAKING: Duration = Duration::from_secs(30);
 enum Motion {
     #[default]
     Runs,
-    /// It is frozen, and its memory is on the way to disk.
+    /// It is frozen, and its keeper is about to stand still with it; its memory may be on the way to disk.
     Parking,
     Still,
-    /// It is frozen, and its memory is on the way back.
+    /// It is frozen, and its memory, if it was moved, is on the way back.
     Unparking,
 }
 
@@ -104,14 +104,8 @@ impl Monitor {
             return refuse(&socket, &crate::chain(&error));
         }
         state.pause.idle = false;
-        if release_memory || self.freezer.by_keeper() {
-            self.wait_for_motion(socket, Wanted::Pause, state);
-            self.park(state, release_memory);
-        } else {
-            state.pause.motion = Motion::Still;
-            self.stands_still(state);
-            say(&socket, &FromMonitor::Done);
-        }
+        self.wait_for_motion(socket, Wanted::Pause, state);
+        self.park(state, release_memory);
     }
 
     /// It stands still already; from now on because somebody wants it to.

@@ -53,7 +53,9 @@ const STATES: [(&str, Prepare); 17] = [
     }),
     ("driven, wrong features", |g, _| g.negotiate_for(u64::MAX)),
     ("driven and given up", |g, _| {
-        g.put_all(&[(STATUS, ACKNOWLEDGE), (STATUS, DRIVER), (STATUS, DRIVER | FAILED)]);
+        g.put_all(&[(STATUS, ACKNOWLEDGE), (STATUS, DRIVER)]);
+        g.accept(VERSION_1);
+        g.put_all(&[(STATUS, DRIVER | FAILED)]);
     }),
     ("agreed", |g, _| g.negotiate()),
     ("agreed, a queue described", |g, drivers| {
