@@ -22,8 +22,6 @@ use crate::spec::Engine;
 use crate::sys;
 use memory::{Device, Memory};
 
-pub use memory::FILE as MEMORY_FILE;
-
 /// The variable that stands for `--engine` where the caller leaves the choice open.
 pub const VARIABLE: &str = "BATHY_ENGINE";
 
