@@ -12,6 +12,7 @@ RUN_PACKAGES=(
   /usr/bin/bc:bc
   /usr/bin/xz:xz-utils
   /usr/bin/patch:patch
+  /usr/include/gelf.h:libelf-dev
   /usr/bin/mmdebstrap:mmdebstrap
   /usr/bin/npm:npm
   /usr/bin/newuidmap:uidmap
@@ -25,6 +26,7 @@ TEST_PACKAGES=(
   /usr/bin/tmux:tmux
   /usr/bin/python3:python3
   /usr/share/doc/python3-venv:python3-venv
+  /usr/bin/qemu-system-x86_64:qemu-system-x86
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

@@ -7,8 +7,8 @@ use std::fs;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-use bathy_tests::finish;
 use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, until};
+use bathy_tests::{finish, patience, patient_seconds};
 use serde_json::Value;
 
 fn causes(home: &Home, name: &str) -> Vec<String> {
@@ -26,16 +26,16 @@ fn a_whole_life() {
     assert_eq!(home.status("whale"), "running");
     assert_eq!(home.ok(&["ps", "-q"]).trim(), id);
     let processes = home.all_processes();
-    assert!(processes.contains(&home.monitor("whale")) && processes.contains(&home.guest("whale")));
+    assert!(processes.is_superset(&home.processes_of("whale")), "{processes:?}");
 
     home.ok(&["restart", "-t", "1", "whale"]);
     assert_eq!(home.status("whale"), "running");
     assert!(processes.iter().all(|pid| !is_alive(*pid)), "a restart leaves nothing of the first run");
 
-    let (monitor, guest) = (home.monitor("whale"), home.guest("whale"));
+    let processes = home.processes_of("whale");
     home.ok(&["stop", "-t", "1", "whale"]);
     assert_eq!(home.status("whale"), "stopped");
-    assert!(!is_alive(monitor) && !is_alive(guest));
+    assert!(processes.iter().all(|pid| !is_alive(*pid)), "a stop leaves nothing");
     assert_eq!(home.inspect("whale")["end_cause"], "it was stopped");
     home.ok(&["stop", "whale"]);
 

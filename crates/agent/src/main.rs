@@ -33,8 +33,6 @@ const RESTRICTED: &str = "restricted";
 const WRITABLE_ROOT: &str = "writable-root";
 /// Another, before a number: how many threads there may be. A guest whose processes are the host's is limited there.
 const THREADS: &str = "threads=";
-/// Another: this kernel cannot turn the power off, and a reset is taken for that.
-const ENDS_BY_RESET: &str = "ends-by-reset";
 
 fn main() -> ExitCode {
     if rustix::process::getpid() != Pid::INIT {
@@ -48,8 +46,7 @@ fn main() -> ExitCode {
     }
     rustix::fs::sync();
     // Only fails without CAP_SYS_BOOT; then PID 1 returns, the kernel panics, and the sandbox ends all the same.
-    let end = if has(ENDS_BY_RESET) { RebootCommand::Restart } else { RebootCommand::PowerOff };
-    let _ = rustix::system::reboot(end);
+    let _ = rustix::system::reboot(RebootCommand::PowerOff);
     ExitCode::FAILURE
 }
 

@@ -167,6 +167,8 @@ pub fn command_line(launch: &Launch, devices: usize) -> String {
         "tsc=reliable",
         "random.trust_cpu=on",
         "8250.nr_uarts=1",
+        // No device needs its data below 4 GiB.
+        "iommu=off",
     ]
     .map(str::to_owned)
     .into();
@@ -176,7 +178,6 @@ pub fn command_line(launch: &Launch, devices: usize) -> String {
     }
     // What follows the dashes is for PID 1.
     words.push("--".to_owned());
-    words.push("ends-by-reset".to_owned());
     words.push(format!("threads={}", launch.processes));
     if let Some(restriction) = launch.restricted {
         words.push("restricted".to_owned());

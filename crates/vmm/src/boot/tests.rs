@@ -133,5 +133,5 @@ fn the_command_line_names_every_device_and_fits() {
     let words = command_line(&launch, layout::MOST_DEVICES);
     assert!(words.len() < layout::COMMAND_LINE_SIZE, "{}", words.len());
     assert!(words.contains("virtio_mmio.device=4096@0xd0000000:5 virtio_mmio.device=4096@0xd0001000:6"));
-    assert!(words.ends_with("-- ends-by-reset threads=32768 restricted writable-root"), "{words}");
+    assert!(words.ends_with("-- threads=32768 restricted writable-root"), "{words}");
 }
