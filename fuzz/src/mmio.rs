@@ -61,7 +61,7 @@ pub fn run<T: Target>(input: &mut Input<'_>, device: T::Device, target: &mut T) 
     let mut guest = Guest { ram: Arc::clone(&ram), mmio, target };
     let set_up = guest.set_up(&drivers);
     let steps = match input.u8() {
-        how_far @ 128.. => usize::from(how_far - 128).min(set_up.len()),
+        how_far @ 128.. => usize::from(how_far) % set_up.len(),
         _ => set_up.len(),
     };
     let mut result = guest.write_all(&set_up[..steps]);
@@ -183,6 +183,7 @@ impl<T: Target> Guest<'_, T> {
         let rings = [driver.descriptor_table(), driver.available_ring(), driver.used_ring()];
         let value = match (register, input.u8()) {
             (_, 230..) => input.u32(),
+            (STATUS, 0..50) => self.mmio.save().status | 0x80,
             (STATUS, _) => input.choose(&[0, 1, 3, 0xb, 0xf, 0x80, 0x81, 0x83, 0x8b, 0x8f, 4, 8, 0x40, 0x4f]),
             (0x20, _) => low(self.mmio.device().features() >> input.choose(&[0_u32, 32])),
             (0x38, _) => input.choose(&[0, 1, 2, 3, 16, 64, 255, 256, 257, 512, 0x1_0010]),
