@@ -162,9 +162,6 @@ pub fn command_line(launch: &Launch, devices: usize) -> String {
         "reboot=k,panic_warm",
         "panic=-1",
         "rdinit=/init",
-        // No device here has an interrupt that could get lost, and no timer needs to be looked for.
-        "no_timer_check",
-        "tsc=reliable",
         "random.trust_cpu=on",
         "8250.nr_uarts=1",
         // No device needs its data below 4 GiB.

@@ -209,9 +209,13 @@ impl Processors {
 
     /// Takes all processors out of the guest, and returns when they are.
     pub fn pause(&self) {
-        self.shared.held.store(true, Ordering::SeqCst);
+        {
+            // Under the lock, so that a thread which is just being let go does not take the flag back.
+            let _state = self.shared.state();
+            self.shared.held.store(true, Ordering::SeqCst);
+            self.threads.iter().for_each(|thread| thread.flag.set(true));
+        }
         for thread in &self.threads {
-            thread.flag.set(true);
             sys::interrupt(thread.number, KICK_SIGNAL);
         }
         self.wait_until_held();

@@ -6,6 +6,9 @@ use super::{SandboxSpec, Security, SpecError};
 use crate::engine::{Choice, Chosen};
 use crate::host;
 
+/// The most processors that the microVM kernel is built for.
+const MOST_CPUS: u32 = 64;
+
 impl SandboxSpec {
     /// How the uml engine contains guest processes. Users inside a restricted guest are a boundary, which they are in one
     /// mode only.
@@ -36,7 +39,7 @@ impl SandboxSpec {
     /// Whether the engine can run this at all. An earlier start may have been with the other one, or with more processors.
     pub fn fits(&self, choice: &Choice) -> Result<(), SpecError> {
         let cpus = host::usable_cpus().map_or(0, |cpus| cpus.len());
-        self.fits_on(choice, u32::try_from(cpus).unwrap_or(u32::MAX).max(1))
+        self.fits_on(choice, u32::try_from(cpus).unwrap_or(u32::MAX).clamp(1, MOST_CPUS))
     }
 
     fn fits_on(&self, choice: &Choice, available: u32) -> Result<(), SpecError> {
