@@ -17,8 +17,13 @@ const KEPT: usize = 16 * 1024;
 /// How much is read in one [`PERIOD`] at the most.
 const PER_PERIOD: usize = 64 * 1024;
 const PERIOD: Duration = Duration::from_millis(100);
+/// More than a pipe holds, unless somebody made it larger.
+const PIPE: usize = 128 * 1024;
 /// How many lines an error shows.
 const SHOWN_LINES: usize = 20;
+/// What a kernel writes before the reason for its panic, and how many lines before that are shown as well.
+const PANIC: &str = "Kernel panic - not syncing";
+const BEFORE_PANIC: usize = 4;
 
 /// The end of the guest's console output.
 pub struct ConsoleLog {
@@ -75,6 +80,18 @@ impl ConsoleLog {
         }
     }
 
+    /// Reads all that is left in the pipe, whatever the rate: the guest writes no more, and a pipe is small.
+    pub fn read_rest(&mut self) {
+        let mut buffer = [0u8; 4096];
+        for _ in 0..PIPE / buffer.len() {
+            match rustix::io::read(&self.pipe, &mut buffer) {
+                Ok(count @ 1..) => self.keep(buffer.get(..count).unwrap_or_default()),
+                Err(Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+
     fn keep(&mut self, bytes: &[u8]) {
         if let Some(ring) = &mut self.ring {
             // A log that cannot be written is no reason to end a sandbox; the ring counts what it dropped.
@@ -85,13 +102,22 @@ impl ConsoleLog {
         self.kept.drain(..excess);
     }
 
-    /// The last lines.
+    /// The last lines. After a panic they begin with its reason: the stack behind it is often longer than what is shown.
     pub fn tail(&self) -> String {
         let bytes: Vec<u8> = self.kept.iter().copied().filter(|byte| *byte != b'\r').collect();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let first = lines.len().saturating_sub(SHOWN_LINES);
-        lines.get(first..).unwrap_or_default().join("\n")
+        let last = lines.len().saturating_sub(SHOWN_LINES);
+        let reason = lines.iter().rposition(|line| line.contains(PANIC));
+        let first = reason.map_or(last, |at| at.saturating_sub(BEFORE_PANIC).min(last));
+        lines
+            .get(first..)
+            .unwrap_or_default()
+            .iter()
+            .take(SHOWN_LINES)
+            .copied()
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }
 
@@ -139,5 +165,20 @@ mod tests {
         assert_eq!(log.read(), Reading::Empty);
         let tail = log.tail();
         assert!(tail.starts_with("line 30\n") && tail.ends_with("line 49"), "{tail}");
+    }
+    #[test]
+    fn the_reason_for_a_panic_is_shown_however_long_its_stack_is() {
+        let (mut log, mut guest) = log();
+        for number in 0..30 {
+            writeln!(guest, "line {number}").unwrap();
+        }
+        writeln!(guest, "[ 1.0] Kernel panic - not syncing: Out of memory").unwrap();
+        for number in 0..100 {
+            writeln!(guest, "[ 1.1]  ? frame {number}").unwrap();
+        }
+        assert_eq!(log.read(), Reading::Empty);
+        let tail = log.tail();
+        assert!(tail.starts_with("line 26\n") && tail.contains("Out of memory"), "{tail}");
+        assert_eq!(tail.lines().count(), SHOWN_LINES);
     }
 }

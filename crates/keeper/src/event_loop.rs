@@ -129,7 +129,11 @@ impl Keeper {
             End::Because(cause) => cause,
             End::GuestGone => self.guest.cause(),
         };
-        self.console.read();
+        // Nothing of the guest runs from here on, and all that it said is heard.
+        self.guest.pause();
+        self.console.read_rest();
+        self.guest.finish_console();
+        self.console.read_rest();
         let mut console = self.console.tail();
         if let (Cause::GuestExited(_), Some(words)) = (&cause, self.guest.failure()) {
             if !console.is_empty() {
@@ -211,7 +215,9 @@ impl Keeper {
                 }
             }
             outcome = outcome.merge(self.exchange()?);
-            alarms.watchdog = self.watchdog.look(self.hub.awaits_answer(), now).map_err(End::Because)?;
+            // By a clock that is read now: the owner may have had the guest stand still for long.
+            alarms.watchdog =
+                self.watchdog.look(self.hub.awaits_answer(), Instant::now()).map_err(End::Because)?;
             if outcome.more {
                 alarms.devices = Some(now);
             } else if let Some(pause) = outcome.retry_after {
@@ -252,7 +258,7 @@ impl Keeper {
     }
 
     /// Moves bytes between the agent and the hub until neither side has any for the other.
-    fn exchange(&mut self) -> Result<Outcome, End> {
+    pub(crate) fn exchange(&mut self) -> Result<Outcome, End> {
         match (self.devices.agent_sessions(), self.hub.is_greeted()) {
             (0, _) | (1, true) => {}
             (_, false) => self.hub.greet(unix_ns())?,

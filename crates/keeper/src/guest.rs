@@ -69,6 +69,21 @@ impl Guest {
         }
     }
 
+    /// Whether the guest has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        match self {
+            Self::Process(_) => false,
+            Self::Machine(processors) => processors.stopped().is_some(),
+        }
+    }
+
+    /// Passes on what the guest's kernel said last, if there was no room for it before.
+    pub fn finish_console(&self) {
+        if let Self::Machine(processors) = self {
+            processors.finish_console();
+        }
+    }
+
     /// Makes the guest stand still, if that is not done from outside.
     pub fn pause(&self) {
         if let Self::Machine(processors) = self {

@@ -83,6 +83,11 @@ impl Keeper {
     /// away would find nothing.
     fn park(&mut self, release_memory: bool) -> Result<(), End> {
         self.guest.pause();
+        if self.guest.has_ended() {
+            // What it sent before it ended still counts.
+            self.exchange()?;
+            return Err(End::GuestGone);
+        }
         let moved = if release_memory { self.move_memory_away() } else { Ok(0) };
         match &moved {
             Ok(bytes) => self.hub.tell_owner(&FromKeeper::Parked { bytes: *bytes }),
@@ -122,6 +127,8 @@ impl Keeper {
             None => 0,
         };
         self.guest.resume();
+        // It could not say anything while it stood still.
+        self.watchdog.heard();
         self.hub.tell_owner(&FromKeeper::Parked { bytes });
         self.send_to_owner()
     }

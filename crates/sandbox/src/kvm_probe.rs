@@ -81,9 +81,9 @@ impl Verdict {
         matches!(self, Self::Hardware { .. })
     }
 
-    /// Whether it was found by trying a guest, which is what takes time.
-    pub fn is_measured(&self) -> bool {
-        matches!(self, Self::Hardware { .. } | Self::NotHardware { .. } | Self::Broken { .. })
+    /// Whether a guest was tried and its time taken. A failure may have been about anything, and for a moment only.
+    pub fn is_measurement(&self) -> bool {
+        matches!(self, Self::Hardware { .. } | Self::NotHardware { .. })
     }
 
     /// What the user can do about it, if anything.
@@ -197,9 +197,14 @@ pub fn run_guest() -> Result<(), ProbeError> {
     registers.rip = CODE;
     registers.rflags = 2;
     cpu.set_regs(&registers).map_err(failed("set its registers"))?;
-    match cpu.run().map_err(failed("run the guest"))? {
-        VcpuExit::Hlt => Ok(()),
-        other => Err(ProbeError::Exit(format!("{other:?}"))),
+    loop {
+        match cpu.run() {
+            Ok(VcpuExit::Hlt) => return Ok(()),
+            Ok(other) => return Err(ProbeError::Exit(format!("{other:?}"))),
+            // A signal, such as that of being stopped for a while.
+            Err(error) if error.errno() == libc::EINTR => {}
+            Err(error) => return Err(ProbeError::Kvm("run the guest", error)),
+        }
     }
 }
 

@@ -71,7 +71,9 @@ pub enum SpecError {
         reason: String,
     },
     /// More processors than there are.
-    #[error("{wanted} CPUs are more than this machine has for us ({available}). Use --cpus {available}")]
+    #[error(
+        "{wanted} CPUs are more than a sandbox can have on this machine ({available}). Use --cpus {available}"
+    )]
     ManyCpus {
         /// Asked for.
         wanted: u32,

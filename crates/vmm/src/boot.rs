@@ -19,6 +19,7 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::arch::{layout, mptable};
+use crate::elf;
 use crate::sys::FileAt;
 
 const PAGE: u64 = 4096;
@@ -36,6 +37,11 @@ pub enum BootError {
         "The guest kernel has no entry for virtual machines (PVH): it is not one for the kvm engine. `bathy setup` builds the right one"
     )]
     NotForMachines,
+    /// A part of it that cannot be where it says.
+    #[error(
+        "The guest kernel has a part at {0:#x} that cannot be there: the image is damaged. `bathy setup` builds a new one"
+    )]
+    Segment(u64),
     /// An entry that is outside of it.
     #[error(
         "The guest kernel's entry {0:#x} is outside the kernel: the image is damaged. `bathy setup` builds a new one"
@@ -83,13 +89,21 @@ pub struct Parts<'a> {
 /// When a part is not what it has to be, or does not fit.
 pub fn load(ram: &GuestRam, parts: &Parts<'_>) -> Result<u64, BootError> {
     let memory = ram.memory();
+    let segments = elf::segments(parts.kernel).map_err(BootError::Kernel)?;
+    // Below that are the tables that tell the kernel about the machine.
+    let misplaced = |part: &&elf::Segment| part.start < layout::HIGH_MEMORY || part.in_file > part.in_memory;
+    if let Some(part) = segments.iter().find(misplaced) {
+        return Err(BootError::Segment(part.start));
+    }
     let mut image = FileAt { file: parts.kernel, at: 0 };
     let start = Some(GuestAddress(layout::HIGH_MEMORY));
     let kernel = Elf::load(memory, None, &mut image, start).map_err(BootError::Kernel)?;
     let PvhBootCapability::PvhEntryPresent(entry) = kernel.pvh_boot_cap else {
         return Err(BootError::NotForMachines);
     };
-    if !(layout::HIGH_MEMORY..kernel.kernel_end).contains(&entry.0) {
+    let holds_entry =
+        |part: &elf::Segment| entry.0.checked_sub(part.start).is_some_and(|at| at < part.in_file);
+    if !segments.iter().any(holds_entry) {
         return Err(BootError::Entry(entry.0));
     }
 

@@ -12,6 +12,7 @@
 
 pub mod boot;
 pub mod bus;
+mod elf;
 pub mod machine;
 pub mod mmio;
 pub mod serial;

@@ -46,6 +46,9 @@ pub enum MachineError {
     /// A request failed.
     #[error("KVM refused to {0}")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
+    /// What the processors are told does not fit.
+    #[error("What the guest is to be told about its processors is too much: {0:?}")]
+    Identity(vmm_sys_util::fam::Error),
     /// A descriptor could not be made.
     #[error("A descriptor cannot be made")]
     Descriptor(#[source] std::io::Error),
@@ -134,7 +137,7 @@ impl Machine {
 
 fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, MachineError> {
     let cpu = vm.create_vcpu(number.into()).map_err(refused("create a processor"))?;
-    let mut identity =
+    let offered =
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(refused("tell what its processors can do"))?;
     let who = cpuid::Identity {
         number,
@@ -142,8 +145,8 @@ fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, Mach
         deadline_timer: vm.check_extension(Cap::TscDeadlineTimer),
         no_extended_state: sys::host_is_emulated(),
     };
-    cpuid::filter(&mut identity, who);
-    cpu.set_cpuid2(&identity).map_err(refused("take what its processors can do"))?;
+    let told = cpuid::filtered(&offered, who).map_err(MachineError::Identity)?;
+    cpu.set_cpuid2(&told).map_err(refused("take what its processors can do"))?;
     Ok(cpu)
 }
 

@@ -1,8 +1,9 @@
 //! The serial port: the kernel's first and last words, on their way to the keeper's console log.
 //!
-//! One byte of it costs an exit of the guest, so it is no way to say much. What the log does not take is dropped: a
-//! guest that floods it waits for nobody and keeps nobody waiting (attack R4).
+//! One byte of it costs an exit of the guest, so it is no way to say much. Of what the log does not take only the end is
+//! kept: a guest that floods it waits for nobody and keeps nobody waiting (attack R4), and its last words are heard.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 
@@ -12,6 +13,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// How much is collected before it is passed on, if no line ends before.
 const LINE: usize = 256;
+/// How much is kept for a log that takes nothing at present.
+const LATE: usize = 4096;
 
 /// The port.
 #[derive(Debug)]
@@ -20,7 +23,7 @@ pub struct SerialPort(Serial<Line, NoEvents, Lines>);
 impl SerialPort {
     /// A port that interrupts by `interrupt` and speaks to `log`, a pipe that does not block.
     pub fn new(interrupt: EventFd, log: OwnedFd) -> Self {
-        Self(Serial::new(Line(interrupt), Lines { log, line: Vec::with_capacity(LINE) }))
+        Self(Serial::new(Line(interrupt), Lines::new(log)))
     }
 
     /// The guest reads a register.
@@ -57,13 +60,30 @@ impl Trigger for Line {
 struct Lines {
     log: OwnedFd,
     line: Vec<u8>,
+    /// The end of what the log did not take.
+    late: VecDeque<u8>,
 }
 
 impl Lines {
+    /// All room is made here: a processor's thread had better not ask for memory.
+    fn new(log: OwnedFd) -> Self {
+        Self { log, line: Vec::with_capacity(LINE), late: VecDeque::with_capacity(LATE + LINE) }
+    }
+
     fn pass_on(&mut self) {
-        // A full pipe takes nothing: that line is lost.
-        let _ = rustix::io::write(&self.log, &self.line);
+        while !self.late.is_empty() {
+            let (first, _) = self.late.as_slices();
+            match rustix::io::write(&self.log, first) {
+                Ok(count @ 1..) => drop(self.late.drain(..count)),
+                _ => break,
+            }
+        }
+        let taken =
+            if self.late.is_empty() { rustix::io::write(&self.log, &self.line).unwrap_or(0) } else { 0 };
+        self.late.extend(self.line.get(taken..).unwrap_or_default());
         self.line.clear();
+        let excess = self.late.len().saturating_sub(LATE);
+        self.late.drain(..excess);
     }
 }
 
@@ -117,11 +137,15 @@ mod tests {
         for _ in 0..1 << 20 {
             port.write(DATA, b'x');
         }
+        b"last words".iter().for_each(|byte| port.write(DATA, *byte));
         let mut taken = 0;
         while let count @ 1.. = said(&pipe).len() {
             taken += count;
         }
         assert!((4096..1 << 20).contains(&taken), "{taken}");
+        port.finish();
+        let rest = said(&pipe) + &said(&pipe);
+        assert!(rest.ends_with("xlast words"), "{}", rest.len());
     }
 
     #[test]

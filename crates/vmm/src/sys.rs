@@ -3,11 +3,12 @@
 use std::arch::x86_64::__cpuid;
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use bathy_devices::GuestRam;
-use kvm_bindings::kvm_userspace_memory_region;
+use kvm_bindings::{kvm_run, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::bitmap::BitmapSlice;
 use vm_memory::{
@@ -58,24 +59,34 @@ pub(crate) fn give_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), kvm_ioctls::E
 
 /// The flag by which a thread that is about to enter the guest is told to come back at once.
 ///
-/// It lies in memory that KVM shares with us, in the run structure of one virtual processor.
+/// It lies in memory that KVM shares with us, in the run structure of one virtual processor. This is a mapping of its
+/// own, apart from the one that the processor's thread uses: nothing else here ever refers to these bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExitFlag(*const AtomicU8);
 
-// SAFETY: what it points to is a single byte that is only ever accessed atomically, by us and by KVM.
+// SAFETY: what it points to is a single byte of shared memory that is only ever accessed atomically through it.
 unsafe impl Send for ExitFlag {}
 // SAFETY: as above.
 unsafe impl Sync for ExitFlag {}
 
 impl ExitFlag {
-    /// The flag of `cpu`, which has to live until the process ends.
-    pub(crate) fn of(cpu: &mut VcpuFd) -> Self {
-        Self((&raw const cpu.get_kvm_run().immediate_exit).cast())
+    /// The flag of `cpu`.
+    pub(crate) fn of(cpu: &VcpuFd) -> io::Result<Self> {
+        let (protection, length) = (libc::PROT_READ | libc::PROT_WRITE, size_of::<kvm_run>());
+        // SAFETY: a new mapping at an address of the kernel's choice. It is never unmapped, and the structure begins with
+        // the descriptor's first page, as KVM has it for every processor.
+        let run = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, cpu.as_raw_fd(), 0)
+        };
+        if run == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the place is inside the mapping that was just made.
+        Ok(Self(unsafe { run.cast::<u8>().add(offset_of!(kvm_run, immediate_exit)).cast() }))
     }
 
     pub(crate) fn set(self, on: bool) {
-        // SAFETY: the run structure is mapped for as long as its processor's descriptor is owned, which is until the
-        // process ends (see `of`), and a byte has no alignment to violate.
+        // SAFETY: the mapping exists until the process ends (see `of`), and a byte has no alignment to violate.
         unsafe { (*self.0).store(u8::from(on), Ordering::SeqCst) };
     }
 }

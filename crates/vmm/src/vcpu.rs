@@ -25,6 +25,9 @@ use crate::sys::{self, ExitFlag};
 
 /// What one of these threads needs: exits are handled in a few small frames.
 const STACK: usize = 256 * 1024;
+/// How often in a row KVM may have a processor try again. Those that wait to be started do, seldom; a KVM that cannot run
+/// the guest at all would for ever.
+const TRIES: u32 = 10_000;
 /// How long a thread has to leave the guest before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -169,7 +172,7 @@ impl Processors {
         let filter = Arc::new(VCPU.compile()?);
         let mut threads = Vec::with_capacity(cpus.len());
         for (number, mut cpu) in cpus.into_iter().enumerate() {
-            let flag = ExitFlag::of(&mut cpu);
+            let flag = ExitFlag::of(&cpu).map_err(StartError::Descriptor)?;
             let (sender, receiver) = std::sync::mpsc::sync_channel(1);
             let (shared, filter) = (Arc::clone(&shared), Arc::clone(&filter));
             let body = move || {
@@ -179,6 +182,7 @@ impl Processors {
                     shared.state().failure.get_or_insert(error);
                 }
                 drop(filter);
+                prepare(&mut cpu, flag);
                 shared.pass_gate(flag);
                 run(cpu, &shared, flag)
             };
@@ -233,14 +237,29 @@ impl Processors {
         self.shared.state().stop
     }
 
+    /// Passes on what the guest's kernel said last, if there was no room for it before.
+    pub fn finish_console(&self) {
+        self.shared.bus.finish();
+    }
+
     /// Becomes readable when the guest has ended.
     pub fn ended(&self) -> BorrowedFd<'_> {
         sys::borrow(&self.shared.ended)
     }
 }
 
+/// Lets KVM make what it needs for the guest, a thread of this process among it, while that is still allowed. The guest
+/// is not entered: it is left before its first instruction.
+fn prepare(cpu: &mut VcpuFd, flag: ExitFlag) {
+    flag.set(true);
+    // What it says is no use yet: if it is unable to run the guest, it will say so again.
+    let _ = cpu.run();
+    flag.set(false);
+}
+
 /// Runs one processor until the process ends.
 fn run(mut cpu: VcpuFd, shared: &Shared, flag: ExitFlag) -> ! {
+    let mut tries = 0;
     loop {
         let stop = match cpu.run() {
             Ok(VcpuExit::MmioRead(address, out)) => {
@@ -264,9 +283,15 @@ fn run(mut cpu: VcpuFd, shared: &Shared, flag: ExitFlag) -> ! {
             Ok(VcpuExit::InternalError) => Some(Stop::Internal(sys::internal_error(&mut cpu))),
             Ok(VcpuExit::FailEntry(reason, _)) => Some(Stop::Entry(reason)),
             Ok(_) => Some(Stop::Unknown(cpu.get_kvm_run().exit_reason)),
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => None,
+            Err(error) if error.errno() == libc::EINTR => None,
+            Err(error) if error.errno() == libc::EAGAIN && tries < TRIES => {
+                tries += 1;
+                shared.pass_gate(flag);
+                continue;
+            }
             Err(error) => Some(Stop::Failed(error.errno())),
         };
+        tries = 0;
         if let Some(stop) = stop {
             shared.stop(stop);
         }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bathy_tests::{Ran, bathy};
+use bathy_tests::{Ran, bathy, patience};
 use tempfile::TempPath;
 
 use crate::process::{Process, descendants};
@@ -105,7 +105,7 @@ impl Run {
 
     /// Waits until a guest program runs and prints `word`; returns the sandbox's processes.
     pub fn when_printed(&mut self, word: &str) -> Family {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + patience(Duration::from_secs(20));
         while !read(&mut self.stdout).contains(word) {
             let status = self.child.try_wait().expect("it can be waited for");
             let errors = read(&mut self.stderr);
@@ -128,7 +128,7 @@ impl Run {
 
     /// Fails if anything of it lives; processes that are being torn down get a moment.
     pub fn assert_nothing_left(&self) {
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + patience(Duration::from_secs(2));
         loop {
             let left: Vec<_> = self.seen.iter().filter(|process| process.is_alive()).collect();
             if left.is_empty() {
@@ -201,7 +201,7 @@ fn read(file: &mut File) -> String {
 /// Runs the attacker's program on the host.
 pub fn probe_on_host(arguments: &[&str]) -> Ran {
     let run = Run::of(Command::new(probe()).args(arguments));
-    let ran = run.finish(Duration::from_secs(60));
+    let ran = run.finish(patience(Duration::from_secs(60)));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     ran
 }

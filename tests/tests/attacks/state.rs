@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bathy_tests::{Ran, bathy};
+use bathy_tests::{Ran, bathy, patience};
 use tempfile::TempDir;
 
 use crate::run::{Run, set_up};
@@ -58,7 +58,7 @@ impl Home {
     fn run(&self, guest_command: &[&str]) -> Ran {
         let mut command = Command::new(bathy());
         command.args(["run", "--disk", "64M", "--user", "root", "--"]).args(guest_command);
-        Run::of(self.in_home(&mut command)).finish(PATIENCE)
+        Run::of(self.in_home(&mut command)).finish(patience(PATIENCE))
     }
 }
 
@@ -95,7 +95,7 @@ fn j5_a_link_in_place_of_a_new_template_harms_nothing() {
     let script = r#"ln -s "$0" "$1.$$" && exec "$2" run --disk 64M -- true"#;
     let mut command = Command::new("sh");
     command.args(["-c", script]).args([home.victim(), home.template(), bathy()]);
-    Run::of(home.in_home(&mut command)).finish(PATIENCE);
+    Run::of(home.in_home(&mut command)).finish(patience(PATIENCE));
     let left = fs::read(home.victim()).expect("the victim is there");
     assert_eq!(String::from_utf8_lossy(&left), "precious", "the link's target was overwritten");
 }
@@ -122,5 +122,23 @@ fn j5_a_pipe_in_place_of_a_template_does_not_hang() {
     let made = Command::new("mkfifo").arg(home.template()).status().expect("mkfifo is there");
     assert!(made.success());
     let ran = home.run(&["true"]);
-    assert!(ran.took < Duration::from_secs(10), "{:?}", ran.took);
+    assert!(ran.took < patience(Duration::from_secs(10)), "{:?}", ran.took);
+}
+
+#[test]
+fn j5_a_pipe_or_link_in_place_of_what_is_known_about_kvm_does_not_hang_or_lead_anywhere() {
+    let home = Home::new();
+    let memory = home.state().join("kvm.json");
+    let made = Command::new("mkfifo").arg(&memory).status().expect("mkfifo is there");
+    assert!(made.success());
+    let doctor = |home: &Home| {
+        let mut command = Command::new(bathy());
+        Run::of(home.in_home(command.arg("doctor"))).finish(PATIENCE)
+    };
+    assert!(doctor(&home).stdout.contains("engine: "), "doctor answers");
+    fs::remove_file(&memory).expect("our own file");
+    fs::write(home.victim(), "precious").expect("our own folder");
+    symlink(home.victim(), &memory).expect("our own folder");
+    assert!(doctor(&home).stdout.contains("engine: "), "doctor answers");
+    assert_eq!(fs::read_to_string(home.victim()).expect("it is there"), "precious");
 }

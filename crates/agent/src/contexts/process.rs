@@ -18,8 +18,8 @@ use super::languages::{Driver, length_prefixed, write_all_at_start, zero_ended};
 use crate::breather::Breather;
 use crate::spawn::bad_request;
 
-/// How long an interpreter may take to get ready.
-const READY_WITHIN: Duration = Duration::from_secs(20);
+/// How long an interpreter may take to get ready, on a machine where many of them start at once.
+const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long after its channel was closed a process is still taken to be about to end.
 const CLOSED_PAUSE: Duration = Duration::from_millis(300);

@@ -7,6 +7,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,8 @@ pub const FILE: &str = "kvm.json";
 const PROBE: u32 = 1;
 /// Longer than any memory.
 const MAX_FILE: u64 = 4096;
+/// How long a guest's failure to finish is remembered: the machine may only have been busy.
+const DOUBT: Duration = Duration::from_secs(10 * 60);
 
 /// A device as it is at present: if one of these is another, so may be what it is good for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,17 +75,26 @@ impl Memory {
 
     /// What was found out about this device.
     pub fn recall(&self, device: &Device) -> Option<Verdict> {
-        let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
+        // Whatever lies there, it is not waited for.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = File::options().read(true).custom_flags(flags).open(&self.path).ok()?;
+        let data = file.metadata().ok().filter(fs::Metadata::is_file)?;
+        let age = data.modified().ok()?.elapsed().unwrap_or_default();
         let mut text = String::new();
         file.take(MAX_FILE).read_to_string(&mut text).ok()?;
         let entry: Entry = serde_json::from_str(&text).ok()?;
         // Who may use the device is asked every time, so nothing else than a measurement is worth remembering.
-        (entry.device == *device && entry.verdict.is_measured()).then_some(entry.verdict)
+        let holds = match entry.verdict {
+            Verdict::Hardware { .. } => true,
+            Verdict::NotHardware { .. } => age < DOUBT,
+            _ => false,
+        };
+        (entry.device == *device && holds).then_some(entry.verdict)
     }
 
     /// Remembers what was found out, if it was.
     pub fn keep(&self, device: Device, verdict: Verdict) {
-        if verdict.is_measured() {
+        if verdict.is_measurement() {
             // The next start tries again.
             let _ = self.write(&Entry { device, verdict });
         }
@@ -96,10 +108,8 @@ impl Memory {
         let fresh = folder.join(format!(".{FILE}.{}", std::process::id()));
         let written = File::options()
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
             .open(&fresh)
             .and_then(|mut file| file.write_all(&text))
             .and_then(|()| fs::rename(&fresh, &self.path));

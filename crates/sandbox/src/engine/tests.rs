@@ -97,7 +97,7 @@ fn what_was_found_is_remembered_for_the_same_device_and_boot() {
     let memory = Memory::of(&state);
     let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
     assert_eq!(memory.recall(&device), None);
-    for verdict in [HARDWARE, Verdict::NotHardware { milliseconds: 1500 }, not_for_us()[5].clone()] {
+    for verdict in [Verdict::NotHardware { milliseconds: 1500 }, HARDWARE] {
         memory.keep(device.clone(), verdict.clone());
         assert_eq!(memory.recall(&device), Some(verdict));
     }
@@ -111,6 +111,23 @@ fn what_was_found_is_remembered_for_the_same_device_and_boot() {
     assert!(text.contains(&boot), "{text}");
     fs::write(state.join(FILE), text.replace(&boot, "another boot")).unwrap();
     assert_eq!(memory.recall(&device), None, "another boot");
+}
+
+#[test]
+fn a_guest_that_did_not_finish_is_tried_again_after_a_while_and_one_that_failed_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = Memory::of(folder.path());
+    let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
+    memory.keep(device.clone(), not_for_us()[5].clone());
+    assert_eq!(memory.recall(&device), None, "a failure");
+    let age = |verdict: Verdict| {
+        memory.keep(device.clone(), verdict);
+        let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        File::options().write(true).open(folder.path().join(FILE)).unwrap().set_modified(hour_ago).unwrap();
+        memory.recall(&device)
+    };
+    assert_eq!(age(Verdict::NotHardware { milliseconds: 1500 }), None);
+    assert_eq!(age(HARDWARE), Some(HARDWARE), "hardware stays hardware");
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub(super) struct Pause {
     idle: bool,
     /// Who waits for the present motion to end.
     waiting: Vec<(OwnedFd, Wanted)>,
+    /// It never stood still, because its memory could not be moved: nobody is told that it goes on.
+    not_paused: bool,
     /// It did not work for want of clients, and is not tried again before somebody has been here.
     failed: bool,
     /// Milliseconds of grace with which the guest is shut down as soon as it is awake.
@@ -181,10 +183,10 @@ impl Monitor {
 
     fn parked(&mut self, failure: Option<&str>, state: &mut Loop) {
         if let Some(reason) = failure.filter(|_| !state.pause.idle) {
-            // Not half paused: it goes on, and its keeper with it.
-            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Unpark);
-            let thawed = self.freezer.thaw().is_ok();
-            state.pause.motion = if thawed { Motion::Runs } else { Motion::Still };
+            // Not half paused: it goes on, as soon as its keeper says that it does.
+            state.pause.motion = Motion::Still;
+            state.pause.not_paused = true;
+            self.wake(state);
             let reason = format!("its memory cannot be moved to the host's disk: {reason}");
             self.answer_waiting(state, Wanted::Pause, Some(&reason));
         } else {
@@ -193,9 +195,9 @@ impl Monitor {
             self.stands_still(state);
             self.answer_waiting(state, Wanted::Pause, None);
         }
-        if state.pause.motion == Motion::Runs {
-            self.awake(state);
-        } else if !state.pause.waiting.is_empty() || state.pause.power_off.is_some() {
+        if state.pause.motion == Motion::Still
+            && (!state.pause.waiting.is_empty() || state.pause.power_off.is_some())
+        {
             self.wake(state);
         }
     }
@@ -213,8 +215,10 @@ impl Monitor {
         state.pause.idle = false;
         // Its idle time begins anew.
         state.idle_since = state.clients.is_empty().then(Instant::now);
-        self.write(&[State::Paused], State::Running, false);
-        self.note(What::SandboxResumed);
+        if !std::mem::take(&mut state.pause.not_paused) {
+            self.write(&[State::Paused], State::Running, false);
+            self.note(What::SandboxResumed);
+        }
         self.awake(state);
     }
 

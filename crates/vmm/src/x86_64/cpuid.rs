@@ -1,6 +1,6 @@
 //! What the guest is told about its processors: what KVM offers, less what a sandbox has no use for.
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// What one processor is told.
 #[derive(Clone, Copy, Debug)]
@@ -91,17 +91,48 @@ const DEADLINE_TIMER: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 const SEVERAL_PROCESSORS: u32 = 1 << 28;
 
+/// Leaves that say how processors are arranged; some hosts offer them without saying anything.
+const ARRANGEMENT: [u32; 2] = [0xb, 0x1f];
+
 /// Turns what KVM offers into what the processor `who` is told.
-pub fn filter(offered: &mut CpuId, who: Identity) {
-    for entry in offered.as_mut_slice() {
-        remove(entry, REMOVED);
+pub fn filtered(offered: &CpuId, who: Identity) -> Result<CpuId, vmm_sys_util::fam::Error> {
+    let mut told: Vec<kvm_cpuid_entry2> = Vec::new();
+    for entry in offered.as_slice().iter().filter(|entry| !ARRANGEMENT.contains(&entry.function)) {
+        let mut entry = *entry;
+        remove(&mut entry, REMOVED);
         if who.no_extended_state {
-            remove(entry, EXTENDED_STATE);
+            remove(&mut entry, EXTENDED_STATE);
             if entry.function == 0xd {
                 (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
             }
         }
-        identify(entry, who);
+        identify(&mut entry, who);
+        told.push(entry);
+    }
+    let highest = told.iter().filter(|entry| entry.function == 0).map(|entry| entry.eax).max().unwrap_or(0);
+    for function in ARRANGEMENT.into_iter().filter(|function| *function <= highest) {
+        told.extend((0..3).map(|level| arrangement(function, level, who)));
+    }
+    CpuId::from_entries(&told)
+}
+
+/// One level of how processors are arranged: threads of a core, cores of the package, and nothing above.
+fn arrangement(function: u32, level: u32, who: Identity) -> kvm_cpuid_entry2 {
+    let count = u32::from(who.count);
+    let (eax, ebx, kind) = match level {
+        0 => (0, 1, 1),
+        1 => (bits_for(count), count, 2),
+        _ => (0, 0, 0),
+    };
+    kvm_cpuid_entry2 {
+        function,
+        index: level,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax,
+        ebx,
+        ecx: level | kind << 8,
+        edx: who.number.into(),
+        ..kvm_cpuid_entry2::default()
     }
 }
 
@@ -132,17 +163,10 @@ fn identify(entry: &mut kvm_cpuid_entry2, who: Identity) {
             entry.edx = entry.edx & !SEVERAL_PROCESSORS | if count > 1 { SEVERAL_PROCESSORS } else { 0 };
         }
         // How many share each cache: keep the cache, correct the sharing.
-        0x4 if entry.eax & 0x1f != 0 => {
+        0x4 | 0x8000_001d if entry.eax & 0x1f != 0 => {
             let sharing = if (entry.eax >> 5) & 0x7 >= 3 { count - 1 } else { 0 };
-            entry.eax = entry.eax & 0x3fff | sharing << 14 | (count - 1).min(63) << 26;
-        }
-        0xb | 0x1f => {
-            let (eax, ebx, kind) = match entry.index {
-                0 => (0, 1, 1),
-                1 => (bits_for(count), count, 2),
-                _ => (0, 0, 0),
-            };
-            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (eax, ebx, entry.index | kind << 8, number);
+            let cores = if entry.function == 0x4 { (count - 1).min(63) << 26 } else { 0 };
+            entry.eax = entry.eax & 0x3fff | sharing << 14 | cores;
         }
         0x8000_0008 => entry.ecx = (count - 1) | (bits_for(count) << 12),
         0x8000_001e => {
@@ -166,10 +190,13 @@ mod tests {
         kvm_cpuid_entry2 { function, index, eax: all, ebx: all, ecx: all, edx: all, ..Default::default() }
     }
 
-    fn filtered(function: u32, index: u32, who: Identity) -> kvm_cpuid_entry2 {
-        let mut all = CpuId::from_entries(&[answer(function, index)]).unwrap();
-        filter(&mut all, who);
-        all.as_slice()[0]
+    fn told(function: u32, index: u32, who: Identity) -> kvm_cpuid_entry2 {
+        // As hosts do: the highest leaf, one entry of its own, and an arrangement that says nothing.
+        let highest = kvm_cpuid_entry2 { eax: 0x1f, ..Default::default() };
+        let silent = kvm_cpuid_entry2 { function: 0xb, ..Default::default() };
+        let offered = CpuId::from_entries(&[highest, silent, answer(function, index)]).unwrap();
+        let all = filtered(&offered, who).unwrap();
+        *all.as_slice().iter().find(|entry| (entry.function, entry.index) == (function, index)).unwrap()
     }
 
     const SECOND_OF_TWO: Identity =
@@ -177,30 +204,35 @@ mod tests {
 
     #[test]
     fn no_guest_is_offered_to_run_guests_or_to_count_events() {
-        let basic = filtered(0x1, 0, SECOND_OF_TWO);
+        let basic = told(0x1, 0, SECOND_OF_TWO);
         assert_eq!(basic.ecx & (1 << 5), 0, "VMX");
-        assert_eq!(filtered(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 2), 0, "SVM");
-        assert_eq!(filtered(0xa, 0, SECOND_OF_TWO).eax, 0, "performance counters");
+        assert_eq!(told(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 2), 0, "SVM");
+        assert_eq!(told(0xa, 0, SECOND_OF_TWO).eax, 0, "performance counters");
     }
 
     #[test]
     fn a_processor_knows_which_of_how_many_it_is() {
-        let basic = filtered(0x1, 0, SECOND_OF_TWO);
+        let basic = told(0x1, 0, SECOND_OF_TWO);
         assert_eq!((basic.ebx >> 24, basic.ebx >> 16 & 0xff), (1, 2));
         assert_ne!(basic.ecx & DEADLINE_TIMER, 0);
-        let cores = filtered(0xb, 1, SECOND_OF_TWO);
+        let cores = told(0xb, 1, SECOND_OF_TWO);
         assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (1, 2, 0x201, 1));
+        let threads = told(0xb, 0, SECOND_OF_TWO);
+        assert_eq!((threads.eax, threads.ebx, threads.ecx, threads.edx), (0, 1, 0x100, 1));
+        assert_eq!(told(0xb, 2, SECOND_OF_TWO).ecx, 2, "nothing above the package");
+        let third_of_five = Identity { number: 2, count: 5, ..SECOND_OF_TWO };
+        assert_eq!(told(0x1f, 1, third_of_five).eax, 3, "three bits tell five apart");
         let alone = Identity { number: 0, count: 1, ..SECOND_OF_TWO };
-        assert_eq!(filtered(0xb, 1, alone).eax, 0);
-        assert_eq!(filtered(0x1, 0, alone).edx & SEVERAL_PROCESSORS, 0);
+        assert_eq!(told(0xb, 1, alone).eax, 0);
+        assert_eq!(told(0x1, 0, alone).edx & SEVERAL_PROCESSORS, 0);
     }
 
     #[test]
     fn extended_state_goes_with_all_that_needs_it() {
         let who = Identity { no_extended_state: true, ..SECOND_OF_TWO };
-        assert_eq!(filtered(0x1, 0, who).ecx & (1 << 26 | 1 << 28), 0, "XSAVE and AVX");
-        assert_eq!(filtered(0x7, 0, who).ebx & (1 << 5 | 1 << 16), 0, "AVX2 and AVX-512");
-        assert_eq!(filtered(0xd, 0, who).eax, 0);
-        assert_ne!(filtered(0x1, 0, SECOND_OF_TWO).ecx & (1 << 26), 0);
+        assert_eq!(told(0x1, 0, who).ecx & (1 << 26 | 1 << 28), 0, "XSAVE and AVX");
+        assert_eq!(told(0x7, 0, who).ebx & (1 << 5 | 1 << 16), 0, "AVX2 and AVX-512");
+        assert_eq!(told(0xd, 0, who).eax, 0);
+        assert_ne!(told(0x1, 0, SECOND_OF_TWO).ecx & (1 << 26), 0);
     }
 }
