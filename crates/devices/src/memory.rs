@@ -9,9 +9,9 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use thiserror::Error;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-use crate::sys;
+use crate::sys::{self, Mapping};
 
 /// Guest-physical memory as devices see it.
 pub type GuestMemory = GuestMemoryMmap<()>;
@@ -44,6 +44,8 @@ pub enum MemoryError {
 pub struct GuestRam {
     file: Arc<File>,
     memory: GuestMemory,
+    /// What `memory` points to, each with its first address in the guest.
+    mappings: Vec<(u64, Mapping)>,
     size: u64,
     identity: (u64, u64),
 }
@@ -94,12 +96,18 @@ impl GuestRam {
         }
         let file = Arc::new(File::from(fd));
         let below = size.min(hole.start);
-        let mut regions = vec![Self::map_part(&file, 0, 0, below)?];
+        let mut parts = vec![(0, 0, below)];
         if below < size {
-            regions.push(Self::map_part(&file, hole.end, below, size - below)?);
+            parts.push((hole.end, below, size - below));
+        }
+        let (mut regions, mut mappings) = (Vec::new(), Vec::new());
+        for (start, offset, size) in parts {
+            let (region, mapping) = Self::map_part(&file, start, offset, size)?;
+            regions.push(region);
+            mappings.push((start, mapping));
         }
         let memory = GuestMemory::from_regions(regions).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
-        Ok(Self { file, memory, size, identity: (stat.st_dev, stat.st_ino) })
+        Ok(Self { file, memory, mappings, size, identity: (stat.st_dev, stat.st_ino) })
     }
 
     /// Maps `size` bytes of the file from `offset` on, as memory at the guest's address `start`.
@@ -108,13 +116,14 @@ impl GuestRam {
         start: u64,
         offset: u64,
         size: u64,
-    ) -> Result<GuestRegionMmap<()>, MemoryError> {
+    ) -> Result<(GuestRegionMmap<()>, Mapping), MemoryError> {
         let length = usize::try_from(size).map_err(|_| MemoryError::Size(size))?;
+        let mapping = Mapping::new(file, offset, length).map_err(MemoryError::Map)?;
         let place = FileOffset::from_arc(Arc::clone(file), offset);
-        let region =
-            MmapRegion::<()>::from_file(place, length).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
+        let region = mapping.region(place).map_err(|e| MemoryError::Map(io::Error::other(e)))?;
         sys::exclude_from_dumps(&region).map_err(MemoryError::Map)?;
-        GuestRegionMmap::new(region, GuestAddress(start)).ok_or(MemoryError::Size(size))
+        let region = GuestRegionMmap::new(region, GuestAddress(start)).ok_or(MemoryError::Size(size))?;
+        Ok((region, mapping))
     }
 
     fn create_file() -> rustix::io::Result<OwnedFd> {
@@ -144,6 +153,15 @@ impl GuestRam {
     /// How many bytes of the memory are occupied on the host.
     pub fn occupied(&self) -> u64 {
         fstat(&self.file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
+    }
+
+    /// Has the host use large pages for what lies in `range`, if it can: for memory that is about to be used, and that the
+    /// guest does not have yet. Whoever touches it then finds it there, without a fault for each page.
+    pub fn use_large_pages(&self, range: Range<u64>) {
+        for (start, mapping) in &self.mappings {
+            let place = |address: u64| usize::try_from(address.saturating_sub(*start)).unwrap_or(usize::MAX);
+            mapping.use_large_pages(place(range.start)..place(range.end));
+        }
     }
 
     /// The memory's size in bytes.
@@ -210,6 +228,24 @@ mod tests {
         assert!(ram.memory().read_slice(&mut seen, GuestAddress(1 << 20)).is_err());
         assert!(ram.memory().read_slice(&mut seen, GuestAddress((6 << 20) - 4)).is_err());
         assert_eq!(GuestRam::create_around(1 << 20, 1 << 20..4 << 20).unwrap().memory().num_regions(), 1);
+    }
+
+    #[test]
+    fn large_pages_change_no_byte_and_reach_no_further_than_asked() {
+        let ram = GuestRam::create_around(64 << 20, 32 << 20..1 << 32).unwrap();
+        rustix::io::pwrite(ram.fd(), b"kept", 4 << 20).unwrap();
+        ram.use_large_pages(3 << 20..9 << 20);
+        // Two of them lie wholly in there, if the host makes any; otherwise one page of each was touched.
+        let occupied = ram.occupied();
+        assert!(occupied == 4 << 20 || occupied == 2 * 4096, "{occupied}");
+        let mut seen = [0; 4];
+        ram.memory().read_slice(&mut seen, GuestAddress(4 << 20)).unwrap();
+        assert_eq!(&seen, b"kept");
+        ram.use_large_pages(u64::MAX - 5..u64::MAX);
+        ram.use_large_pages(0..4096);
+        assert_eq!(ram.occupied(), occupied);
+        ram.use_large_pages(1 << 32..(1 << 32) + (2 << 20));
+        assert!(ram.occupied() > occupied, "above the hole too");
     }
 
     #[test]

@@ -5,11 +5,101 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
 
-use vm_memory::{MmapRegion, VolatileSlice};
+use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
+use vm_memory::{FileOffset, MmapRegion, VolatileSlice};
 
 /// The most pieces of guest memory that one transfer can be spread over: the data of the longest block request, and a
 /// few more for buffers that cross from one memory region into the next.
 pub(crate) const MAX_PIECES: usize = 136;
+
+/// What the host's processor can map at once, besides single pages.
+pub(crate) const LARGE: usize = 2 << 20;
+
+/// `madvise`: make large pages of what is there, and of the gaps in it (Linux 6.1).
+const MADV_COLLAPSE: libc::c_int = 25;
+
+/// A shared mapping of a part of a file, at an address where the host can use large pages for it.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    address: *mut u8,
+    length: usize,
+}
+
+// SAFETY: it only owns addresses; whatever accesses them does so as memory that is shared anyway.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes of `file` from `offset` on.
+    pub(crate) fn new(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        let reserved = length.checked_add(LARGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which nothing can be accessed through.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), reserved, libc::PROT_NONE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let before = (base as usize).next_multiple_of(LARGE) - base as usize;
+        let address = base.cast::<u8>().wrapping_add(before);
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, MAPPING_FLAGS | libc::MAP_FIXED);
+        // SAFETY: the range lies inside the one that was just reserved, and replaces a part of it; what is left over of
+        // the reservation on both sides is given back, and nobody else has its address.
+        let mapped = unsafe {
+            let mapped = libc::mmap(address.cast(), length, protection, flags, file.as_raw_fd(), offset);
+            if mapped == libc::MAP_FAILED {
+                let error = io::Error::last_os_error();
+                libc::munmap(base, reserved);
+                return Err(error);
+            }
+            if before > 0 {
+                libc::munmap(base, before);
+            }
+            libc::munmap(address.wrapping_add(length.next_multiple_of(PAGE)).cast(), LARGE - before);
+            mapped
+        };
+        Ok(Self { address: mapped.cast(), length })
+    }
+
+    /// The same as a region of guest memory. The mapping has to outlive it.
+    pub(crate) fn region(&self, place: FileOffset) -> Result<MmapRegion<()>, MmapRegionError> {
+        let builder = MmapRegionBuilder::new(self.length)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(MAPPING_FLAGS)
+            .with_file_offset(place);
+        // SAFETY: the address is that of a live mapping of this length.
+        unsafe { builder.with_raw_mmap_pointer(self.address) }.build()
+    }
+
+    /// Has the host use large pages for all that lies wholly in `range`, if it can. They are occupied from then on.
+    pub(crate) fn use_large_pages(&self, range: std::ops::Range<usize>) {
+        let end = range.end.min(self.length) / LARGE * LARGE;
+        let Some(start) = range.start.checked_next_multiple_of(LARGE).filter(|start| *start < end) else {
+            return;
+        };
+        for at in (start..end).step_by(LARGE) {
+            // SAFETY: the place is inside the mapping. What is there already stays as it is: a byte is written back that
+            // was just read, before anybody else has this memory. A page that is not there at all would not be made larger.
+            unsafe {
+                let place = self.address.add(at);
+                place.write_volatile(place.read_volatile());
+            }
+        }
+        // SAFETY: the range is inside the mapping, and no byte of it changes. A host that cannot do it refuses.
+        unsafe { libc::madvise(self.address.add(start).cast(), end - start, MADV_COLLAPSE) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped; regions that point to it are gone.
+        unsafe { libc::munmap(self.address.cast(), self.length) };
+    }
+}
+
+const MAPPING_FLAGS: libc::c_int = libc::MAP_SHARED | libc::MAP_NORESERVE;
+const PAGE: usize = 4096;
 
 /// Keeps a mapping out of core dumps: guest memory is large, and not ours to write to a disk.
 pub(crate) fn exclude_from_dumps(region: &MmapRegion<()>) -> io::Result<()> {

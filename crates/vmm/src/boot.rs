@@ -23,6 +23,10 @@ use crate::elf;
 use crate::sys::FileAt;
 
 const PAGE: u64 = 4096;
+/// The most memory that is made ready at one place before the guest asks for it.
+const MOST_PREPARED: u64 = 32 << 20;
+/// More than the initramfs takes.
+const INITRAMFS_ROOM: u64 = 2 << 20;
 
 /// What keeps a guest from being booted.
 #[derive(Debug, Error)]
@@ -95,6 +99,8 @@ pub fn load(ram: &GuestRam, parts: &Parts<'_>) -> Result<u64, BootError> {
     if let Some(part) = segments.iter().find(misplaced) {
         return Err(BootError::Segment(part.start));
     }
+    let low_end = ram.size().min(layout::HOLE.start);
+    prepare_memory(ram, &segments, low_end);
     let mut image = FileAt { file: parts.kernel, at: 0 };
     let start = Some(GuestAddress(layout::HIGH_MEMORY));
     let kernel = Elf::load(memory, None, &mut image, start).map_err(BootError::Kernel)?;
@@ -107,7 +113,6 @@ pub fn load(ram: &GuestRam, parts: &Parts<'_>) -> Result<u64, BootError> {
         return Err(BootError::Entry(entry.0));
     }
 
-    let low_end = ram.size().min(layout::HOLE.start);
     let initramfs_size = parts.initramfs.metadata().map_err(BootError::Initramfs)?.len();
     let needed = kernel.kernel_end.saturating_add(initramfs_size).saturating_add(PAGE);
     if needed > low_end {
@@ -131,6 +136,17 @@ pub fn load(ram: &GuestRam, parts: &Parts<'_>) -> Result<u64, BootError> {
         hvm_modlist_entry { paddr: initramfs, size: initramfs_size, ..Default::default() },
     )?;
     Ok(entry.0)
+}
+
+/// A guest's first memory accesses are each a fault, of the guest's and of ours, unless the host has large pages there
+/// already. What a kernel touches first is itself, and the top of low memory: the initramfs, and below it the description of
+/// every page, 64 bytes each.
+fn prepare_memory(ram: &GuestRam, segments: &[elf::Segment], low_end: u64) {
+    let start = segments.iter().map(|part| part.start).min().unwrap_or(0);
+    let end = segments.iter().map(|part| part.start.saturating_add(part.in_memory)).max().unwrap_or(0);
+    ram.use_large_pages(start..end.min(start.saturating_add(MOST_PREPARED)));
+    let descriptions = (ram.size() / PAGE).saturating_mul(64).min(MOST_PREPARED);
+    ram.use_large_pages(low_end.saturating_sub(descriptions + INITRAMFS_ROOM)..low_end);
 }
 
 fn write_start_info(ram: &GuestRam, initramfs: hvm_modlist_entry) -> Result<(), BootError> {
