@@ -23,6 +23,30 @@ fn hello_from_a_virtual_machine() {
 }
 
 #[test]
+fn the_engine_may_be_named_before_the_verb() {
+    let ran = run(&["--engine", "kvm", "run", "--", "python3", "-c", "print('hello')"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "hello\n"), "{}", ran.stderr);
+}
+
+#[test]
+fn the_process_limit_is_the_guest_kernels() {
+    let script = "
+import os, time
+count = 0
+try:
+    while count < 400:
+        if os.fork() == 0: time.sleep(100)
+        count += 1
+except BlockingIOError: pass
+print(count)
+";
+    let ran = kvm(&["--processes", "64", "--", "python3", "-c", script]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let count: u32 = ran.stdout.trim().parse().unwrap();
+    assert!((32..80).contains(&count), "{count} processes of 64");
+}
+
+#[test]
 fn auto_takes_the_virtual_machine_and_says_why() {
     let ran =
         finish(Command::new(bathy()).args(["run", "--json", "--", "true"]).env_remove("BATHY_ENGINE"), b"");

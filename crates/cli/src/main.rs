@@ -41,6 +41,7 @@ mod top;
 mod verdict;
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -203,11 +204,11 @@ impl Verb {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let words = engine_after_verb(std::env::args_os().collect());
+    let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
         Err(error) => {
-            let line: Vec<String> =
-                std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            let line: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
             let error = mistakes::mend(error, &mut Cli::command(), &line);
             // A broken pipe or terminal is no reason to fail differently.
             let _ = error.print();
@@ -225,6 +226,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// `bathy --engine kvm run …` is `bathy run --engine kvm …`: people write what concerns the whole machine first.
+fn engine_after_verb(mut words: Vec<OsString>) -> Vec<OsString> {
+    let flag = match words.get(1).and_then(|word| word.to_str()) {
+        Some("--engine") => 2,
+        Some(word) if word.starts_with("--engine=") => 1,
+        _ => return words,
+    };
+    // The program, the flag with its value, and the verb.
+    if words.len() > flag + 1 {
+        words.get_mut(1..=flag + 1).unwrap_or_default().rotate_right(1);
+    }
+    words
+}
+
 fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -232,6 +247,21 @@ fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_engine_may_come_before_the_verb() {
+        let moved = |line: &str| {
+            let words = engine_after_verb(line.split(' ').map(OsString::from).collect());
+            words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(moved("bathy --engine kvm run -- true"), "bathy run --engine kvm -- true");
+        assert_eq!(moved("bathy --engine=uml create --name x"), "bathy create --engine=uml --name x");
+        for line in
+            ["bathy", "bathy --engine", "bathy --engine kvm", "bathy run --engine kvm -- --engine uml"]
+        {
+            assert_eq!(moved(line), line);
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -172,12 +172,6 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let kept = unsafe { Kept::inherit(&launch)? };
     let disk_size = inherited.disk.metadata().map_err(StartError::ReadConfig)?.len();
 
-    let kvm = match launch.engine {
-        // SAFETY: by the function's contract, because the configuration says that it is there too.
-        Engine::Kvm { .. } => Some(unsafe { sys::inherit(launch::fd::kvm(launch.kept)) }),
-        Engine::Uml { .. } => None,
-    };
-
     root::enter_empty_root()?;
     let new_epoll =
         || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()));
@@ -197,14 +191,15 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
             disk_size
         },
     };
-    let (ram, (devices, guest)) = match (launch.engine, kvm) {
-        (Engine::Kvm { cpus }, Some(kvm)) => {
+    let (ram, (devices, guest)) = match launch.engine {
+        Engine::Kvm { cpus } => {
+            // SAFETY: by the function's contract, because the configuration says that it is there too.
+            let kvm = unsafe { sys::inherit(launch::fd::kvm(launch.kept)) };
             let ram = Arc::new(GuestRam::create_around(launch.memory, layout::HOLE)?);
             let started = parts.start_machine(&launch, (cpus, kvm), &ram, &epoll)?;
             (ram, started)
         }
-        (Engine::Kvm { cpus }, None) => return Err(StartError::Processors(cpus)),
-        (Engine::Uml { cpu, mode }, _) => {
+        Engine::Uml { cpu, mode } => {
             let ram = Arc::new(GuestRam::create(launch.memory)?);
             let started = parts.start_process(&launch, (cpu, mode), &ram, &epoll)?;
             (ram, started)

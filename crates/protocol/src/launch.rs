@@ -84,6 +84,16 @@ pub struct Launch {
     pub restricted: Option<crate::Restriction>,
 }
 
+impl Launch {
+    /// The words by which the guest's PID 1 learns that it is restricted.
+    pub fn words_of_restriction(&self) -> impl Iterator<Item = &'static str> {
+        let words = self.restricted.map(|restriction| {
+            ["restricted"].into_iter().chain(restriction.writable_root.then_some("writable-root"))
+        });
+        words.into_iter().flatten()
+    }
+}
+
 /// Encodes a configuration.
 pub fn encode(launch: &Launch) -> Result<Vec<u8>, crate::MessageError> {
     postcard::to_allocvec(launch).map_err(|_| crate::MessageError::Malformed)

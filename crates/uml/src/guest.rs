@@ -55,13 +55,11 @@ pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
     for (number, kind) in (fd::DEVICES..).zip(DEVICES) {
         words.push(format!("virtio_uml.device=fd:{number}:{kind}"));
     }
-    if let Some(restriction) = launch.restricted {
+    let mut for_pid1 = launch.words_of_restriction().peekable();
+    if for_pid1.peek().is_some() {
         // What follows the dashes is for PID 1.
         words.push("--".to_owned());
-        words.push("restricted".to_owned());
-        if restriction.writable_root {
-            words.push("writable-root".to_owned());
-        }
+        words.extend(for_pid1.map(str::to_owned));
     }
     // No word contains a zero byte: they are made of literals and numbers.
     words.into_iter().filter_map(|word| CString::new(word).ok()).collect()

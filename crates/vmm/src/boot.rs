@@ -33,22 +33,22 @@ const INITRAMFS_ROOM: u64 = 2 << 20;
 pub enum BootError {
     /// The kernel's file.
     #[error(
-        "The guest kernel is not an ELF kernel image, or it is damaged. `bathy setup` builds the right one"
+        "The guest kernel is not an ELF kernel image, or it is damaged. `bathy setup --engine kvm` builds the right one"
     )]
     Kernel(#[source] loader::Error),
     /// A kernel of another kind.
     #[error(
-        "The guest kernel has no entry for virtual machines (PVH): it is not one for the kvm engine. `bathy setup` builds the right one"
+        "The guest kernel has no entry for virtual machines (PVH): it is not one for the kvm engine. `bathy setup --engine kvm` builds the right one"
     )]
     NotForMachines,
     /// A part of it that cannot be where it says.
     #[error(
-        "The guest kernel has a part at {0:#x} that cannot be there: the image is damaged. `bathy setup` builds a new one"
+        "The guest kernel has a part at {0:#x} that cannot be there: the image is damaged. `bathy setup --engine kvm` builds a new one"
     )]
     Segment(u64),
     /// An entry that is outside of it.
     #[error(
-        "The guest kernel's entry {0:#x} is outside the kernel: the image is damaged. `bathy setup` builds a new one"
+        "The guest kernel's entry {0:#x} is outside the kernel: the image is damaged. `bathy setup --engine kvm` builds a new one"
     )]
     Entry(u64),
     /// Not enough memory for kernel and initramfs.
@@ -206,12 +206,7 @@ pub fn command_line(launch: &Launch, devices: usize) -> String {
     // What follows the dashes is for PID 1.
     words.push("--".to_owned());
     words.push(format!("threads={}", launch.processes));
-    if let Some(restriction) = launch.restricted {
-        words.push("restricted".to_owned());
-        if restriction.writable_root {
-            words.push("writable-root".to_owned());
-        }
-    }
+    words.extend(launch.words_of_restriction().map(str::to_owned));
     words.join(" ")
 }
 

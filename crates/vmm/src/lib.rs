@@ -8,7 +8,8 @@
 //! * [`slot`]: one device in its place.
 //! * [`serial`]: the port for the kernel's first and last words.
 //!
-//! What depends on the processor is in `x86_64`: registers, identification, tables. The rest would serve another one.
+//! What depends on the processor is in `x86_64`: registers, identification, tables, addresses. Of the rest, the way of booting and
+//! the ports are x86's too; the machine, its threads, its devices and their transport would serve another one.
 
 pub mod boot;
 pub mod bus;

@@ -15,6 +15,9 @@ use crate::sys;
 /// The version of KVM's interface that has not changed since 2007.
 const KVM_VERSION: i32 = 12;
 
+/// The most processors that the microVM kernel is built for.
+const MOST_PROCESSORS: usize = 64;
+
 /// What we cannot do without.
 const NEEDED: [(Cap, &str); 5] = [
     (Cap::UserMemory, "memory of our own"),
@@ -28,7 +31,7 @@ const NEEDED: [(Cap, &str); 5] = [
 #[derive(Debug, Error)]
 pub enum MachineError {
     /// Not KVM, or one from another time.
-    #[error("/dev/kvm speaks version {0} of its interface, not {KVM_VERSION}")]
+    #[error("/dev/kvm speaks version {0} of its interface, not {KVM_VERSION}. Use --engine uml")]
     Version(i32),
     /// Something is missing.
     #[error("This machine's KVM offers no {0}, which the kvm engine needs. Use --engine uml")]
@@ -44,7 +47,7 @@ pub enum MachineError {
         most: usize,
     },
     /// A request failed.
-    #[error("KVM refused to {0}")]
+    #[error("KVM refused to {0}. `bathy doctor` tests it; --engine uml does without it")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
     /// What the processors are told does not fit.
     #[error("What the guest is to be told about its processors is too much: {0:?}")]
@@ -77,7 +80,8 @@ impl Machine {
         if let Some((_, name)) = NEEDED.iter().find(|(needed, _)| !kvm.check_extension(*needed)) {
             return Err(MachineError::Lacks(name));
         }
-        let most = kvm.get_max_vcpus();
+        // What the guest kernel is built for, at most.
+        let most = kvm.get_max_vcpus().min(MOST_PROCESSORS);
         if usize::from(count) > most {
             return Err(MachineError::Processors { wanted: count, most });
         }

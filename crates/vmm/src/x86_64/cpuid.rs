@@ -32,14 +32,15 @@ use Register::{Eax, Ebx, Ecx, Edx};
 /// Virtual machines in the virtual machine, performance counters and traces, waiting for memory, transactions, features
 /// whose state has to be asked for, and what tells about the host's hardware.
 const REMOVED: &[Removal] = &[
-    // Monitor and wait, the debug store's 64-bit form, VMX, SMX, speed steps, thermal, DCA, debug over the bus.
+    // Monitor and wait, the debug store's 64-bit form and its qualification, VMX, SMX, speed steps, thermal, debug over the
+    // bus, performance capabilities, DCA.
     (
         0x1,
         None,
         Ecx,
         1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18,
     ),
-    // Machine check trap, debug store, thermal and their interrupts.
+    // Debug store, thermal sensors and monitors, pending break.
     (0x1, None, Edx, 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31),
     (0x6, None, Eax, !(1 << 2)),
     (0x6, None, Ecx, u32::MAX),
