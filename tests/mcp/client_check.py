@@ -18,13 +18,13 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from expected import (
-    BIG, BIG_BYTES, BIG_LINES, ENDLESS, FAILS, MOST_PARTS, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report, require,
-    require_png, require_tools,
+    BIG, BIG_BYTES, BIG_LINES, ENDLESS, FAILS, LIMIT, MOST_PARTS, PATIENCE, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed,
+    Report, require, require_png, require_tools,
 )  # fmt: skip
 
 # Seconds that one check, and that all together, may take.
-CHECK_SECONDS = 90
-ALL_SECONDS = 270
+CHECK_SECONDS = 90 * PATIENCE
+ALL_SECONDS = 270 * PATIENCE
 
 
 def text_of(result):
@@ -118,17 +118,20 @@ class Checks:
 
     async def cancels(self):
         await self.python("survivor = 'still here'")
-        with anyio.move_on_after(3) as patience:
-            await self.call("run_code", language="python", code=ENDLESS, sandbox_id=self.sandbox, timeout_seconds=120)
+        with anyio.move_on_after(3 * LIMIT) as patience:
+            await self.call(
+                "run_code", language="python", code=ENDLESS, sandbox_id=self.sandbox, timeout_seconds=120 * LIMIT
+            )
         require(patience.cancelled_caught, "the endless loop ended by itself")
         # It comes after the loop in the same context: an answer says that the loop is over.
-        with anyio.fail_after(20):
+        with anyio.fail_after(20 * PATIENCE):
             result = await self.python("survivor if begun else 'no loop'")
         require("still here" in text_of(result), f"the state is lost: {text_of(result)[:300]}")
 
     async def times_out(self):
         await self.refused(
-            "run_code", "time limit", "kept", language="python", code=ENDLESS, sandbox_id=self.sandbox, timeout_seconds=2
+            "run_code", "time limit", "kept",
+            language="python", code=ENDLESS, sandbox_id=self.sandbox, timeout_seconds=2 * LIMIT,
         )
         require("still here" in text_of(await self.python("survivor")), "the state is lost")
 

@@ -1,8 +1,14 @@
 """What the checks with different MCP clients share: the code that they run and what has to come back."""
 
 import base64
+import os
 import sys
 import time
+
+# How many times slower than an ordinary machine this one is.
+PATIENCE = int(os.environ.get("BATHY_TEST_PATIENCE", "1"))
+# By how much the limits grow that a check waits for.
+LIMIT = -(-PATIENCE // 4)
 
 TOOLS = {
     "run_code", "run_command", "create_python_repl", "run_python_in_repl",

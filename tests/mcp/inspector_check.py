@@ -19,15 +19,15 @@ import time
 from pathlib import Path
 
 from expected import (
-    BIG, BIG_BYTES, ENDLESS, FAILS, MOST_PARTS, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report, require, require_png,
-    require_tools,
+    BIG, BIG_BYTES, ENDLESS, FAILS, LIMIT, MOST_PARTS, PATIENCE, PLOT, REVISIONS, SHORTENED, SLOW, CheckFailed, Report,
+    require, require_png, require_tools,
 )  # fmt: skip
 from tap import HttpTap, through_tee
 
 # Seconds that one command of the Inspector may take.
-COMMAND_SECONDS = 90
+COMMAND_SECONDS = 90 * PATIENCE
 # Seconds after which an endless loop has begun for sure.
-BEGUN_SECONDS = 5
+BEGUN_SECONDS = 5 * LIMIT
 # The Inspector's exit code for a tool's error.
 TOOL_ERROR = 5
 MCPDO = "mcpdo/build/mcp-bin.js"
@@ -117,7 +117,7 @@ class Checks:
         self.era = era
         # Over HTTP of the older revision the Inspector only closes the connection, which there does not cancel a call:
         # the code's own time limit ends it.
-        self.limit = 12 if (transport, era) == ("http", "legacy") else 120
+        self.limit = (12 if (transport, era) == ("http", "legacy") else 120) * LIMIT
         self.sandbox = None
 
     def python(self, code, **arguments):
@@ -173,7 +173,7 @@ class Checks:
         # It comes after the loop in the same context: an answer says that the loop is over.
         began = time.monotonic()
         require("still here" in text_of(self.python("survivor if begun else 'no loop'")), "the state is lost")
-        require(time.monotonic() - began < 20, "the loop went on")
+        require(time.monotonic() - began < 20 * PATIENCE, "the loop went on")
 
     def shortens_output(self):
         result = self.python(BIG)

@@ -5,9 +5,11 @@ import socketserver
 import threading
 from urllib.parse import urlsplit
 
+from expected import PATIENCE
+
 PIECE = 65536
 # Seconds without a byte after which a connection is given up.
-SILENCE = 120
+SILENCE = 120 * PATIENCE
 
 
 def through_tee(record, command):

@@ -5,6 +5,7 @@ Both end with this process, also if it is killed.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ HERE = Path(__file__).resolve().parent
 SYSTEM_FOLDERS = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt"]
 SETTINGS = "/etc"
 FILES_OF_A_RUN = ["stdout", "stderr", "exit-code", "bed-error", "console.log"]
+# A guest that keeps a processor for this long does not give it back.
+STUCK_SECONDS = 90
 POLL_SECONDS = 0.05
 # All emulated processors count the host's ticks: their counters agree, though Linux cannot know it.
 KERNEL_LINE = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable"
@@ -36,6 +39,10 @@ class Size(NamedTuple):
 
 def ends_with_us(command):
     return ["setpriv", "--pdeathsig", "KILL", "--", *command]
+
+
+class HungError(BedError):
+    """The outer Linux says that one of its processors hangs: seldom, and no fault of what runs in it."""
 
 
 def end(process):
@@ -147,11 +154,21 @@ class Machine:
                 stream.copy()
             if ended:
                 return self.exit_code()
+            if (stuck := self.hung()) is not None:
+                end(qemu)
+                raise HungError(stuck)
             if time.monotonic() > deadline:
                 end(qemu)
                 said = tail(self.out / "console.log")
                 raise BedError(f"no end in the time that --timeout gives; the end of the console:\n{said}")
             time.sleep(POLL_SECONDS)
+
+    def hung(self):
+        """The outer kernel's complaint about a processor that has been stuck for long, if there is one."""
+        console = self.out / "console.log"
+        text = console.read_text(errors="replace") if console.exists() else ""
+        found = re.findall(r"soft lockup - CPU#\d+ stuck for (\d+)s![^\n]*", text)
+        return next((f"a processor is stuck for {time} s" for time in found if int(time) >= STUCK_SECONDS), None)
 
     def exit_code(self):
         error = self.out / "bed-error"

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::{Ran, bathy, finish};
+use crate::{Engine, Ran, bathy, engine, finish, patience};
 
 /// A state folder of its own, which takes everything in it along when it goes: also after a test that failed.
 #[derive(Debug)]
@@ -154,10 +154,27 @@ impl Home {
         pid_in(&self.inspect(name), "keeper_pid").expect("it runs, so it has a keeper")
     }
 
-    /// The guest kernel's process of a running sandbox.
+    /// The process that the guest of a running sandbox runs in: its kernel's own, or the keeper, whose threads are the
+    /// processors of a virtual machine.
     #[track_caller]
     pub fn guest(&self, name: &str) -> u32 {
-        *children(self.keeper(name)).first().expect("a keeper's child is the guest kernel")
+        let keeper = self.keeper(name);
+        let kernels = children(keeper);
+        match engine() {
+            Engine::Uml => *kernels.first().expect("a keeper's child is the guest kernel"),
+            Engine::Kvm => {
+                assert!(kernels.is_empty(), "a virtual machine is no process of its own: {kernels:?}");
+                keeper
+            }
+        }
+    }
+
+    /// All processes of a running sandbox: its monitor, its keeper, and those of the guest, if it has any.
+    #[track_caller]
+    pub fn processes_of(&self, name: &str) -> BTreeSet<u32> {
+        let guest = self.guest(name);
+        let keeper = self.keeper(name);
+        [self.monitor(name), keeper, guest].into_iter().chain(descendants(keeper)).collect()
     }
 
     /// Other processes that hold a file of this home open: monitors, keepers and clients of its sandboxes.
@@ -190,7 +207,7 @@ impl Drop for Home {
         if !everything.iter().any(left) {
             return;
         }
-        sleep(Duration::from_millis(300));
+        sleep(patience(Duration::from_millis(300)));
         let holders = self.processes();
         for pid in everything.into_iter().filter(left).filter(|pid| holders.contains(pid)) {
             signal(pid, Signal::KILL);
@@ -256,12 +273,13 @@ pub fn cpu_ticks(pid: u32) -> u64 {
     [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<u64>().ok()).sum()
 }
 
-/// Waits until something holds; fails when it does not within `seconds`.
+/// Waits until something holds; fails when it does not within `seconds`, or as much more as this machine is slower.
 #[track_caller]
 pub fn until(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let limit = patience(Duration::from_secs(seconds));
+    let deadline = Instant::now() + limit;
     while !holds() {
-        assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
+        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
         sleep(Duration::from_millis(30));
     }
 }

@@ -7,6 +7,62 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// What runs a sandbox's guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// A virtual machine, run by threads of the keeper.
+    Kvm,
+    /// User Mode Linux: the guest kernel and each of its processes are processes of the host.
+    Uml,
+}
+
+impl Engine {
+    /// As the product writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Uml => "uml",
+        }
+    }
+}
+
+/// The engine that the product takes where a test names none: `BATHY_ENGINE`, or what the machine can do.
+pub fn engine() -> Engine {
+    match std::env::var("BATHY_ENGINE").as_deref() {
+        Ok("kvm") => Engine::Kvm,
+        Ok("uml") => Engine::Uml,
+        _ if has_hardware() => Engine::Kvm,
+        _ => Engine::Uml,
+    }
+}
+
+/// Whether the machine has hardware virtualization, by other means than those of the product.
+pub fn has_hardware() -> bool {
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = |flag: &str| flags.split_whitespace().any(|word| word == flag);
+    Path::new("/dev/kvm").exists() && (named("vmx") || named("svm"))
+}
+
+/// How long something may take that takes at most `time` on an ordinary machine. `BATHY_TEST_PATIENCE` is how many times
+/// slower this one is: the nested test bed sets it, because it emulates every instruction.
+pub fn patience(time: Duration) -> Duration {
+    time * slowness()
+}
+
+/// A limit that a test sets and waits for. It need not grow as much as what a test tolerates.
+pub fn limit(time: Duration) -> Duration {
+    time * slowness().div_ceil(4)
+}
+
+/// As [`limit`], for an option of the product.
+pub fn patient_seconds(seconds: u64) -> String {
+    limit(Duration::from_secs(seconds)).as_secs().to_string()
+}
+
+fn slowness() -> u32 {
+    std::env::var("BATHY_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
 /// The program under test: the release binary, or what `BATHY_BIN` names.
 pub fn bathy() -> PathBuf {
     std::env::var_os("BATHY_BIN").map_or_else(|| release_folder().join("bathy"), PathBuf::from)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::kept::{Home, signal};
-use crate::{Ran, finish, repository};
+use crate::{Ran, finish, patience, repository};
 
 /// How long a server may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,8 @@ pub fn node(programs: &Path) -> PathBuf {
 pub fn run_program(home: &Home, seconds: u32, program: &Path, arguments: &[&str], token: &str) -> Ran {
     // It ends what the program has started, too.
     let mut command = Command::new("timeout");
-    command.args(["-k", "10", &seconds.to_string()]).arg(program).args(arguments);
+    let seconds = patience(Duration::from_secs(seconds.into())).as_secs().to_string();
+    command.args(["-k", "10", &seconds]).arg(program).args(arguments);
     command.env("XDG_STATE_HOME", home.path()).env("BATHY_MCP_TOKEN", token).env_remove("BATHYSPHERE_CONFIG");
     command.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(home.path());
     finish(&mut command, b"")
@@ -60,7 +61,7 @@ impl Listening {
         if let Some(output) = child.stderr.take() {
             find_addresses(output, sender);
         }
-        let url = addresses.recv_timeout(PATIENCE);
+        let url = addresses.recv_timeout(patience(PATIENCE));
         let mut server = Self { child, url: String::new() };
         if url.is_err() {
             server.end();
@@ -74,7 +75,7 @@ impl Listening {
         signal(self.child.id(), Signal::TERM);
         // The fixture server ends with its input.
         drop(self.child.stdin.take());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience(PATIENCE);
         while self.child.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(30));
         }

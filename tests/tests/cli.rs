@@ -168,8 +168,17 @@ fn json_holds_the_result_and_every_phase() {
 
 #[test]
 fn ptrace_mode_runs_the_same_commands() {
-    let ran =
-        run(&["run", "--engine", "uml", "--uml-mode", "ptrace", "--", "python3", "-c", "import os; print(os.fork() >= 0)"]);
+    let ran = run(&[
+        "run",
+        "--engine",
+        "uml",
+        "--uml-mode",
+        "ptrace",
+        "--",
+        "python3",
+        "-c",
+        "import os; print(os.fork() >= 0)",
+    ]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(ran.stdout, "True\nTrue\n");
 }
@@ -182,7 +191,8 @@ fn orphans_are_reaped() {
 
 #[test]
 fn a_command_is_over_when_it_ends_whatever_its_children_still_write() {
-    let ran = run(&["run", "--timeout", &patient_seconds(20), "--", "sh", "-c", "yes >&2 & echo first; exit 3"]);
+    let ran =
+        run(&["run", "--timeout", &patient_seconds(20), "--", "sh", "-c", "yes >&2 & echo first; exit 3"]);
     assert_ran(&ran, 3, "first\n");
 }
 

@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, signal, until};
-use bathy_tests::{Ran, bathy, finish};
+use bathy_tests::{Ran, bathy, finish, limit, patience, patient_seconds};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -57,16 +57,19 @@ fn code_runs_in_a_sandbox_of_its_own() {
 fn exit_codes_tell_how_code_ended() {
     let home = Home::new();
     home.started("box", &[]);
-    let run = |code: &str| home.run(&["code", "--sandbox", "box", "--timeout", "2s", "-c", code]);
+    let run =
+        |code: &str| home.run(&["code", "--sandbox", "box", "--timeout", &patient_seconds(2), "-c", code]);
     let error = run("print('before')\n1/0");
     shown(&error, 1, "before\n");
     assert!(error.stderr.contains("Traceback") && error.stderr.contains("ZeroDivisionError"), "{error:?}");
     let left = run("import os; os._exit(3)");
     assert!(left.code == Some(3) && left.stderr.contains("variables"), "{left:?}");
     assert_eq!(run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").code, Some(137));
-    let late = run("import time; x = 5; time.sleep(60)");
+    let late = run("import time; x = 5; time.sleep(600)");
     assert!(
-        late.code == Some(124) && late.stderr.contains("time limit") && late.took.as_secs() < 20,
+        late.code == Some(124)
+            && late.stderr.contains("time limit")
+            && late.took < patience(Duration::from_secs(20)),
         "{late:?}"
     );
     shown(&run("x"), 0, "5\n");
@@ -198,11 +201,11 @@ fn a_second_ctrl_c_waits_for_nothing() {
     let stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun', flush=True)\nwhile True: pass";
     let mut child = begun(home.command(&["code", "-c", stubborn]));
     signal(child.id(), Signal::INT);
-    sleep(Duration::from_millis(300));
+    sleep(limit(Duration::from_millis(300)));
     let second = Instant::now();
     signal(child.id(), Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(second.elapsed() < Duration::from_secs(2), "{:?}", second.elapsed());
+    assert!(second.elapsed() < patience(Duration::from_secs(2)), "{:?}", second.elapsed());
     until("everything is gone", 10, || home.all_processes().is_empty());
     let Value::Array(events) = home.json(&["events", "--json"]) else { unreachable!() };
     assert_eq!(events.last().unwrap()["event"], "sandbox_removed");
@@ -260,7 +263,7 @@ impl Terminal<'_> {
     #[track_caller]
     fn shows(&self, text: &str) {
         let mut screen = String::new();
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + patience(Duration::from_secs(30));
         while !screen.contains(text) {
             assert!(Instant::now() < deadline, "the screen does not show {text:?} but:\n{screen}");
             sleep(Duration::from_millis(50));
@@ -284,7 +287,7 @@ fn the_prompt_of_a_repl() {
     let program = bathy().display().to_string();
     let open = ["env", "-u", "BATHYSPHERE_CONFIG", &state, &program, "repl", "talk"];
     // Ctrl-C reaches the shell as well, which is to wait for us.
-    let shell = format!("trap : INT; {}; echo left with $?; sleep 60", open.join(" "));
+    let shell = format!("trap : INT; {}; echo left with $?; sleep 600", open.join(" "));
     terminal.tmux(&["new-session", "-d", "-x", "120", "-y", "40", "sh", "-c", &shell]);
     terminal.shows("Python in the REPL talk (it is new)");
     terminal.line("20 + 1");
@@ -296,7 +299,7 @@ fn the_prompt_of_a_repl() {
     terminal.line("");
     terminal.shows("turn 0\nturn 1\n");
     terminal.line("import time; time.sleep(600)");
-    sleep(Duration::from_millis(1500));
+    sleep(limit(Duration::from_millis(1500)));
     terminal.tmux(&["send-keys", "C-c"]);
     terminal.shows("KeyboardInterrupt");
     terminal.line("print('still', 'here')");

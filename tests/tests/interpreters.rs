@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use bathy_tests::kept::{Home, until};
+use bathy_tests::patient_seconds;
 use serde_json::{Value, json};
 
 const MEMORY: [&str; 2] = ["--memory", "384M"];
@@ -127,7 +128,7 @@ fn tables_and_plots_come_as_what_they_are() {
 
     let plot = sandbox.cell(
         "python",
-        &["--timeout", "120s"],
+        &["--timeout", &patient_seconds(120)],
         "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])\nNone",
     );
     let images: Vec<&str> = plot["results"]
@@ -141,7 +142,7 @@ fn tables_and_plots_come_as_what_they_are() {
 
     let huge = sandbox.cell(
         "python",
-        &["--timeout", "120s"],
+        &["--timeout", &patient_seconds(120)],
         "fig = plt.figure(figsize=(200, 200), dpi=100)\nplt.plot([1])\n'after'",
     );
     assert_eq!((text_of(&huge).as_str(), &huge["state_lost"]), ("'after'", &json!(false)), "{huge:#}");
@@ -169,12 +170,13 @@ enum After {
 fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
     use After::{Kept, Lost};
     let sandbox = Box::new();
-    let endless = &["--timeout", "2s"][..];
+    let (two, eight, long) = (patient_seconds(2), patient_seconds(8), patient_seconds(120));
+    let (endless, flood, long) = (["--timeout", &two], ["--timeout", &eight], ["--timeout", &long]);
     type Expected = fn(&Value) -> bool;
     let rows: [(&str, &[&str], &str, Expected, After); 17] = [
         (
             "an endless loop that prints",
-            &["--timeout", "8s"],
+            &flood,
             "while True: print('x' * 1_000_000)",
             |said| {
                 said["exit_code"] == 124
@@ -183,10 +185,10 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
             },
             Kept,
         ),
-        ("an endless loop", endless, "while True: pass", |said| said["exit_code"] == 124, Kept),
+        ("an endless loop", &endless, "while True: pass", |said| said["exit_code"] == 124, Kept),
         (
             "a loop that swallows the interrupt",
-            endless,
+            &endless,
             "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException:\n        pass",
             |said| said["exit_code"] == 124 && said["state_lost"] == true,
             Lost("killed"),
@@ -233,7 +235,7 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
         ),
         (
             "all memory",
-            &["--timeout", "120s"],
+            &long,
             "held = []\nwhile True: held.append(bytearray(b'x' * 4_000_000))",
             |said| said["message"].as_str().is_some_and(|text| text.contains("out of memory")),
             Lost("memory"),
@@ -273,11 +275,11 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
             |said| stdout(said) == "both\nboth\n" && text_of(said) == "'done'",
             Kept,
         ),
-        ("five megabytes of code", &["--timeout", "120s"], "", |said| text_of(said) == "5000000", Kept),
+        ("five megabytes of code", &long, "", |said| text_of(said) == "5000000", Kept),
     ];
     for (what, options, code, expected, after) in rows {
-        let long = format!("len('''{}''')", "y".repeat(5_000_000));
-        let code = if code.is_empty() { &long } else { code };
+        let large = format!("len('''{}''')", "y".repeat(5_000_000));
+        let code = if code.is_empty() { &large } else { code };
         sandbox.python("marker = 'here'");
         let said = sandbox.cell("python", options, code);
         let shown: String = format!("{said:#}").chars().take(3000).collect();
@@ -338,9 +340,10 @@ fn javascript_and_typescript_share_a_context() {
     assert_eq!(sandbox.value("javascript", "await Promise.resolve(z)"), "42");
     let said = sandbox.cell("javascript", &[], "console.log('out'); console.error('err'); null.x");
     assert_eq!((stdout(&said), &said["error"]["name"]), ("out\n", &json!("TypeError")), "{said:#}");
-    let endless = sandbox.cell("javascript", &["--timeout", "2s"], "while (true) {}");
+    let endless = sandbox.cell("javascript", &["--timeout", &patient_seconds(2)], "while (true) {}");
     assert_eq!((&endless["exit_code"], &endless["state_lost"]), (&json!(124), &json!(false)), "{endless:#}");
-    let waiting = sandbox.cell("javascript", &["--timeout", "2s"], "await new Promise(() => {})");
+    let waiting =
+        sandbox.cell("javascript", &["--timeout", &patient_seconds(2)], "await new Promise(() => {})");
     assert_eq!(waiting["exit_code"], 124, "{waiting:#}");
     assert_eq!(sandbox.value("javascript", "z"), "42");
     let left = sandbox.cell("javascript", &[], "process.exit(5)");
@@ -358,7 +361,7 @@ fn bash_keeps_its_variables_and_its_folder() {
     assert_eq!((&failed["exit_code"], &failed["error"]["value"]), (&json!(1), &json!("1")), "{failed:#}");
     let broken = sandbox.cell("bash", &[], "if true; then");
     assert_eq!((&broken["exit_code"], &broken["state_lost"]), (&json!(1), &json!(false)), "{broken:#}");
-    let endless = sandbox.cell("bash", &["--timeout", "2s"], "while :; do sleep 1; done");
+    let endless = sandbox.cell("bash", &["--timeout", &patient_seconds(2)], "while :; do sleep 1; done");
     assert_eq!((&endless["exit_code"], &endless["state_lost"]), (&json!(124), &json!(false)), "{endless:#}");
     assert_eq!(stdout(&sandbox.cell("bash", &[], "greet")), "a b\n");
     let left = sandbox.cell("bash", &[], "exit 7");
@@ -388,6 +391,10 @@ fn every_cell_is_in_the_audit_log() {
     let sandbox = Box::new();
     sandbox.python("40 + 2");
     sandbox.python("1 / 0");
+    // The client hears of an end at once, the record a moment later.
+    until("both ends are recorded", 5, || {
+        sandbox.home.events("box").iter().filter(|event| event["event"] == "exec_ended").count() == 2
+    });
     let events = sandbox.home.events("box");
     let started: BTreeMap<&str, &str> = events
         .iter()

@@ -8,7 +8,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, until};
-use bathy_tests::{finish, patience, patient_seconds};
+use bathy_tests::{finish, patient_seconds};
 use serde_json::Value;
 
 fn causes(home: &Home, name: &str) -> Vec<String> {
@@ -258,9 +258,9 @@ fn a_paused_sandbox_gives_its_memory_back_and_gets_it_again() {
 #[test]
 fn the_longest_duration_ends_it() {
     let home = Home::new();
-    home.started("short", &["--max-duration", "2s"]);
+    home.started("short", &["--max-duration", &patient_seconds(2)]);
     // Somebody is connected all the time: that does not help.
-    let ran = home.exec("short", &["sleep", "60"]);
+    let ran = home.exec("short", &["sleep", "600"]);
     assert_ne!(ran.code, Some(0), "{ran:?}");
     until("it is stopped", 10, || home.status("short") == "stopped");
     let cause = home.inspect("short")["end_cause"].as_str().unwrap().to_owned();
@@ -272,9 +272,9 @@ fn the_longest_duration_ends_it() {
 #[test]
 fn an_idle_sandbox_ends_however_much_it_writes() {
     let home = Home::new();
-    home.started("idle", &["--idle-timeout", "2s"]);
+    home.started("idle", &["--idle-timeout", &patient_seconds(2)]);
     // A client keeps it: this takes longer than the limit.
-    assert_eq!(home.exec("idle", &["sleep", "3"]).code, Some(0));
+    assert_eq!(home.exec("idle", &["sleep", &patient_seconds(3)]).code, Some(0));
     home.job("idle", "yes > /dev/null & yes");
     until("it is stopped", 15, || home.status("idle") == "stopped");
     let events = home.events("idle");

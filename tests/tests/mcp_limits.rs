@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 
 use bathy_tests::kept::Home;
+use bathy_tests::{limit, patient_seconds};
 use serde_json::{Value, json};
 
 /// `bathy mcp`, spoken to by lines of JSON.
@@ -144,10 +145,10 @@ fn what_is_not_there_or_not_right_is_explained() {
 #[test]
 fn a_repl_gets_no_more_time_by_being_used_again() {
     let home = Home::new();
-    let mut agent = Agent::under(&home, "[mcp]\nmax_duration = \"4s\"\n");
+    let mut agent = Agent::under(&home, &format!("[mcp]\nmax_duration = \"{}s\"\n", patient_seconds(4)));
     let repl = agent.done("create_python_repl", &json!({}))["repl_id"].clone();
     agent.done("run_python_in_repl", &json!({"repl_id": repl, "code": "x = 1"}));
-    std::thread::sleep(std::time::Duration::from_millis(4500));
+    std::thread::sleep(limit(std::time::Duration::from_millis(4500)));
     let said = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": "x"}));
     assert!(said.contains("max_duration"), "{said}");
     assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]));

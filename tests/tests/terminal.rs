@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use bathy_tests::bathy;
 use bathy_tests::kept::{Home, signal, until};
+use bathy_tests::{bathy, limit, patience};
 use rustix::process::Signal;
 
 /// How long anything that a person waits for may take on a busy machine.
@@ -92,7 +92,7 @@ impl<'a> Terminal<'a> {
 
     #[track_caller]
     fn becomes(&self, what: &str, holds: impl Fn(&str) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(PATIENCE);
+        let deadline = Instant::now() + patience(Duration::from_secs(PATIENCE));
         loop {
             let screen = self.screen();
             if holds(&screen) {
@@ -219,7 +219,7 @@ fn ctrl_c_ends_what_runs_and_not_the_shell() {
     terminal.keys(&["C-c"]);
     terminal.line("echo code=$?");
     terminal.shows("code=130");
-    assert!(pressed.elapsed() < Duration::from_secs(5), "{:?}", pressed.elapsed());
+    assert!(pressed.elapsed() < patience(Duration::from_secs(5)), "{:?}", pressed.elapsed());
     assert!(!sleeps(), "the sleep goes on in the guest");
     // Job control and the end of input are the guest's as well.
     terminal.line("sleep 1000");
@@ -300,7 +300,7 @@ fn run_with_a_terminal_is_a_terminal_too() {
     terminal.shows("/dev/pts/");
     terminal.shows("25 81");
     terminal.line("sleep 1000");
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(limit(Duration::from_millis(500)));
     terminal.keys(&["C-c"]);
     terminal.line("echo code=$?");
     terminal.shows("code=130");

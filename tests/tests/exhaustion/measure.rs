@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, all_processes, is_alive, until};
+use bathy_tests::{patience, patient_seconds};
 
 /// What is not enough to tell a percentile by.
 const LEAST_SAMPLES: usize = 60;
@@ -214,7 +215,11 @@ impl Scene {
 
         let started = Instant::now();
         home.ok(&["rm", "-f", Victim::NAME]);
-        assert!(started.elapsed() < Duration::from_secs(20), "{name}: removed in {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < patience(Duration::from_secs(20)),
+            "{name}: removed in {:?}",
+            started.elapsed()
+        );
         until("the host has as many processes as before", 10, || {
             !is_alive(keeper) && home.all_processes().is_subset(&before_all)
         });
@@ -226,8 +231,9 @@ impl Scene {
     /// What becomes of the attacked sandbox: it answers, or says in bounded time why it does not, or has ended and
     /// tells why.
     fn afterwards(&self, name: &str) -> String {
-        let ran = self.home.run(&["exec", "--timeout", "10", Victim::NAME, "--", "/bin/echo", "alive"]);
-        assert!(ran.took < Duration::from_secs(45), "{name}: {ran:?}");
+        let timeout = patient_seconds(10);
+        let ran = self.home.run(&["exec", "--timeout", &timeout, Victim::NAME, "--", "/bin/echo", "alive"]);
+        assert!(ran.took < patience(Duration::from_secs(45)), "{name}: {ran:?}");
         if ran.stdout == "alive\n" {
             return format!("answers in {} ms", ran.took.as_millis());
         }
