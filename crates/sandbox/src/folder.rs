@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use crate::paths::Paths;
 use crate::spec::SandboxSpec;
 
+/// How often a removal is disturbed by others before it is given up.
+const TRIES: u32 = 20;
+
 /// Where a sandbox's files are.
 #[derive(Clone, Debug)]
 pub struct Folder {
@@ -35,9 +38,14 @@ impl Folder {
 
     /// Removes it with everything in it; one that is gone already is no error.
     pub fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir_all(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        let mut tries = 0;
+        loop {
+            match fs::remove_dir_all(&self.path) {
+                // Another command, about to find that it comes too late, has just made its lock in there.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && tries < TRIES => tries += 1,
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => return Ok(()),
+            }
         }
     }
 
