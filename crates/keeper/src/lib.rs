@@ -1,7 +1,7 @@
 //! One keeper per sandbox: it holds the guest's devices and its control channel, and nothing else.
 //!
-//! It is started with every resource as an open descriptor (`bathy_protocol::launch`), starts the guest kernel in a
-//! jail of its own, closes its own jail, and only then lets the guest's first instruction run. A bug in a device gives
+//! It is started with every resource as an open descriptor (`bathy_protocol::launch`), makes the guest ready to run
+//! (a process in a jail of its own, or a virtual machine), closes its own jail, and only then lets the guest's first instruction run. A bug in a device gives
 //! an attacker this process: no network, no files, no secrets, no way to start another program.
 
 mod console_log;

@@ -131,7 +131,7 @@ def summary(name, counts):
 def main():
     plan, results = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     results.mkdir(exist_ok=True)
-    engine = os.environ.get("BATHY_TEST_ENGINE", "auto")
+    engine = os.environ.get("BATHY_ENGINE", "auto")
     # Before the first test runs: a mistake in the plan should not cost an hour.
     for suite in plan:
         tests_of(suite)

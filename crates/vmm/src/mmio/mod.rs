@@ -2,8 +2,8 @@
 //!
 //! The guest's processors read and write one page of registers per device; this module says what each access means,
 //! in every state that driver and device can be in, and nothing here knows how an access gets here. Three rules keep
-//! the registers harmless: what a driver wrote is checked when it starts to count, all of it at once; from then on it
-//! cannot be changed; and only a reset of the whole device makes it changeable again.
+//! the registers harmless: what a driver wrote is checked when it starts to count, all of it at once; once the
+//! device has been started it cannot be changed; and from then on only a reset of all of it makes it changeable again.
 //!
 //! * `registers`: which accesses there are.
 //! * `status`: how far the driver has come.

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
+use crate::mmio::WINDOW_BYTES;
+
 /// Addresses without memory: our devices, and above them the interrupt controllers that KVM puts there.
 pub const HOLE: Range<u64> = 0xd000_0000..0x1_0000_0000;
 
 /// The registers of the first device; each has [`DEVICE_SIZE`] bytes of addresses.
 pub const DEVICES: u64 = HOLE.start;
 /// The addresses of one device.
-pub const DEVICE_SIZE: u64 = 0x1000;
+pub const DEVICE_SIZE: u64 = WINDOW_BYTES;
 /// The interrupt line of the first device. The lines below belong to the old devices of a PC.
 pub const FIRST_LINE: u32 = 5;
 /// How many interrupt lines there are.
