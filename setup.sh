@@ -27,6 +27,12 @@ TEST_PACKAGES=(
   /usr/bin/python3:python3
   /usr/share/doc/python3-venv:python3-venv
   /usr/bin/qemu-system-x86_64:qemu-system-x86
+  /usr/bin/meson:meson
+  /usr/bin/ninja:ninja-build
+  /usr/bin/pkg-config:pkg-config
+  /usr/include/glib-2.0/glib.h:libglib2.0-dev
+  /usr/include/pixman-1/pixman.h:libpixman-1-dev
+  /usr/include/libfdt.h:libfdt-dev
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

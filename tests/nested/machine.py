@@ -20,7 +20,6 @@ SETTINGS = "/etc"
 FILES_OF_A_RUN = ["stdout", "stderr", "exit-code", "bed-error", "console.log"]
 # A guest that keeps a processor for this long does not give it back.
 STUCK_SECONDS = 90
-POLL_SECONDS = 0.05
 # All emulated processors count the host's ticks: their counters agree, though Linux cannot know it.
 KERNEL_LINE = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable"
 
@@ -63,24 +62,28 @@ def clear(work):
 
 
 class Forwarder:
-    """Copies what a file grows by to a stream."""
+    """Copies what a file grows by to a stream: whole lines, because several machines may have the same stream."""
 
     def __init__(self, path, stream):
-        self.path, self.stream, self.file = path, stream, None
+        self.path, self.stream, self.file, self.rest = path, stream, None, b""
 
-    def copy(self):
+    def copy(self, all_of_it=False):
         if self.file is None and self.path.exists():
             self.file = open(self.path, "rb")
-        while self.file and (text := self.file.read(1 << 16)):
-            self.stream.write(text)
-            self.stream.flush()
+        text = self.rest + (self.file.read() if self.file else b"")
+        end = len(text) if all_of_it else text.rfind(b"\n") + 1
+        self.rest = text[end:]
+        self.stream.write(text[:end])
+        self.stream.flush()
 
 
 class Machine:
-    """What is booted, with what in it."""
+    """What is booted, with what in it. All machines of a run share one folder; each has one of its own in there."""
 
-    def __init__(self, boot, out, size):
-        self.boot, self.out, self.size = Path(boot), Path(out), size
+    def __init__(self, boot, shared, name, size):
+        self.boot, self.shared, self.name, self.size = Path(boot), Path(shared), name, size
+        self.out = self.shared / name
+        self.share_daemon = self.qemu = self.work = None
         self.show, self.layer = list(SYSTEM_FOLDERS), []
         # A writable layer opens what is below it with O_NOATIME, which the host grants only to root and to owners.
         (self.layer if os.geteuid() == 0 else self.show).append(SETTINGS)
@@ -89,27 +92,32 @@ class Machine:
         """Shows a folder of this machine at the same place inside, where what is written stays in memory."""
         (self.layer if writable else self.show).append(str(folder))
 
-    def run(self, job, seconds):
-        """Boots, runs the job (a bash script), and returns its exit code. All of it may take this long."""
-        deadline = time.monotonic() + seconds
+    def start(self, job):
+        """Boots, and runs the job there: a bash script. Whoever starts a machine ends it, whatever happens meanwhile."""
+        self.out.mkdir(exist_ok=True)
         for name in FILES_OF_A_RUN:
             (self.out / name).unlink(missing_ok=True)
         (self.out / "job").write_text(job)
-        work = Path(tempfile.mkdtemp(prefix="bathy-nested-"))
-        share = qemu = None
-        try:
-            share = self.start_share(work)
-            qemu = self.start_qemu(work)
-            return self.watch(qemu, deadline)
-        finally:
-            end(qemu)
-            end(share)
-            clear(work)
+        self.streams = [
+            Forwarder(self.out / "stdout", sys.stdout.buffer),
+            Forwarder(self.out / "stderr", sys.stderr.buffer),
+        ]
+        self.work = Path(tempfile.mkdtemp(prefix="bathy-nested-"))
+        self.share_daemon = self.start_share(self.work)
+        self.qemu = self.start_qemu(self.work)
+
+    def end(self):
+        """Ends the machine, if it has not ended, and what served it."""
+        end(self.qemu)
+        end(self.share_daemon)
+        if self.work:
+            clear(self.work)
+        self.share_daemon = self.qemu = self.work = None
 
     def start_share(self, work):
         tree, socket = work / "tree", work / "socket"
         tree.mkdir()
-        plan = {"bed": str(HERE / "inside"), "out": str(self.out), "show": self.show, "layer": self.layer}
+        plan = {"bed": str(HERE / "inside"), "out": str(self.shared), "show": self.show, "layer": self.layer}
         # An ordinary user becomes root of a user namespace: it may mount there, and nothing else.
         own_user = [] if os.geteuid() == 0 else ["--map-root-user"]
         command = ["unshare", "--mount", *own_user, "--", sys.executable, str(HERE / "share.py")]
@@ -128,8 +136,10 @@ class Machine:
         # An ordinary user cannot show who owns a file: what should run as root would run as nobody.
         share_options = "suid" if os.geteuid() == 0 else "nosuid"
         command = [
-            "qemu-system-x86_64",
-            *("-accel", "tcg,thread=multi,tb-size=512", "-cpu", self.size.cpu, "-smp", str(self.size.processors)),
+            # Ours; the firmware is Debian's.
+            *(str(self.boot / "qemu"), "-L", "/usr/share/qemu", "-L", "/usr/share/seabios"),
+            # With a thread for each of its processors, guests that work hard crash in it now and then.
+            *("-accel", "tcg,thread=single,tb-size=512", "-cpu", self.size.cpu, "-smp", str(self.size.processors)),
             *("-machine", "q35,memory-backend=memory,hpet=off", "-m", str(self.size.memory)),
             # The daemon reads and writes the guest's memory, so it has to be shared.
             *("-object", f"memory-backend-memfd,id=memory,size={self.size.memory}M,share=on"),
@@ -138,30 +148,24 @@ class Machine:
             *("-chardev", f"socket,id=share,path={work / 'socket'}"),
             *("-device", "vhost-user-fs-pci,chardev=share,tag=share,queue-size=1024"),
             *("-kernel", str(self.boot / "vmlinuz"), "-initrd", str(self.boot / "initramfs")),
-            *("-append", f"{KERNEL_LINE} share_options={share_options}"),
+            *("-append", f"{KERNEL_LINE} share_options={share_options} machine={self.name}"),
         ]
         with open(self.out / "qemu.log", "wb") as log:
             return subprocess.Popen(ends_with_us(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def watch(self, qemu, deadline):
-        streams = [
-            Forwarder(self.out / "stdout", sys.stdout.buffer),
-            Forwarder(self.out / "stderr", sys.stderr.buffer),
-        ]
-        while True:
-            ended = qemu.poll() is not None
-            for stream in streams:
-                stream.copy()
-            if ended:
-                return self.exit_code()
-            if (stuck := self.hung()) is not None:
-                end(qemu)
-                raise HungError(stuck)
-            if time.monotonic() > deadline:
-                end(qemu)
-                said = tail(self.out / "console.log")
-                raise BedError(f"no end in the time that --timeout gives; the end of the console:\n{said}")
-            time.sleep(POLL_SECONDS)
+    def poll(self):
+        """Shows what the job wrote meanwhile. Its exit code, if it has ended."""
+        ended = self.qemu.poll() is not None
+        for stream in self.streams:
+            stream.copy(all_of_it=ended)
+        if ended:
+            return self.exit_code()
+        if (stuck := self.hung()) is not None:
+            raise HungError(stuck)
+        return None
+
+    def last_words(self):
+        return tail(self.out / "console.log")
 
     def hung(self):
         """The outer kernel's complaint about a processor that has been stuck for long, if there is one."""

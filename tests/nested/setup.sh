@@ -2,6 +2,7 @@
 # Fetches what the test bed boots, once for each content of this recipe, outside the checkout. Prints the folder:
 #   vmlinuz     Debian 12's cloud kernel
 #   initramfs   busybox, the kernel modules that the bed needs, and ./init
+#   qemu        what emulates the machine; see emulator/
 #   versions    what was fetched, one "name version" a line
 # Nothing is installed. The kernel has to be 6.1: under newer ones QEMU's emulated SVM hangs every inner guest.
 set -euo pipefail
@@ -12,7 +13,7 @@ SUITE=bookworm
 # The shared folders, the writable layers above them, and KVM.
 MODULES=(virtio_pci virtiofs overlay kvm-amd)
 # Seconds that another set-up may take before this one gives up.
-PATIENCE=600
+PATIENCE=1200
 
 # unpack PACKAGE: downloads it, with apt's check of the signature, and unpacks it into ./PACKAGE.
 unpack() {
@@ -59,9 +60,12 @@ build() {
 	mv "$kernel"/boot/vmlinuz-* vmlinuz
 	build_initramfs "$version" "$PWD/$kernel/lib/modules/$version" "$busybox"
 	rm -r apt start "$kernel" busybox-static
+	mkdir scratch
+	(cd scratch && "$here/emulator/build.sh" ..)
+	rm -r scratch
 }
 
-recipe=$(cat "$here/setup.sh" "$here/init" "$here/../../guest/mirror.sh" | sha256sum | head -c 16)
+recipe=$(cat "$here"/{setup.sh,init,emulator/build.sh,emulator/patches/*} "$here/../../guest/mirror.sh" | sha256sum | head -c 16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/bathysphere/tests
 folder=$cache/nested-$recipe
 if [ ! -e "$folder/complete" ]; then
@@ -75,8 +79,8 @@ if [ ! -e "$folder/complete" ]; then
 	rm -rf "$folder"
 	mkdir "$folder"
 	cd "$folder"
-	need_space 300 .
-	printf 'bathysphere: fetching the outer kernel of the nested test bed (once)\n' >&2
+	need_space 1800 .
+	printf 'bathysphere: setting up the nested test bed: its kernel and its emulator (once; about four minutes)\n' >&2
 	# In the background, because bash ignores failures inside of a command whose own failure is handled.
 	build >"$cache/nested.log" 2>&1 &
 	wait $! || {

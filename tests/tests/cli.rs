@@ -233,7 +233,8 @@ fn doctor_tells_which_engine_and_that_all_is_well() {
         "cgroups",
         "memory",
         "cache folder",
-        "guest kernel",
+        "guest kernel (kvm)",
+        "guest kernel (uml)",
         "image",
         "KVM",
     ] {

@@ -8,7 +8,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, until};
-use bathy_tests::{finish, patient_seconds};
+use bathy_tests::{engine, finish, patient_seconds};
 use serde_json::Value;
 
 fn causes(home: &Home, name: &str) -> Vec<String> {
@@ -52,6 +52,9 @@ fn a_whole_life() {
         "sandbox_removed",
     ];
     assert_eq!(causes(&home, &id), expected);
+    let events = home.events(&id);
+    let started = events.iter().find(|event| event["event"] == "sandbox_started").unwrap();
+    assert_eq!(started["engine"], engine().name());
 }
 
 #[test]

@@ -110,7 +110,11 @@ pub enum What {
         idle_timeout_ms: Option<u64>,
     },
     /// It runs.
-    SandboxStarted,
+    SandboxStarted {
+        /// By which engine: `kvm` or `uml`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        engine: Option<String>,
+    },
     /// It does not run any more.
     SandboxEnded {
         /// Why.

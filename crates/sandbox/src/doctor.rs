@@ -248,16 +248,19 @@ fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
 
 /// The guest kernel of one engine; that of the engine that is not `used` need not be there.
 fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
-    const NAME: &str = "guest kernel";
+    let name = match of {
+        Chosen::Kvm => "guest kernel (kvm)",
+        Chosen::Uml => "guest kernel (uml)",
+    };
     let recipe = assets::kernel_recipe(of);
-    let check = artifact(NAME, store, &recipe);
+    let check = artifact(name, store, &recipe);
     if used.is_none_or(|used| used == of) {
         return check;
     }
     let engine = of.as_str();
     match store.look(&recipe) {
         State::Absent => Check::note(
-            NAME,
+            name,
             format!(
                 "{} is not built, and only --engine {engine} needs it; `bathy setup --engine {engine}` builds it",
                 recipe.title

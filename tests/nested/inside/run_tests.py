@@ -1,12 +1,12 @@
-"""Runs Rust test programs in the outer Linux, one process for each test: a line a test, a line a suite, and files of both.
+"""Runs Rust test programs in the outer Linux, one at a time, one process for each test, and prints a line for each.
 
-usage: run_tests.py PLAN RESULTS
+usage: run_tests.py PLAN CLAIMS RESULTS
 PLAN is a list of suites: a program, the folder to run it in, and optionally
   only      names: of the tests, those that contain one of these ("*" is any)
   skip      names: not those that contain one of these
   timeout   seconds for each test
-  alone     true: one test at a time; otherwise as many as there are processors
-RESULTS gets results.json and the output of each test that failed.
+Several machines may do so at the same time: each test is run by the one that claims it first.
+RESULTS gets a results-MACHINE.json and the output of each test that failed.
 """
 
 import json
@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 TIMEOUT_SECONDS = 120
@@ -85,7 +84,8 @@ def timed(suite, name, log):
     if hung:
         print(f"HUNG {time.monotonic() - began:7.1f} s  {suite['name']} {name}; once more", flush=True)
         outcome = run_test(suite, name, log)
-    return {"name": name, "outcome": outcome, "hung": hung, "seconds": round(time.monotonic() - began, 2)}
+    seconds = round(time.monotonic() - began, 2)
+    return {"suite": suite["name"], "name": name, "outcome": outcome, "hung": hung, "seconds": seconds}
 
 
 def report(suite, test, log):
@@ -99,54 +99,43 @@ def report(suite, test, log):
         print(f"    {line}")
 
 
-def run_suite(suite, results):
-    began = time.monotonic()
-    tests = []
-    at_once = 1 if suite.get("alone") else os.cpu_count()
-    with ThreadPoolExecutor(at_once) as pool:
-        running = {}
-        for name in tests_of(suite):
-            log = results / f"{suite['name']}-{name.replace('::', '.')}.log"
-            running[pool.submit(timed, suite, name, log)] = log
-        for future in as_completed(running):
-            tests.append(future.result())
-            report(suite, tests[-1], running[future])
-    counts = count(tests) | {"seconds": round(time.monotonic() - began, 1)}
-    return {"suite": suite["name"], "tests": tests} | counts
+def claim(claims, machine, suite, name):
+    """Whether this machine is the one that runs this test. Nobody else can make the same link, on whichever machine."""
+    link = claims / f"{suite['name']}-{name.replace('::', '.')}"
+    try:
+        link.symlink_to(machine)
+    except FileExistsError:
+        return False
+    return True
 
 
-def count(tests):
-    passed = sum(test["outcome"] == "passed" for test in tests)
-    ignored = sum(test["outcome"] == "ignored" for test in tests)
-    hung = sum(test["hung"] for test in tests)
-    return {"passed": passed, "failed": len(tests) - passed - ignored, "ignored": ignored, "hung": hung}
-
-
-def summary(name, counts):
-    ignored = f", {counts['ignored']} ignored" if counts["ignored"] else ""
-    hung = f", {counts['hung']} hung at first" if counts["hung"] else ""
-    return f"{name}: {counts['passed']} passed, {counts['failed']} failed{ignored}{hung}, {counts['seconds']:.0f} s"
+def give_back(claims, machine, done):
+    """What an earlier life of this machine began and did not finish is free again."""
+    finished = {f"{test['suite']}-{test['name'].replace('::', '.')}" for test in done}
+    for link in claims.iterdir():
+        if os.readlink(link) == machine and link.name not in finished:
+            link.unlink()
 
 
 def main():
-    plan, results = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    plan, claims, results = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), Path(sys.argv[3])
+    machine = os.environ["machine"]
     results.mkdir(exist_ok=True)
-    engine = os.environ.get("BATHY_ENGINE", "auto")
+    file = results / f"results-{machine}.json"
+    done = json.loads(file.read_text())["tests"] if file.exists() else []
+    give_back(claims, machine, done)
     # Before the first test runs: a mistake in the plan should not cost an hour.
-    for suite in plan:
-        tests_of(suite)
-    done = []
-    for suite in plan:
-        done.append(run_suite(suite, results))
-        # After each suite, so that an end by the clock leaves what was found until then.
-        (results / "results.json").write_text(json.dumps({"engine": engine, "suites": done}, indent=1))
-    total = count([test for suite in done for test in suite["tests"]])
-    total["seconds"] = sum(suite["seconds"] for suite in done)
-    lines = [summary(f"{suite['suite']} ({engine})", suite) for suite in done]
-    lines.append(summary(f"all ({engine})", total))
-    (results / "summary.txt").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    return 1 if total["failed"] or not total["passed"] else 0
+    listed = [(suite, tests_of(suite)) for suite in plan]
+    for suite, names in listed:
+        for name in names:
+            if not claim(claims, machine, suite, name):
+                continue
+            log = results / f"{suite['name']}-{name.replace('::', '.')}.log"
+            done.append(timed(suite, name, log))
+            report(suite, done[-1], log)
+            # After each test, so that an end by the clock leaves what was found until then.
+            file.write_text(json.dumps({"engine": os.environ.get("BATHY_ENGINE", "auto"), "tests": done}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 //! What a sandbox's control group has to hold: the guest, and what it takes to run it.
 
+use std::path::Path;
+
 use bathy_jail::cgroup::CgroupLimits;
 
 use crate::engine::Chosen;
@@ -13,16 +15,27 @@ const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
 const TABLES: u64 = 4096 / 32;
 /// Host processes besides those of the guest: the keeper, and the guest kernel's helpers or the keeper's own threads.
 const HELPERS: u64 = 16;
+/// What statfs(2) says of a file system whose files are memory.
+const TMPFS: i64 = 0x0102_1994;
+
+/// Whether files of this folder are memory of whoever writes them.
+pub fn is_in_memory(folder: &Path) -> bool {
+    rustix::fs::statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
+}
 
 /// The limits. A virtual machine's memory and processors are its keeper's own; its processes are no concern of the host's.
-pub fn of(spec: &SandboxSpec, engine: Chosen) -> CgroupLimits {
+///
+/// Whoever keeps the sandbox's files in memory has decided to spend that: the disk, and the guest's memory once more while it
+/// is parked. Otherwise a guest that fills its disk would be ended for it.
+pub fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits {
     let (memory, tasks) = match engine {
         Chosen::Kvm => (spec.memory.0 / TABLES, u64::from(spec.cpus)),
         Chosen::Uml => (u64::from(spec.processes) * OVERHEAD_PER_PROCESS, spec.processes.into()),
     };
+    let files = if files_in_memory { spec.disk.0 + spec.memory.0 } else { 0 };
     CgroupLimits {
         cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
-        memory: Some(spec.memory.0 + OVERHEAD + memory),
+        memory: Some(spec.memory.0 + OVERHEAD + memory + files),
         pids: Some(tasks + HELPERS),
     }
 }
@@ -37,17 +50,29 @@ mod tests {
     #[test]
     fn a_virtual_machine_has_its_memory_and_a_thread_for_each_processor() {
         let spec = SandboxSpec { memory: Size(1024 * MIB), cpus: 4, ..SandboxSpec::default() };
-        let limits = of(&spec, Chosen::Kvm);
+        let limits = of(&spec, Chosen::Kvm, false);
         assert_eq!((limits.memory, limits.pids), (Some((1024 + 96 + 8) * MIB), Some(20)));
-        let more = of(&SandboxSpec { processes: 30_000, ..spec }, Chosen::Kvm);
+        let more = of(&SandboxSpec { processes: 30_000, ..spec }, Chosen::Kvm, false);
         assert_eq!((more.memory, more.pids), (limits.memory, limits.pids), "its processes are its own");
     }
 
     #[test]
     fn a_guest_of_processes_has_room_for_each_of_them() {
         let spec = SandboxSpec { memory: Size(512 * MIB), processes: 1024, ..SandboxSpec::default() };
-        let limits = of(&spec, Chosen::Uml);
+        let limits = of(&spec, Chosen::Uml, false);
         assert_eq!((limits.memory, limits.pids), (Some((512 + 96 + 128) * MIB), Some(1040)));
+    }
+
+    #[test]
+    fn files_that_are_memory_are_counted() {
+        assert!(is_in_memory(Path::new("/dev/shm")));
+        assert!(!is_in_memory(Path::new("/proc")));
+        let spec = SandboxSpec { memory: Size(512 * MIB), disk: Size(2048 * MIB), ..SandboxSpec::default() };
+        for engine in Chosen::ALL {
+            let [on_disk, in_memory] =
+                [false, true].map(|files| of(&spec, engine, files).memory.unwrap_or_default());
+            assert_eq!(in_memory - on_disk, (2048 + 512) * MIB);
+        }
     }
 
     #[test]
@@ -55,7 +80,7 @@ mod tests {
         let quota = CpuQuota::from_thousandths(1500);
         let spec = SandboxSpec { cpu_quota: Some(quota), cpus: 2, ..SandboxSpec::default() };
         for engine in Chosen::ALL {
-            assert_eq!(of(&spec, engine).cpu_quota, Some(1.5));
+            assert_eq!(of(&spec, engine, false).cpu_quota, Some(1.5));
         }
     }
 }

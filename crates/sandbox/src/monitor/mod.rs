@@ -171,7 +171,8 @@ impl Monitor {
                     Change::Enforcement(launched.enforcement.clone()),
                 ];
                 store.transition(id, &[State::Running], State::Running, &changes)?;
-                audit.append(&[event(What::SandboxStarted)])?;
+                let engine = Some(launched.engine.as_str().to_owned());
+                audit.append(&[event(What::SandboxStarted { engine })])?;
                 let record = store.get(id)?.unwrap_or(record);
                 Ok(Self {
                     record,
@@ -227,7 +228,7 @@ impl Monitor {
         };
         // What a monitor left that was killed.
         let _ = Cgroup::remove_stale(&record.id);
-        let cgroup = Cgroup::create(&record.id, &limits::of(spec, engine))?;
+        let cgroup = Cgroup::create(&record.id, &limits::of(spec, engine, limits::is_in_memory(folder.path())))?;
         let priority =
             bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
         let before_start = |pid: u32| {
@@ -254,6 +255,7 @@ impl Monitor {
             "freezer": freezer.describe(),
         });
         Ok(Launched {
+            engine,
             sandbox,
             image_config: assets.image_config,
             cgroup: Some(cgroup),
@@ -264,6 +266,7 @@ impl Monitor {
 }
 
 struct Launched {
+    engine: Chosen,
     sandbox: Sandbox,
     image_config: ImageConfig,
     cgroup: Option<Cgroup>,
