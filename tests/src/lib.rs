@@ -59,6 +59,11 @@ pub fn patient_seconds(seconds: u64) -> String {
     limit(Duration::from_secs(seconds)).as_secs().to_string()
 }
 
+/// How many sandboxes a test may start at once, that starts `wanted` of them on an ordinary machine.
+pub fn at_once(wanted: usize) -> usize {
+    if slowness() > 1 { wanted.min(4) } else { wanted }
+}
+
 fn slowness() -> u32 {
     std::env::var("BATHY_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }

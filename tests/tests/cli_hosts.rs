@@ -129,6 +129,7 @@ fn a_user_who_may_not_use_kvm_is_told_the_group_that_may() {
     let (who, cure) = ("/dev/kvm may only be used by root and the group users", "usermod -aG users $USER");
     assert!(ran.stderr.contains(who) && ran.stderr.contains(cure), "{}", ran.stderr);
     let ran = in_private_mounts(&script("run --json -- true"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let told: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!((&told["engine"], &told["engine_reason"]), (&"uml".into(), &who.into()), "{told}");
     let ran = in_private_mounts(&script("doctor"));
@@ -236,13 +237,15 @@ fn a_damaged_kernel_is_noticed_before_it_runs() {
     let stderr = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut lines = std::io::BufRead::lines(stderr);
     let started = Instant::now();
+    let mut said = Vec::new();
     let noticed = lines
         .by_ref()
         .map_while(Result::ok)
         .take_while(|_| started.elapsed() < patience(Duration::from_secs(20)))
-        .any(|line| line.contains("guest kernel is damaged: building it again"));
+        .inspect(|line| said.push(line.clone()))
+        .any(|line| line.contains("kernel is damaged: building it again"));
     let group = rustix::process::Pid::from_child(&child);
     let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     child.wait().unwrap();
-    assert!(noticed, "the damage was not noticed");
+    assert!(noticed, "the damage was not noticed: {said:?}");
 }

@@ -146,7 +146,7 @@ fn several_cpus_take_kvm_and_no_more_than_there_are() {
     if has_hardware() {
         let cpus = std::thread::available_parallelism().unwrap();
         let ran = without_variable(&home, &["run", "--cpus", "4096", "--", "true"]);
-        assert_refused(&ran, &["more than this machine has", &format!("({cpus})")]);
+        assert_refused(&ran, &["more than a sandbox can have on this machine", &format!("({cpus})")]);
         let ran = without_variable(&home, &["run", "--uml-mode", "ptrace", "--", "true"]);
         assert_refused(&ran, &["belongs to the uml engine", "--engine uml"]);
     }

@@ -163,10 +163,29 @@ mod tests {
             for width in [1, 2, 4, 4096] {
                 let mut value = vec![0; width];
                 bus.port_in(port, &mut value);
+                if port != layout::RESET_PORT && !layout::SERIAL_PORTS.contains(&port) {
+                    assert!(value.iter().all(|byte| *byte == 0xff), "port {port:#x} is nobody's");
+                }
                 let flow = bus.port_out(port, &vec![layout::RESET_COMMAND; width]);
                 assert_eq!(flow == Flow::Reset, port == layout::RESET_PORT, "port {port:#x}");
             }
             assert_eq!(bus.port_out(port, &[0xd1]), Flow::GoOn);
         }
+    }
+
+    #[test]
+    fn v13_a_string_of_port_accesses_is_one_access_after_the_other() {
+        let (read, log) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        let serial = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), log);
+        let bus = Bus::new(serial, Vec::new());
+        bus.port_out(layout::SERIAL_PORTS.start, b"all of it");
+        bus.finish();
+        let mut said = [0; 64];
+        let count = rustix::io::read(&read, &mut said).unwrap();
+        assert_eq!(said.get(..count), Some(&b"all of it"[..]));
+        // The line's state: each byte of the string is read from it.
+        let mut state = [0xff; 8];
+        bus.port_in(layout::SERIAL_PORTS.start + 5, &mut state);
+        assert!(state.iter().all(|byte| *byte != 0xff && *byte == state[0]), "{state:?}");
     }
 }

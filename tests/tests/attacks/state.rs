@@ -133,7 +133,7 @@ fn j5_a_pipe_or_link_in_place_of_what_is_known_about_kvm_does_not_hang_or_lead_a
     assert!(made.success());
     let doctor = |home: &Home| {
         let mut command = Command::new(bathy());
-        Run::of(home.in_home(command.arg("doctor"))).finish(PATIENCE)
+        Run::of(home.in_home(command.arg("doctor"))).finish(patience(PATIENCE))
     };
     assert!(doctor(&home).stdout.contains("engine: "), "doctor answers");
     fs::remove_file(&memory).expect("our own file");
