@@ -228,7 +228,8 @@ impl Monitor {
         };
         // What a monitor left that was killed.
         let _ = Cgroup::remove_stale(&record.id);
-        let cgroup = Cgroup::create(&record.id, &limits::of(spec, engine, limits::is_in_memory(folder.path())))?;
+        let cgroup =
+            Cgroup::create(&record.id, &limits::of(spec, engine, limits::is_in_memory(folder.path())))?;
         let priority =
             bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
         let before_start = |pid: u32| {
