@@ -113,7 +113,7 @@ fn a_user_who_may_not_use_kvm_is_told_the_group_that_may() {
     let folder = tempfile::tempdir().unwrap();
     let device = folder.path().join("kvm");
     let as_user = format!(
-        "setpriv --reuid {0} --regid {0} --clear-groups env -u BATHY_ENGINE HOME={1} {1}/programs/bathy",
+        "setpriv --reuid {0} --regid {0} --clear-groups env -u BATHY_ENGINE -u XDG_CACHE_HOME HOME={1} {1}/programs/bathy",
         user.uid,
         user.home.display()
     );
