@@ -20,6 +20,8 @@ const CALM: Duration = Duration::from_secs(2);
 const FACTOR: u32 = 3;
 /// The machine has other work too: a round that went badly is measured again. What does not hold fails every round.
 const ROUNDS: u32 = 3;
+/// An attack that does not get what it wants in this time is none.
+const TIME_TO_TAKE: Duration = Duration::from_secs(10);
 /// Between two looks at processes.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// More than this, of its own, no keeper needs.
@@ -188,15 +190,22 @@ impl Scene {
             let attack = scope.spawn(|| begin(&victim));
             scope.spawn(|| seen.watch(keeper, &victim));
             thread::sleep(Duration::from_millis(500));
-            let during = self.latencies(attack_time());
-            victim.over.store(true, Ordering::Relaxed);
-            attack.join().unwrap();
-            during
+            let deadline = Instant::now() + patience(TIME_TO_TAKE);
+            // What counts is how the neighbour fares when the attack has come to what it is meant to take.
+            loop {
+                let during = self.latencies(attack_time());
+                let (processes, logs) = (seen.processes.load(Ordering::Relaxed), sizes(home, &id).0);
+                if check(&Taken { victim: &victim, processes, logs }) {
+                    victim.over.store(true, Ordering::Relaxed);
+                    attack.join().unwrap();
+                    return during;
+                }
+                assert!(Instant::now() < deadline, "{name}: it did not take what it was meant to take");
+            }
         });
 
         let (logs, disk) = sizes(home, &id);
         let processes = seen.processes.load(Ordering::Relaxed);
-        let is_attack = check(&Taken { victim: &victim, processes, logs });
         let afterwards = self.afterwards(name);
         let keeper_memory = seen.keeper_memory.load(Ordering::Relaxed);
         println!(
@@ -205,7 +214,6 @@ impl Scene {
             disk >> 20,
             megabytes(keeper_memory),
         );
-        assert!(is_attack, "{name}: it did not take what it was meant to take");
         // The guest's processes, its kernel and what that needs for itself.
         assert!(processes <= PROCESSES + 16, "{name}: {processes} processes on the host");
         // What is kept, and the heads of the two files that it is kept in.
