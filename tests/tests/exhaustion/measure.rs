@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, all_processes, is_alive, until};
-use bathy_tests::{patience, patient_seconds};
+use bathy_tests::{is_emulated, patience, patient_seconds};
 
 /// What is not enough to tell a percentile by.
 const LEAST_SAMPLES: usize = 60;
@@ -36,6 +36,12 @@ const LOG_SIZE: u64 = 1 << 20;
 fn attack_time() -> Duration {
     let seconds = std::env::var("BATHY_ATTACK_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(5))
+}
+
+/// The percentile that the neighbour is judged by. In the nested test bed all processors take turns on one thread of
+/// the emulator, in long slices: there the slowest of 60 commands tells how it slices, and only the median of us.
+pub fn judged() -> usize {
+    if is_emulated() { 50 } else { 99 }
 }
 
 /// How long commands took, sorted.
@@ -156,7 +162,8 @@ impl Scene {
             rounds += 1;
             assert!(
                 rounds < ROUNDS,
-                "{name}: the neighbour's commands take more than {FACTOR} times as long"
+                "{name}: the neighbour's commands take more than {FACTOR} times as long (percentile {})",
+                judged()
             );
         }
     }
@@ -233,7 +240,7 @@ impl Scene {
         });
         assert!(!home.state().join("sandboxes").join(&id).exists(), "{name}: its files are left");
         home.ok(&["audit", "verify"]);
-        during.percentile(99) <= before.percentile(99) * FACTOR
+        during.percentile(judged()) <= before.percentile(judged()) * FACTOR
     }
 
     /// What becomes of the attacked sandbox: it answers, or says in bounded time why it does not, or has ended and
