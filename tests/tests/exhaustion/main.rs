@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use bathy_tests::kept::Home;
-use bathy_tests::{Engine, engine, patience};
+use bathy_tests::{Engine, engine};
 use measure::{Scene, Taken, Victim, judged};
 
 #[test]
@@ -207,9 +207,9 @@ fn a_neighbour_that_suffers_is_noticed() {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 bathy_tests::kept::signal(guest, rustix::process::Signal::STOP);
-                thread::sleep(patience(Duration::from_millis(150)));
+                thread::sleep(Duration::from_millis(150));
                 bathy_tests::kept::signal(guest, rustix::process::Signal::CONT);
-                thread::sleep(patience(Duration::from_millis(50)));
+                thread::sleep(Duration::from_millis(50));
             }
         });
         let during = scene.latencies(Duration::from_secs(2));
