@@ -1,0 +1,47 @@
+//! Names that only mean something inside of a network, and lead nowhere from outside.
+
+use crate::HostName;
+
+/// Domains that are not in the public tree: reserved for inner networks, or used there by custom.
+const DOMAINS: [&str; 10] = [
+    "corp",
+    "home",
+    "home.arpa",
+    "internal",
+    "intranet",
+    "lan",
+    "local",
+    "localdomain",
+    "localhost",
+    "private",
+];
+
+/// Whether a name is one of an inner network. Whoever asks for it asks the host's resolvers about that network.
+pub fn is_inner_name(name: &HostName) -> bool {
+    let name = name.as_str();
+    let below =
+        |domain: &str| name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    !name.contains('.') || DOMAINS.iter().any(|domain| below(domain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_inner_networks() {
+        for name in [
+            "printer",
+            "nas.local",
+            "_ldap._tcp.dc._msdcs.corp.local",
+            "x.internal",
+            "router.lan",
+            "a.home.arpa",
+        ] {
+            assert!(is_inner_name(&name.parse().unwrap()), "{name}");
+        }
+        for name in ["example.com", "local.example.com", "mylocal.example", "arpa.net", "internal.dev"] {
+            assert!(!is_inner_name(&name.parse().unwrap()), "{name}");
+        }
+    }
+}

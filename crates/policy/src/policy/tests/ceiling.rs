@@ -1,0 +1,100 @@
+//! The operator's policy.
+
+use super::{SERVER, name, names, policy, tcp, tls, udp};
+use crate::{Author, Policies, Preset, Read, Verdict};
+
+#[test]
+fn a_sandbox_cannot_widen_the_operators_policy() {
+    let own = policy(
+        Preset::Open,
+        &["allow any", "allow host", "allow metadata", "allow loopback", "allow 10.0.0.5"],
+    );
+    let policies = Policies::new(Some(policy(Preset::Public, &["deny 93.0.0.0/8:22"])), own);
+    let table = [
+        (tcp("10.0.0.5", 443, &[]), "operator: preset public"),
+        (tcp("169.254.169.254", 80, &[]), "operator: preset public"),
+        (tcp(SERVER, 22, &[]), "operator: deny 93.0.0.0/8:22"),
+        (udp("8.8.8.8", 53, &[]), "operator: preset public: other resolvers"),
+    ];
+    for (to, by) in table {
+        let decision = policies.connect(&to);
+        assert_eq!((decision.verdict, decision.by.to_string().as_str()), (Verdict::Deny, by));
+        assert_eq!(decision.by.author, Author::Operator);
+        assert_eq!(policies.cure(&to, None), None, "no rule of the sandbox helps");
+    }
+    assert_eq!(policies.connect(&tcp(SERVER, 443, &[])).by.to_string(), "allow any");
+}
+
+#[test]
+fn a_sandbox_can_narrow_it() {
+    let policies =
+        Policies::new(Some(policy(Preset::Open, &[])), policy(Preset::AllowList, &["allow 10.0.0.5"]));
+    assert!(policies.connect(&tcp("10.0.0.5", 443, &[])).allows());
+    let decision = policies.connect(&tcp(SERVER, 443, &[]));
+    assert_eq!((decision.verdict, decision.by.author), (Verdict::Deny, Author::Sandbox));
+    assert_eq!(policies.cure(&tcp(SERVER, 443, &[]), None).as_deref(), Some("tcp://93.184.216.34:443"));
+}
+
+#[test]
+fn the_operators_names_hold_for_a_sandbox_that_allows_all() {
+    let (api, evil, known) =
+        (name("api.example"), name("evil.example"), names(&["api.example", "evil.example"]));
+    let policies = Policies::new(
+        Some(policy(Preset::AllowList, &["allow api.example:443"])),
+        policy(Preset::Open, &["allow any"]),
+    );
+    let to = tcp(SERVER, 443, &known);
+    let before = policies.connect(&to);
+    assert_eq!(
+        (before.verdict, before.by.to_string().as_str()),
+        (Verdict::IfRead, "operator: allow api.example:443")
+    );
+    assert!(policies.judge(&to, &tls(&api)).allows());
+    assert!(!policies.judge(&to, &tls(&evil)).allows());
+    assert!(!policies.judge(&to, &Read::Other).allows());
+    assert!(policies.resolve(&api).allows());
+    assert_eq!(policies.resolve(&evil).by.to_string(), "operator: preset allow-list");
+    assert_eq!(policies.cure(&to, Some(&evil)), None);
+    assert_eq!(policies.cure_name(&evil), None);
+}
+
+#[test]
+fn the_stricter_of_both_is_what_has_to_be_read() {
+    let known = names(&["api.example"]);
+    let to = tcp(SERVER, 443, &known);
+    let by_name = policy(Preset::AllowList, &["allow api.example:443"]);
+    let unless = policy(Preset::Public, &["deny evil.example"]);
+    let free = policy(Preset::Public, &[]);
+    let nothing = policy(Preset::AllowList, &[]);
+    let table = [
+        (&free, &free, Verdict::Allow),
+        (&free, &unless, Verdict::UnlessRead),
+        (&unless, &by_name, Verdict::IfRead),
+        (&by_name, &free, Verdict::IfRead),
+        (&by_name, &nothing, Verdict::Deny),
+    ];
+    for (one, other, verdict) in table {
+        assert_eq!(Policies::new(Some(one.clone()), other.clone()).connect(&to).verdict, verdict);
+        assert_eq!(Policies::new(Some(other.clone()), one.clone()).connect(&to).verdict, verdict);
+    }
+}
+
+#[test]
+fn every_one_of_the_operators_policies_has_to_agree() {
+    let ceilings = [policy(Preset::Open, &["deny 93.0.0.0/8:22"]), policy(Preset::Public, &[])];
+    let policies = Policies::new(ceilings, policy(Preset::Open, &[]));
+    assert_eq!(policies.connect(&tcp(SERVER, 22, &[])).by.to_string(), "operator: deny 93.0.0.0/8:22");
+    assert_eq!(policies.connect(&tcp("10.0.0.5", 80, &[])).by.to_string(), "operator: preset public");
+    assert!(policies.connect(&tcp(SERVER, 443, &[])).allows());
+}
+
+#[test]
+fn the_operator_can_take_the_network_away() {
+    let none = policy(Preset::None, &[]);
+    let open = policy(Preset::Open, &[]);
+    assert!(!Policies::new(Some(none.clone()), open.clone()).has_network());
+    assert!(!Policies::new(Some(open.clone()), none.clone()).has_network());
+    assert!(!Policies::new(None, none).has_network());
+    assert!(Policies::new(Some(open.clone()), open).has_network());
+    assert!(Policies::new(None, policy(Preset::AllowList, &[])).has_network());
+}
