@@ -11,6 +11,7 @@ use crate::block::BlockError;
 use crate::console::ConsoleError;
 use crate::entropy::EntropyError;
 use crate::memory::GuestMemory;
+use crate::net::NetError;
 use crate::ring::RingError;
 
 /// The largest queue any device accepts, which is also what the guest's driver asks for.
@@ -35,6 +36,9 @@ pub enum DeviceError {
     /// The entropy device cannot go on.
     #[error("The entropy device failed")]
     Entropy(#[from] EntropyError),
+    /// The network device was given buffers it cannot use.
+    #[error("The guest's buffers for the network cannot be used")]
+    Net(#[from] NetError),
     /// The transport named a queue that the device does not have.
     #[error("There is no queue {0}")]
     NoSuchQueue(usize),

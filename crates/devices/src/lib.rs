@@ -13,6 +13,7 @@ pub mod console;
 mod device;
 pub mod entropy;
 pub mod memory;
+pub mod net;
 pub mod ring;
 mod sys;
 #[cfg(any(test, feature = "test-utils"))]

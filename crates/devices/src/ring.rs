@@ -4,6 +4,11 @@
 //! judged and used; a chain is followed for at most as many steps as the queue has entries; and whatever is not a
 //! well-formed chain inside guest memory is an error, never a shorter chain.
 
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{Ordering, fence};
+
 use thiserror::Error;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
@@ -98,6 +103,11 @@ impl Chain {
         self.writable_bytes
     }
 
+    /// This chain with `written` bytes in its writable buffers, to be handed back together with others.
+    pub fn done(&self, written: u32) -> Done {
+        Done { head: self.head, written }
+    }
+
     /// Copies from the readable buffers, `offset` bytes into them; returns how many bytes there were.
     ///
     /// # Errors
@@ -183,6 +193,13 @@ impl Chain {
     }
 }
 
+/// A chain that the device is done with, and how much it wrote to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    head: u16,
+    written: u32,
+}
+
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
@@ -206,6 +223,8 @@ pub struct Ring<'a> {
     queue: &'a mut Queue,
     mem: &'a GuestMemory,
     budget: u16,
+    /// The used ring's index when the round began.
+    used_before: u16,
     completed: bool,
     cut_short: bool,
 }
@@ -214,6 +233,11 @@ impl Ring<'_> {
     /// Guest memory.
     pub fn mem(&self) -> &GuestMemory {
         self.mem
+    }
+
+    /// How many entries the queue has, which is the most chains that the driver can have made available.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
     }
 
     /// Takes the next chain out of the queue; `false` when there is none, or when the round's budget is used up.
@@ -233,7 +257,13 @@ impl Ring<'_> {
 
     /// Puts the chain that was just taken back, to be taken again in a later round.
     pub fn put_back(&mut self) {
-        self.queue.go_to_previous_position();
+        self.put_back_last(1);
+    }
+
+    /// Puts the `count` chains that were taken last back, none of which was completed, to be taken again in the same
+    /// order.
+    pub fn put_back_last(&mut self, count: u16) {
+        self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(count));
     }
 
     /// Whether the round ended with chains possibly left.
@@ -255,6 +285,29 @@ impl Ring<'_> {
         self.queue.add_used(self.mem, chain.head, written).map_err(RingError::Queue)
     }
 
+    /// Hands several chains back at once: the guest sees either none or all of them.
+    ///
+    /// # Errors
+    /// When the used ring cannot be written.
+    pub fn complete_together(&mut self, chains: &[Done]) -> Result<(), RingError> {
+        let Some((last, others)) = chains.split_last() else { return Ok(()) };
+        let mut place = self.queue.next_used();
+        for chain in others {
+            let offset = 4 + 8 * u64::from(place % self.queue.size());
+            let address =
+                self.queue.used_ring().checked_add(offset).ok_or(virtio_queue::Error::AddressOverflow);
+            let entry = [u32::from(chain.head).to_le(), chain.written.to_le()];
+            self.mem
+                .write_obj(entry, GuestAddress(address.map_err(RingError::Queue)?))
+                .map_err(RingError::Memory)?;
+            place = place.wrapping_add(1);
+        }
+        // Adding the last one moves the index that the guest looks at, over all of them.
+        self.queue.set_next_used(place);
+        self.completed = true;
+        self.queue.add_used(self.mem, last.head, last.written).map_err(RingError::Queue)
+    }
+
     fn next_head(&mut self) -> Result<Option<u16>, RingError> {
         if let Some(head) = self.peek_head()? {
             return Ok(Some(head));
@@ -272,8 +325,25 @@ impl Ring<'_> {
         Ok(heads.next().map(|chain| chain.head_index()))
     }
 
+    /// Whether the driver wants an interrupt for what this round completed. The queue itself could tell only if every
+    /// chain had been completed by itself.
+    fn interrupt_wanted(&self) -> Result<bool, RingError> {
+        if !self.queue.event_idx_enabled() {
+            return Ok(true);
+        }
+        // The driver writes the index it waits for, then looks at the used ring; here it is the other way round.
+        fence(Ordering::SeqCst);
+        let offset = 4 + 2 * u64::from(self.queue.size());
+        let address = self.queue.avail_ring().checked_add(offset).ok_or(virtio_queue::Error::AddressOverflow);
+        let address = GuestAddress(address.map_err(RingError::Queue)?);
+        let event: u16 = self.mem.load(address, Ordering::Relaxed).map_err(RingError::Memory)?;
+        let now = self.queue.next_used();
+        let since_event = now.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
+        Ok(since_event < now.wrapping_sub(self.used_before))
+    }
+
     fn finish(self) -> Result<Outcome, RingError> {
-        let notify = self.completed && self.queue.needs_notification(self.mem).map_err(RingError::Queue)?;
+        let notify = self.completed && self.interrupt_wanted()?;
         Ok(Outcome { notify, retry_after: None, more: self.cut_short })
     }
 }
@@ -290,8 +360,8 @@ pub fn run_round(
     if !queue.ready() {
         return Ok(Outcome::default());
     }
-    let budget = queue.size();
-    let mut ring = Ring { queue: &mut *queue, mem, budget, completed: false, cut_short: false };
+    let (budget, used_before) = (queue.size(), queue.next_used());
+    let mut ring = Ring { queue: &mut *queue, mem, budget, used_before, completed: false, cut_short: false };
     let outcome = work(&mut ring).and_then(|()| Ok(ring.finish()?));
     if outcome.is_err() {
         queue.set_ready(false);

@@ -21,8 +21,9 @@ pub mod fd {
     pub const DEVICES: usize = 6;
 }
 
-/// The virtio types of the guest's devices, in the order in which it finds them: image, disk, control, entropy.
-pub const DEVICES: [u32; 4] = [2, 2, 3, 4];
+/// The virtio types of the guest's devices, in the order in which it finds them: image, disk, control, entropy, and a
+/// network card if it has one.
+pub const DEVICES: [u32; 5] = [2, 2, 3, 4, 1];
 
 /// The kernel's delay-loop constant. Measuring it would cost 55 ms of every start; nothing here depends on it, because
 /// virtual devices need no delays.
@@ -52,7 +53,8 @@ pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
         "con0=fd:0,fd:1".to_owned(),
         "rdinit=/init".to_owned(),
     ];
-    for (number, kind) in (fd::DEVICES..).zip(DEVICES) {
+    let count = DEVICES.len() - usize::from(!launch.network);
+    for (number, kind) in (fd::DEVICES..).zip(DEVICES).take(count) {
         words.push(format!("virtio_uml.device=fd:{number}:{kind}"));
     }
     let mut for_pid1 = launch.words_of_restriction().peekable();
@@ -105,6 +107,7 @@ mod tests {
             kept: false,
             log_capacity: 0,
             restricted: None,
+            network: false,
         }
     }
 

@@ -144,6 +144,7 @@ fn the_command_line_names_every_device_and_fits() {
         kept: false,
         log_capacity: 0,
         restricted,
+        network: false,
     };
     let words = command_line(&launch, layout::MOST_DEVICES);
     assert!(words.len() < layout::COMMAND_LINE_SIZE, "{}", words.len());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::console::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, Console, RX_QUEUE, TX_QUEUE};
 use bathy_devices::entropy::Entropy;
+use bathy_devices::net::Net;
 use bathy_devices::testing::{Driver, TestClock, readable, writable};
 use bathy_devices::{GuestRam, Outcome};
 use vm_memory::{Bytes, GuestAddress};
@@ -210,6 +211,33 @@ fn console_reaches_the_guest_through_service() {
     drivers[TX_QUEUE].push(&[readable(HEADER, 6)]);
     frontend.kick(TX_QUEUE).unwrap();
     assert_eq!(frontend.backend.device_mut().take(100), b"answer");
+}
+
+#[test]
+fn network_link_carries_both_ways() {
+    let mut frontend = Frontend::new(Net::new([2, 0, 0, 0, 0, 9]));
+    let ram = Arc::clone(&frontend.ram);
+    let mut drivers = [0, 1].map(|i| Driver::new(ram.memory(), QUEUE + 0x4000 * i, 256));
+    frontend.set_up(&drivers);
+    let answer = frontend.ask(GET_CONFIG, &[words(&[0, 12, 0]), vec![0; 12]].concat());
+    assert_eq!(answer[12..], [2, 0, 0, 0, 0, 9, 1, 0, 0, 0, 0xf0, 0xff], "address, link, no queues, MTU");
+
+    frontend.backend.device_mut().offer(&[7; 60]).unwrap();
+    frontend.backend.service().unwrap();
+    assert_eq!(frontend.interrupts(RX_QUEUE), 0, "there is no buffer yet");
+    drivers[RX_QUEUE].push(&[writable(DATA, 1526)]);
+    frontend.kick(RX_QUEUE).unwrap();
+    assert_eq!(drivers[RX_QUEUE].take_used(), [(0, 72)]);
+    assert_eq!(frontend.interrupts(RX_QUEUE), 1);
+
+    ram.memory().write_slice(&[0; 12], GuestAddress(HEADER)).unwrap();
+    ram.memory().write_slice(&[5; 60], GuestAddress(DATA)).unwrap();
+    drivers[TX_QUEUE].push(&[readable(HEADER, 12), readable(DATA, 60)]);
+    frontend.kick(TX_QUEUE).unwrap();
+    assert_eq!(frontend.backend.device().frame(), Some(&[5; 60][..]));
+    frontend.backend.device_mut().drop_frame();
+    frontend.backend.service().unwrap();
+    assert_eq!(drivers[TX_QUEUE].take_used(), [(0, 0)]);
 }
 
 #[test]

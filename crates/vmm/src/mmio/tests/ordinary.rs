@@ -2,6 +2,7 @@
 
 use bathy_devices::console::{RX_QUEUE, TX_QUEUE};
 use bathy_devices::entropy::{BURST_BYTES, Entropy};
+use bathy_devices::net::Net;
 use bathy_devices::testing::TestClock;
 
 use super::super::{MmioState, QueueState};
@@ -13,6 +14,7 @@ fn transport_can_be_handed_between_threads() {
     is_send::<Mmio<Block>>();
     is_send::<Mmio<Console>>();
     is_send::<Mmio<Entropy>>();
+    is_send::<Mmio<Net>>();
 }
 
 #[test]
@@ -132,6 +134,36 @@ fn console_carries_both_ways() {
     guest.mmio.service().unwrap();
     assert_eq!(drivers[RX_QUEUE].take_used(), [(0, 13)]);
     assert_eq!(guest.edges(), 1);
+}
+
+#[test]
+fn network_link_carries_both_ways() {
+    let ram = ram();
+    let mut drivers = drivers(&ram, 2, 64);
+    let net = Net::new([2, 0, 0, 0, 0, 9]);
+    let features = net.features();
+    let mut guest = Guest::new(net, &ram);
+    assert_eq!(guest.get(DEVICE_ID), 1);
+    assert_eq!(guest.offered(), features);
+    let mut config = [0xee; 4];
+    guest.mmio.read(CONFIG + 8, &mut config);
+    assert_eq!(config, [0, 0, 0xf0, 0xff], "the MTU is 65520");
+    guest.mmio.read(CONFIG + 4, &mut config);
+    assert_eq!(config, [0, 9, 1, 0], "the link is up");
+    // A frame that comes before the driver waits for its buffers.
+    guest.mmio.device_mut().offer(&[7; 60]).unwrap();
+    guest.mmio.service().unwrap();
+    drivers[RX_QUEUE].push(&[writable(DATA, 1526)]);
+    guest.start(&drivers);
+    assert_eq!(drivers[RX_QUEUE].take_used(), [(0, 72)]);
+    assert_eq!(guest.edges(), 1);
+
+    ram.memory().write_slice(&[0; 12], GuestAddress(HEADER)).unwrap();
+    ram.memory().write_slice(&[5; 60], GuestAddress(DATA)).unwrap();
+    drivers[TX_QUEUE].push(&[readable(HEADER, 12), readable(DATA, 60)]);
+    guest.kick(1).unwrap();
+    assert_eq!(guest.mmio.device().frame(), Some(&[5; 60][..]));
+    assert_eq!(drivers[TX_QUEUE].take_used(), [(0, 0)]);
 }
 
 #[test]

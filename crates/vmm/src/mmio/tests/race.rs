@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bathy_devices::console::{BUFFER_BYTES, TX_QUEUE};
+use bathy_devices::net::{MAX_FRAME_BYTES, MAX_LARGE_FRAME_BYTES, Net};
 
 use super::*;
 
@@ -180,4 +181,46 @@ fn v7_console_keeps_to_what_it_has_checked() {
     }
     drop(flipper);
     assert!(tally.is_enough(1000), "the race did not happen: {tally:?}");
+}
+
+#[test]
+fn v7_network_link_keeps_to_what_it_has_checked() {
+    let ram = ram();
+    let table = drivers(&ram, 2, SIZE)[TX_QUEUE].descriptor_table();
+    // Frames of all lengths, right or not, whose header says one thing and then another; now and then from nowhere.
+    let lengths = [26, 72, MAX_FRAME_BYTES + 12, MAX_LARGE_FRAME_BYTES + 12, 100_000];
+    let lengths = lengths.map(|length| vec![tail(u32::try_from(length).unwrap(), 0, 0); 4]).concat();
+    let flips = vec![
+        (table, vec![DATA; 14].into_iter().chain([RAM - 16, RAM]).collect()),
+        (table + 8, lengths.into_iter().chain([tail(11, 0, 0), tail(60, 2, 0)]).collect()),
+        (DATA, vec![0, 0x0101, 0x0401, 0xff01, u64::MAX]),
+    ];
+    let flipper = Flipper::start(&ram, flips);
+    let begun = Instant::now();
+    let mut tally = Tally::default();
+    let mut large = 0;
+    while !(tally.is_enough(1000) && large > 0) && begun.elapsed() < TOO_LONG {
+        let held = flipper.hold.lock().unwrap();
+        let mut drivers = drivers(&ram, 2, SIZE);
+        let mut guest = Guest::started(Net::new([2, 0, 0, 0, 0, 9]), &ram, &drivers);
+        drop(held);
+        for _ in 0..1000 {
+            drivers[TX_QUEUE].publish(0);
+            let kicked = Instant::now();
+            let outcome = guest.kick(1);
+            assert!(kicked.elapsed() < KICK, "a kick took {:?}", kicked.elapsed());
+            if !tally.goes_on(&outcome) {
+                break;
+            }
+            let length = guest.mmio.device().frame().map_or(60, <[u8]>::len);
+            assert!(
+                [14, 60, MAX_FRAME_BYTES, MAX_LARGE_FRAME_BYTES].contains(&length),
+                "a frame of {length} bytes"
+            );
+            large += u32::from(length == MAX_LARGE_FRAME_BYTES);
+            guest.mmio.device_mut().drop_frame();
+        }
+    }
+    drop(flipper);
+    assert!(tally.is_enough(1000) && large > 0, "the race did not happen: {tally:?}, {large}");
 }

@@ -4,6 +4,7 @@ use bathy_devices::DeviceError;
 use bathy_devices::block::BlockError;
 use bathy_devices::console::{BUFFER_BYTES, ConsoleError, RX_QUEUE, TX_QUEUE};
 use bathy_devices::entropy::{BURST_BYTES, Entropy, EntropyError};
+use bathy_devices::net::{MAX_FRAME_BYTES, Net, NetError};
 use bathy_devices::ring::RingError;
 use bathy_devices::testing::TestClock;
 
@@ -46,6 +47,16 @@ fn provoke_console(queue: usize, lie: &impl Fn(&mut Driver<'_>)) -> DeviceError 
     provoke(&mut guest, &mut drivers[queue], queue, lie)
 }
 
+/// Tells the same lie in one queue of a network link, while a frame waits for a buffer.
+fn provoke_link(queue: usize, lie: &impl Fn(&mut Driver<'_>)) -> DeviceError {
+    let ram = ram();
+    let mut drivers = drivers(&ram, 2, SIZE);
+    let mut guest = Guest::started(Net::new([2, 0, 0, 0, 0, 9]), &ram, &drivers);
+    guest.mmio.device_mut().offer(&[7; 60]).unwrap();
+    guest.mmio.service().unwrap();
+    provoke(&mut guest, &mut drivers[queue], queue, lie)
+}
+
 /// Tells the same lie in every queue of every device.
 fn in_every_queue(expected: impl Fn(&RingError) -> bool, lie: impl Fn(&mut Driver<'_>)) {
     let ram = ram();
@@ -57,6 +68,10 @@ fn in_every_queue(expected: impl Fn(&RingError) -> bool, lie: impl Fn(&mut Drive
     errors.push(provoke(&mut Guest::started(Entropy::new(), &ram, &one), &mut one[0], 0, &lie));
     for queue in [RX_QUEUE, TX_QUEUE, CONTROL_RX_QUEUE, CONTROL_TX_QUEUE] {
         errors.push(provoke_console(queue, &lie));
+    }
+    // A network link's two queues have the same numbers as a console's first two.
+    for queue in [RX_QUEUE, TX_QUEUE] {
+        errors.push(provoke_link(queue, &lie));
     }
     for (place, error) in errors.iter().enumerate() {
         assert!(matches!(error, DeviceError::Ring(ring) if expected(ring)), "{place}: {error:?}");
@@ -200,6 +215,18 @@ fn v4_buffers_of_the_wrong_direction_end_the_device() {
 }
 
 #[test]
+fn v4_frames_of_the_wrong_direction_end_the_device() {
+    let error = provoke_link(TX_QUEUE, &|driver| {
+        driver.push(&[readable(DATA, 12), writable(DATA, 60)]);
+    });
+    assert!(matches!(error, DeviceError::Net(NetError::WritableFrame(60))), "{error:?}");
+    let error = provoke_link(RX_QUEUE, &|driver| {
+        driver.push(&[readable(DATA, 1), writable(DATA, 1526)]);
+    });
+    assert!(matches!(error, DeviceError::Net(NetError::ReadableBuffer(1))), "{error:?}");
+}
+
+#[test]
 fn v5_data_that_lands_on_the_queue_itself_hurts_only_the_guest() {
     let ram = ram();
     for place in 0..3 {
@@ -289,4 +316,24 @@ fn v11_console_flood_stays_in_the_guests_own_memory() {
     guest.mmio.device_mut().take(BUFFER_BYTES);
     guest.mmio.service().unwrap();
     assert_eq!(drivers[TX_QUEUE].take_used().len(), BUFFER_BYTES / (32 << 10));
+}
+
+#[test]
+fn v9_flood_of_frames_stays_in_the_guests_own_memory() {
+    let ram = ram();
+    let mut drivers = drivers(&ram, 2, 256);
+    let mut guest = Guest::started(Net::new([2, 0, 0, 0, 0, 9]), &ram, &drivers);
+    for _ in 0..200 {
+        drivers[TX_QUEUE].push(&[readable(DATA, u32::try_from(MAX_FRAME_BYTES + 12).unwrap())]);
+    }
+    for _ in 0..1000 {
+        guest.kick(1).unwrap();
+    }
+    let held = drivers[TX_QUEUE].take_used().len();
+    assert_eq!(held, bathy_devices::net::BUFFER_BYTES / MAX_FRAME_BYTES);
+    // What did not fit is there when the host has taken something out, and not before.
+    assert_eq!(guest.mmio.service().unwrap(), Outcome::default());
+    guest.mmio.device_mut().drop_frame();
+    guest.mmio.service().unwrap();
+    assert_eq!(drivers[TX_QUEUE].take_used().len(), 1);
 }

@@ -1,5 +1,8 @@
 //! Queues that are not queues.
 
+use bathy_devices::DeviceError;
+use bathy_devices::net::{Net, NetError, TX_QUEUE};
+
 use super::*;
 
 #[test]
@@ -72,4 +75,17 @@ fn v14_malformed_ring_ends_the_connection_once() {
     assert!(matches!(disk.kick(0), Err(VhostError::Device(_))));
     assert_eq!(disk.kick(0).unwrap(), Outcome::default());
     assert!(is_abandoned(&disk.peer));
+}
+
+#[test]
+fn v9_frame_that_could_be_written_ends_the_connection_once() {
+    let mut link = Frontend::new(Net::new([2, 0, 0, 0, 0, 9]));
+    let ram = Arc::clone(&link.ram);
+    let mut drivers = [0, 1].map(|i| Driver::new(ram.memory(), QUEUE + 0x4000 * i, 256));
+    link.set_up(&drivers);
+    drivers[TX_QUEUE].push(&[readable(DATA, 12), writable(DATA, 60)]);
+    let error = link.kick(TX_QUEUE).unwrap_err();
+    assert!(matches!(error, VhostError::Device(DeviceError::Net(NetError::WritableFrame(60)))), "{error:?}");
+    assert_eq!(link.kick(TX_QUEUE).unwrap(), Outcome::default());
+    assert!(is_abandoned(&link.peer));
 }
