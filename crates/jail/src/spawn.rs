@@ -1,6 +1,6 @@
 //! Starting a program in namespaces of its own.
 //!
-//! The keeper is started by [`keeper`] from a process that may have many threads and is not confined. The guest is
+//! The keeper is started by [`keeper`], and the gateway by [`gateway`], from a process that may have many threads and is not confined. The guest is
 //! started by [`guest`] from the keeper, which has one thread and is already inside its own empty root.
 
 use std::convert::Infallible;
@@ -79,7 +79,7 @@ impl Spawned {
     }
 }
 
-/// Which host users a keeper's namespace consists of: the first is uid 0 inside, the second, if any, uid 1.
+/// Which host users a process's namespace consists of: the first is uid 0 inside, the second, if any, uid 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// An ordinary user can only map itself.
@@ -94,10 +94,15 @@ pub enum Identity {
         /// The keeper's user and group; the guest has the next number.
         first: u32,
     },
+    /// Root gives a gateway an otherwise unused number.
+    One {
+        /// Its user and group.
+        id: u32,
+    },
 }
 
-/// A program to start as a keeper.
-pub struct Keeper<'a> {
+/// A program to start as a keeper or a gateway.
+pub struct Program<'a> {
     /// The program.
     pub program: BorrowedFd<'a>,
     /// Its arguments.
@@ -112,29 +117,38 @@ pub struct Keeper<'a> {
 }
 
 /// Starts a keeper in its own user, mount, pid, net, ipc, uts and cgroup namespaces, as that namespace's root.
-pub fn keeper(keeper: &Keeper<'_>) -> Result<Spawned, SpawnError> {
+pub fn keeper(program: &Program<'_>) -> Result<Spawned, SpawnError> {
+    start(program, NAMESPACES)
+}
+
+/// Starts a gateway in the same namespaces but one: it dials out of the host's network, over which it has no privilege.
+pub fn gateway(program: &Program<'_>) -> Result<Spawned, SpawnError> {
+    start(program, NAMESPACES & !libc::CLONE_NEWNET)
+}
+
+fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> {
     let null =
         fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
-    let mut copies = Vec::with_capacity(keeper.descriptors.len() + 3);
-    for fd in [null.as_fd(); 3].iter().chain(keeper.descriptors) {
+    let mut copies = Vec::with_capacity(process.descriptors.len() + 3);
+    for fd in [null.as_fd(); 3].iter().chain(process.descriptors) {
         copies.push(copy(*fd)?);
     }
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
-    let program = copy(keeper.program)?;
-    let (argv, envp) = (sys::pointers(keeper.args), sys::pointers(&[] as &[CString]));
+    let program = copy(process.program)?;
+    let (argv, envp) = (sys::pointers(process.args), sys::pointers(&[] as &[CString]));
     let (go_read, go_write) = high_pipe()?;
     let (report_read, report_write) = high_pipe()?;
     let transition = Transition { program: program.as_fd(), argv: &argv, envp: &envp };
 
-    // SAFETY: the child only makes system calls (see `keeper_child`), as required of a process with many threads.
-    match unsafe { sys::fork_into(NAMESPACES | libc::CLONE_NEWUSER) }.map_err(SpawnError::NoNamespaces)? {
+    // SAFETY: the child only makes system calls (see `program_child`), as required of a process with many threads.
+    match unsafe { sys::fork_into(namespaces | libc::CLONE_NEWUSER) }.map_err(SpawnError::NoNamespaces)? {
         Side::Child => {
             // Only the parent may hold this end, or its death would go unnoticed below.
             drop(go_write);
-            keeper_child(&go_read, &report_write, &descriptors, &transition)
+            program_child(&go_read, &report_write, &descriptors, &transition)
         }
         Side::Parent(child) => {
-            let result = let_go(keeper, child.pid, &go_write);
+            let result = let_go(process, child.pid, &go_write);
             if result.is_err() {
                 // Without the word to go, and anybody who could give it, the child ends; it is not left as a zombie.
                 drop(go_write);
@@ -145,16 +159,16 @@ pub fn keeper(keeper: &Keeper<'_>) -> Result<Spawned, SpawnError> {
     }
 }
 
-fn let_go(keeper: &Keeper<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnError> {
-    map_users(pid, keeper.identity).map_err(SpawnError::Map)?;
-    if let Some(prepare) = keeper.before_start {
+fn let_go(process: &Program<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnError> {
+    map_users(pid, process.identity).map_err(SpawnError::Map)?;
+    if let Some(prepare) = process.before_start {
         prepare(pid).map_err(SpawnError::BeforeStart)?;
     }
     rustix::io::write(go, &[1]).map_err(|error| SpawnError::Prepare(error.into()))?;
     Ok(())
 }
 
-fn keeper_child(go: &OwnedFd, report: &OwnedFd, descriptors: &[RawFd], transition: &Transition<'_>) -> ! {
+fn program_child(go: &OwnedFd, report: &OwnedFd, descriptors: &[RawFd], transition: &Transition<'_>) -> ! {
     if sys::wait_for_byte(go.as_raw_fd()) {
         let words = if sys::become_user(0).is_err() {
             "become the sandbox's user"
@@ -162,7 +176,7 @@ fn keeper_child(go: &OwnedFd, report: &OwnedFd, descriptors: &[RawFd], transitio
             "arrange its descriptors"
         } else {
             sys::become_program(transition);
-            "execute the keeper"
+            "execute its program"
         };
         sys::last_words(report.as_raw_fd(), words.as_bytes());
     }
@@ -181,6 +195,10 @@ fn map_users(pid: u32, identity: Identity) -> io::Result<()> {
         Identity::Pair { first } => {
             write("uid_map", format!("0 {first} 2\n"))?;
             write("gid_map", format!("0 {first} 2\n"))
+        }
+        Identity::One { id } => {
+            write("uid_map", format!("0 {id} 1\n"))?;
+            write("gid_map", format!("0 {id} 1\n"))
         }
     }
 }
@@ -306,7 +324,7 @@ mod tests {
         let uid = rustix::process::geteuid();
         let gid = rustix::process::getegid().as_raw();
         let program = fs::File::open("/bin/true").unwrap();
-        keeper(&Keeper {
+        keeper(&Program {
             program: program.as_fd(),
             args: &[CString::from(c"true")],
             descriptors: &[],

@@ -29,9 +29,14 @@ pub mod fd {
     /// With [`super::Launch::kept`]: where the guest's memory goes while it is paused.
     pub const PARKING: i32 = 13;
 
-    /// For a guest of the kvm engine: the opened `/dev/kvm`, after all others.
-    pub const fn kvm(kept: bool) -> i32 {
+    /// With [`super::Launch::network`]: frames to and from the gateway, after those above.
+    pub const fn link(kept: bool) -> i32 {
         if kept { PARKING + 1 } else { SLOT + 1 }
+    }
+
+    /// For a guest of the kvm engine: the opened `/dev/kvm`, after all others.
+    pub fn kvm(kept: bool, network: bool) -> i32 {
+        link(kept) + i32::from(network)
     }
 }
 
@@ -82,6 +87,8 @@ pub struct Launch {
     pub log_capacity: u64,
     /// Every command of this sandbox is restricted.
     pub restricted: Option<crate::Restriction>,
+    /// It has a network card, and the descriptor of [`fd::link`] is there.
+    pub network: bool,
 }
 
 impl Launch {

@@ -8,6 +8,7 @@
 //! * [`archive`]: files and folders as a byte stream, on the standard input or output of a transfer.
 //! * [`cell`]: code for the guest's interpreters.
 //! * [`launch`]: what a keeper is started with.
+//! * [`network`]: the addresses of a sandbox's link, and what a gateway says.
 //! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
 //!
 //! Whatever comes from the other side is hostile input: lengths are checked before anything is stored, nothing is
@@ -18,6 +19,7 @@ pub mod cell;
 pub mod frame;
 pub mod launch;
 pub mod message;
+pub mod network;
 pub mod window;
 
 pub use frame::{Channel, Decoder, Frame, FrameError};

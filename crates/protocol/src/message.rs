@@ -375,6 +375,8 @@ pub enum ToKeeper {
     },
     /// A new client; its socket comes with this message.
     Client,
+    /// A new gateway, in place of one that is gone; the link to it comes with this message.
+    Link,
     /// What does the sandbox use?
     Usage,
     /// Make the guest stand still, unless it is frozen from outside, and stay still with it. Whatever comes of moving

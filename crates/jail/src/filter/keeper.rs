@@ -22,8 +22,8 @@ pub const KICK_SIGNAL: i32 = SIGUSR1;
 /// The one request to KVM that is left once a guest is set up: to enter it.
 const KVM_RUN: i32 = 0xae80;
 
-const WAIT: Group = Group {
-    purpose: "wait for devices, clients and the guest",
+pub(super) const WAIT: Group = Group {
+    purpose: "wait for events",
     rules: &[any(SYS_epoll_wait), any(SYS_epoll_pwait), any(SYS_epoll_pwait2), any(SYS_epoll_ctl)],
 };
 
@@ -73,7 +73,7 @@ const DISKS: Group = Group {
 const PARKING: Group =
     Group { purpose: "find what a paused guest's memory occupies", rules: &[any(SYS_lseek)] };
 
-const MEMORY: Group = Group {
+pub(super) const MEMORY: Group = Group {
     purpose: "manage memory, none of it executable",
     rules: &[
         any(SYS_brk),
@@ -99,12 +99,12 @@ const MEMORY: Group = Group {
 
 const GUESTS_END: Group = Group { purpose: "learn how the guest ended", rules: &[any(SYS_waitid)] };
 
-const TIME_AND_CHANCE: Group = Group {
-    purpose: "tell the time, draw random numbers for the guest",
+pub(super) const TIME_AND_CHANCE: Group = Group {
+    purpose: "tell the time, draw random numbers",
     rules: &[any(SYS_clock_gettime), any(SYS_getrandom)],
 };
 
-const RUN: Group = Group {
+pub(super) const RUN: Group = Group {
     purpose: "run at all",
     rules: &[
         any(SYS_futex),
@@ -117,12 +117,12 @@ const RUN: Group = Group {
     ],
 };
 
-const END: Group = Group {
+pub(super) const END: Group = Group {
     purpose: "end",
     rules: &[any(SYS_rt_sigaction), any(SYS_sigaltstack), any(SYS_exit), any(SYS_exit_group)],
 };
 
-const ABORT: Group = Group {
+pub(super) const ABORT: Group = Group {
     purpose: "end at once after a mistake of its own",
     rules: &[only(SYS_tgkill, &[&[is(2, SIGABRT)]])],
 };

@@ -10,9 +10,11 @@ use seccompiler::{
 };
 use thiserror::Error;
 
+mod gateway;
 mod guest;
 mod keeper;
 
+pub use gateway::GATEWAY;
 pub use guest::{GUEST_PTRACE, GUEST_SECCOMP};
 pub use keeper::{KEEPER, KEEPER_KVM, KICK_SIGNAL, VCPU};
 
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn every_table_compiles_and_names_no_call_twice() {
-        for filter in [KEEPER, KEEPER_KVM, VCPU, GUEST_SECCOMP, GUEST_PTRACE] {
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY, GUEST_SECCOMP, GUEST_PTRACE] {
             filter.compile().unwrap();
             let mut calls: Vec<_> = filter.rules().map(|rule| rule.call).collect();
             calls.sort_unstable();

@@ -1,0 +1,84 @@
+//! A new policy, and what is open: whatever it would not let begin is ended.
+
+use bathy_policy::{Decision, Protocol, Verdict};
+
+use crate::connection::Connection;
+use crate::flows::{Flow, Way};
+use crate::gateway::Gateway;
+use crate::judge::Judge;
+use crate::tcp::place_of;
+
+impl Gateway {
+    /// Ends everything that the policies do not allow any more. How many that were.
+    pub(crate) fn judge_all_again(&mut self) -> u32 {
+        let mut connections = Vec::new();
+        for (number, connection) in self.table.all_mut() {
+            match again(&self.judge, connection) {
+                Again::Stays => {}
+                Again::IsRead => connection.inspect(),
+                Again::Ends(decision) => connections.push((number, decision)),
+            }
+        }
+        let flows: Vec<_> = self
+            .flows
+            .all()
+            .filter_map(|(number, flow)| Some((number, denial_of_flow(&self.judge, flow)?)))
+            .collect();
+        let closed = connections.len() + flows.len();
+        for (number, decision) in connections {
+            if let Some(connection) = self.table.get_mut(number) {
+                connection.abort();
+            }
+            self.end(number, &reason(&decision));
+        }
+        for (number, decision) in flows {
+            self.end_flow(number, &reason(&decision));
+        }
+        u32::try_from(closed).unwrap_or(u32::MAX)
+    }
+}
+
+fn reason(decision: &Decision) -> String {
+    format!("the policy was changed: {}", decision.by)
+}
+
+/// What becomes of a connection.
+enum Again {
+    Stays,
+    /// It stays, and what its client says is judged.
+    IsRead,
+    Ends(Decision),
+}
+
+fn again(judge: &Judge, connection: &Connection) -> Again {
+    let ends_unless_allowed =
+        |decision: Decision| if decision.allows() { Again::Stays } else { Again::Ends(decision) };
+    if connection.is_local() {
+        return Again::Stays;
+    }
+    if connection.inbound {
+        let port = connection.ends.guest_port;
+        return ends_unless_allowed(judge.accept(connection.remote.ip(), Protocol::Tcp, port));
+    }
+    let place = place_of(connection);
+    let decision = judge.connect(&place);
+    match (decision.verdict, connection.said()) {
+        (Verdict::Allow, _) => Again::Stays,
+        (Verdict::Deny, _) => Again::Ends(decision),
+        _ if connection.is_unjudged() => Again::Stays,
+        // What was said first decides still.
+        (_, Some(said)) => ends_unless_allowed(judge.judge(&place, said)),
+        (Verdict::UnlessRead, None) if connection.is_dialling() => Again::IsRead,
+        (Verdict::UnlessRead, None) if connection.is_read() => Again::Stays,
+        // It matters now what this connection carries, and nobody has read it.
+        (_, None) => Again::Ends(decision),
+    }
+}
+
+fn denial_of_flow(judge: &Judge, flow: &Flow) -> Option<Decision> {
+    let decision = match flow.way {
+        Way::Out(_) => judge.connect(&flow.place),
+        Way::Back(_, _) => judge.accept(flow.place.remote.ip(), Protocol::Udp, flow.ends.guest_port),
+    };
+    (!matches!(decision.verdict, Verdict::Allow | Verdict::UnlessRead)).then_some(decision)
+}

@@ -1,0 +1,186 @@
+//! Answers from upstream: what of them belongs to the question, and what the policy lets the guest know.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bathy_policy::HostName;
+use hickory_proto::op::{self, Header, Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use thiserror::Error;
+
+use super::{MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_BOOK_TTL, Query};
+
+/// What the guest is told, and what the gateway has to remember.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The message for the guest.
+    pub message: Vec<u8>,
+    /// The addresses that the question's name now has for this sandbox, each with the time for which it holds: that of
+    /// the shortest record on the way, at least [`MIN_BOOK_TTL`].
+    pub resolved: Vec<(IpAddr, Duration)>,
+    /// The addresses that were taken out.
+    pub removed: Vec<IpAddr>,
+    /// [`ResponseCode::NoError`] or [`ResponseCode::NXDomain`].
+    pub code: ResponseCode,
+}
+
+/// Why a message is not the answer.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum BadAnswer {
+    /// It belongs to another question, or to none: an attempt to be faster than the resolver. Wait for the real one.
+    #[error("The DNS message is not an answer to this question")]
+    NotOurs,
+    /// It cannot be read.
+    #[error("The DNS answer is malformed")]
+    Malformed,
+    /// It did not fit into a datagram. Ask again over TCP.
+    #[error("The DNS answer was cut")]
+    Truncated,
+    /// The resolver failed or refuses. Ask the next one.
+    #[error("The DNS resolver answered {0}")]
+    Failed(ResponseCode),
+    /// The aliases go on for too long, or in a circle.
+    #[error("The DNS answer has more than {MAX_CHAIN} aliases, or aliases that contradict each other")]
+    Chain,
+}
+
+/// Reads an answer to [`super::question_for_upstream`] with the same `id`. `allows` says for the question's name and an
+/// address whether the guest may know it; it is asked for the IPv4 address inside an IPv6 one too.
+///
+/// # Errors
+///
+/// If the message is not a usable answer to this question.
+pub fn read_answer(
+    query: &Query,
+    id: u16,
+    bytes: &[u8],
+    mut allows: impl FnMut(&HostName, IpAddr) -> bool,
+) -> Result<Answer, BadAnswer> {
+    let received = Received::read(query, id, bytes)?;
+    let chain = Chain::follow(query, &received.answers)?;
+    let mut answer =
+        Answer { message: Vec::new(), resolved: Vec::new(), removed: Vec::new(), code: received.code };
+    let mut records: Vec<Record> = chain.aliases.iter().map(|alias| for_guest(alias, query)).collect();
+    for record in chain.records.iter().take(MAX_RECORDS - records.len()) {
+        let Some(address) = address_of(&record.data) else {
+            records.push(for_guest(record, query));
+            continue;
+        };
+        if !(allows(&query.name, address) && allows(&query.name, address.to_canonical())) {
+            answer.removed.push(address);
+            continue;
+        }
+        let seconds = chain.aliases.iter().fold(ttl(record), |least, alias| least.min(ttl(alias)));
+        answer.resolved.push((address, Duration::from_secs(seconds.max(MIN_BOOK_TTL).into())));
+        records.push(for_guest(record, query));
+    }
+    let mut authority = None;
+    if records.len() == chain.aliases.len() {
+        if answer.removed.is_empty() {
+            authority = received.authorities.iter().find(|record| denies(record, &chain.end));
+        } else {
+            // The aliases may name hosts inside the denied network.
+            records.clear();
+        }
+    }
+    let authority = authority.map(|record| for_guest(record, query));
+    answer.message = query.answer_with(received.code, records, authority);
+    Ok(answer)
+}
+
+/// The parts of a message that are looked at. What upstream adds of its own accord is not even read.
+struct Received {
+    code: ResponseCode,
+    answers: Vec<Record>,
+    authorities: Vec<Record>,
+}
+
+impl Received {
+    fn read(query: &Query, id: u16, bytes: &[u8]) -> Result<Self, BadAnswer> {
+        let mut decoder = BinDecoder::new(bytes);
+        let header = Header::read(&mut decoder).map_err(|_| BadAnswer::NotOurs)?;
+        let is_answer = header.message_type == MessageType::Response && header.op_code == OpCode::Query;
+        if header.id != id || !is_answer || header.counts.queries != 1 {
+            return Err(BadAnswer::NotOurs);
+        }
+        let question = op::Query::read(&mut decoder).map_err(|_| BadAnswer::NotOurs)?;
+        if question != op::Query::query(query.wire_name(), query.kind) {
+            return Err(BadAnswer::NotOurs);
+        }
+        if header.truncation {
+            return Err(BadAnswer::Truncated);
+        }
+        if !matches!(header.response_code, ResponseCode::NoError | ResponseCode::NXDomain) {
+            return Err(BadAnswer::Failed(header.response_code));
+        }
+        let mut section = |count: u16| {
+            let read = Message::read_records(&mut decoder, count.into(), false, OpCode::Query);
+            read.map(|(records, _, _)| records).map_err(|_| BadAnswer::Malformed)
+        };
+        let answers = section(header.counts.answers)?;
+        let authorities = section(header.counts.authorities)?;
+        Ok(Self { code: header.response_code, answers, authorities })
+    }
+}
+
+/// The records that lead from the question's name to its data.
+struct Chain<'a> {
+    aliases: Vec<&'a Record>,
+    records: Vec<&'a Record>,
+    /// The name that the aliases lead to.
+    end: Name,
+}
+
+impl<'a> Chain<'a> {
+    fn follow(query: &Query, answers: &'a [Record]) -> Result<Self, BadAnswer> {
+        let mut chain = Self { aliases: Vec::new(), records: Vec::new(), end: query.wire_name() };
+        loop {
+            let own = |kind| {
+                let end = &chain.end;
+                answers.iter().filter(move |record| {
+                    record.dns_class == DNSClass::IN && record.record_type() == kind && record.name == *end
+                })
+            };
+            let records: Vec<_> = own(query.kind).collect();
+            let aliases: Vec<_> = own(RecordType::CNAME).collect();
+            if !records.is_empty() {
+                chain.records = records;
+                return Ok(chain);
+            }
+            let [alias] = aliases.as_slice() else {
+                return if aliases.is_empty() { Ok(chain) } else { Err(BadAnswer::Chain) };
+            };
+            let RData::CNAME(target) = &alias.data else { return Err(BadAnswer::Malformed) };
+            if chain.aliases.len() == MAX_CHAIN {
+                return Err(BadAnswer::Chain);
+            }
+            chain.end = target.0.clone();
+            chain.aliases.push(alias);
+        }
+    }
+}
+
+fn address_of(data: &RData) -> Option<IpAddr> {
+    match data {
+        RData::A(address) => Some(address.0.into()),
+        RData::AAAA(address) => Some(address.0.into()),
+        _ => None,
+    }
+}
+
+/// A time to live with its highest bit set counts as none (RFC 2181).
+fn ttl(record: &Record) -> u32 {
+    if record.ttl > i32::MAX.unsigned_abs() { 0 } else { record.ttl.min(MAX_TTL) }
+}
+
+/// Whether the record says for how long there is nothing at `name`.
+fn denies(record: &Record, name: &Name) -> bool {
+    record.dns_class == DNSClass::IN && record.record_type() == RecordType::SOA && record.name.zone_of(name)
+}
+
+/// A fresh record, with the question's name in the guest's letters.
+fn for_guest(record: &Record, query: &Query) -> Record {
+    let name = if record.name == query.asked { query.asked.clone() } else { record.name.clone() };
+    Record::from_rdata(name, ttl(record), record.data.clone())
+}

@@ -1,0 +1,87 @@
+//! Which names a sandbox resolved to which addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bathy_policy::HostName;
+
+/// How many pairs of name and address are known at once. When there are more, the one that ends first goes.
+pub const MAX_ENTRIES: usize = 4096;
+/// How many names one address may have at once. Servers of content networks carry many.
+pub const MAX_NAMES: usize = 64;
+/// For how long an address holds after its time: a client that resolved a name in the last moment still connects, and
+/// a slow one has until then to retransmit.
+pub const GRACE: Duration = Duration::from_secs(10);
+
+/// The names that this sandbox resolved, by address. Only the name that the guest asked for counts, not the aliases that
+/// led to the address. Times are counted from any fixed moment, the same for all calls.
+///
+/// An IPv4 address inside an IPv6 one is kept as IPv4, because that is how the guest's kernel dials it.
+///
+/// No call does more than a look-up and, at most, a pass over the names of one address; only what has ended costs more,
+/// once.
+#[derive(Debug, Default)]
+pub struct NameBook {
+    entries: BTreeMap<IpAddr, BTreeMap<HostName, Duration>>,
+    /// The same entries in the order in which they end.
+    ends: BTreeSet<(Duration, IpAddr, HostName)>,
+}
+
+impl NameBook {
+    /// An empty book.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes that `name` has `address` for `ttl` from `now` on. What was noted before for longer stays.
+    pub fn learn(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Duration) {
+        let address = address.to_canonical();
+        self.forget_ended(now);
+        let until = now.saturating_add(ttl).saturating_add(GRACE);
+        let known = self.of(address).find(|(known, _)| *known == name).map(|(_, until)| *until);
+        match known {
+            Some(known) if known >= until => return,
+            Some(known) => self.forget(&(known, address, name.clone())),
+            None if self.of(address).count() >= MAX_NAMES => {
+                let first = self.of(address).map(|(name, until)| (*until, address, name.clone())).min();
+                first.iter().for_each(|first| self.forget(first));
+            }
+            None => {}
+        }
+        if self.ends.len() >= MAX_ENTRIES {
+            self.ends.first().cloned().iter().for_each(|first| self.forget(first));
+        }
+        self.entries.entry(address).or_default().insert(name.clone(), until);
+        self.ends.insert((until, address, name.clone()));
+    }
+
+    /// The names that `address` has now, in their order.
+    #[must_use]
+    pub fn names(&self, address: IpAddr, now: Duration) -> Vec<HostName> {
+        let of = self.of(address.to_canonical());
+        of.filter(|(_, until)| **until > now).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn of(&self, address: IpAddr) -> impl Iterator<Item = (&HostName, &Duration)> {
+        self.entries.get(&address).into_iter().flatten()
+    }
+
+    fn forget_ended(&mut self, now: Duration) {
+        while let Some(first) = self.ends.first().filter(|(until, ..)| *until <= now).cloned() {
+            self.forget(&first);
+        }
+    }
+
+    fn forget(&mut self, entry: &(Duration, IpAddr, HostName)) {
+        let (_, address, name) = entry;
+        self.ends.remove(entry);
+        if let Some(names) = self.entries.get_mut(address) {
+            names.remove(name);
+            if names.is_empty() {
+                self.entries.remove(address);
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Messages in a stream: each behind two bytes of length.
+
+use thiserror::Error;
+
+use super::MAX_MESSAGE;
+
+const LENGTH: usize = 2;
+
+/// A message that the reader does not take. The stream has to be closed.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("A DNS message of {length} bytes was announced; at most {limit} are accepted")]
+pub struct FrameTooLong {
+    /// How long it would be.
+    pub length: usize,
+    /// How long it may be.
+    pub limit: usize,
+}
+
+/// Takes messages out of a stream. It never keeps more than one message and what the caller pushed behind it.
+#[derive(Debug)]
+pub struct FrameReader {
+    limit: usize,
+    kept: Vec<u8>,
+    /// Where in the kept bytes the next message begins. They are moved once per push, not once per message: a stream of
+    /// empty messages would else cost the square of its length.
+    start: usize,
+}
+
+impl FrameReader {
+    /// A reader for messages of up to `limit` bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self { limit, kept: Vec::new(), start: 0 }
+    }
+
+    /// Takes the bytes that follow those of the calls before. Call [`FrameReader::next`] until it has no more before
+    /// the next push.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.kept.drain(..self.start);
+        self.start = 0;
+        self.kept.extend_from_slice(bytes);
+    }
+
+    /// The next whole message.
+    ///
+    /// # Errors
+    ///
+    /// If a message is announced that is longer than the limit.
+    #[expect(clippy::should_implement_trait, reason = "an iterator would have no place for the error")]
+    pub fn next(&mut self) -> Result<Option<Vec<u8>>, FrameTooLong> {
+        let rest = self.kept.get(self.start..).unwrap_or_default();
+        let Some(announced) = rest.first_chunk::<LENGTH>() else { return Ok(None) };
+        let length = usize::from(u16::from_be_bytes(*announced));
+        if length > self.limit {
+            return Err(FrameTooLong { length, limit: self.limit });
+        }
+        let Some(message) = rest.get(LENGTH..LENGTH + length).map(<[u8]>::to_vec) else { return Ok(None) };
+        self.start += LENGTH + length;
+        Ok(Some(message))
+    }
+}
+
+/// The message behind its length.
+///
+/// # Errors
+///
+/// If it is longer than a message can be.
+pub fn frame(message: &[u8]) -> Result<Vec<u8>, FrameTooLong> {
+    let length = u16::try_from(message.len())
+        .map_err(|_| FrameTooLong { length: message.len(), limit: MAX_MESSAGE })?;
+    Ok([&length.to_be_bytes(), message].concat())
+}

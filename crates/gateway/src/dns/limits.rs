@@ -1,0 +1,156 @@
+//! How much a guest may ask: against floods, and against data that leaves in names.
+//!
+//! A tunnel through DNS puts its data into names below a domain whose server reads them. So the budget counts the bytes
+//! of new names below one domain. A server that forbids caches also sees in which order known names are asked again: each
+//! change from one to another, or from one type of record to another, takes its part too. Asking for the same again is
+//! free, and so is asking for both kinds of addresses.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use bathy_policy::HostName;
+use hickory_proto::rr::RecordType;
+use thiserror::Error;
+
+/// The window over which the bytes of new names are counted. Two neighbouring windows together allow twice the budget.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// What a new name takes from the budget over all domains at least, which bounds how many are remembered.
+const LEAST_COST: usize = 16;
+/// What it takes from the budget of a domain to ask for something known again after something else: more bits than the
+/// choice among all that fits into the budget can tell.
+const CHANGE_COST: usize = 2;
+/// Names below which registries sell: `co.uk`, `com.br`, `or.jp`. Only these: a short label alone proves nothing, since
+/// anybody can buy `abc.io`.
+const REGISTRY_LABELS: [&str; 10] = ["ac", "co", "com", "edu", "go", "gov", "ne", "net", "or", "org"];
+
+/// The limits of one sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitFigures {
+    /// How many queries per second in the long run.
+    pub rate: u32,
+    /// How many queries at once after a pause.
+    pub burst: u32,
+    /// How many bytes of new names below one domain in a window.
+    pub domain_bytes: usize,
+    /// How many bytes of new names in a window over all domains, each counted with 16 bytes at least.
+    pub total_bytes: usize,
+}
+
+impl Default for LimitFigures {
+    /// A package manager or browser asks for some tens of names at once and a few per second. 4 KiB per minute hold some
+    /// 250 host names of one domain, and carry out less than 70 bytes per second; 64 KiB hold 4096 names, which is about
+    /// what the rate allows.
+    fn default() -> Self {
+        Self { rate: 100, burst: 500, domain_bytes: 4 * 1024, total_bytes: 64 * 1024 }
+    }
+}
+
+/// Why a query is not asked.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Limited {
+    /// More queries than the rate.
+    #[error("The sandbox asks more than {0} DNS queries per second")]
+    Rate(u32),
+    /// Too many new names below one domain.
+    #[error("The sandbox asks for too many different names below {0} within a minute")]
+    Domain(String),
+    /// Too many new names altogether.
+    #[error("The sandbox asks for too many different names within a minute")]
+    Total,
+}
+
+/// Counts the queries of one sandbox. Times are counted from any fixed moment, the same for all calls.
+#[derive(Debug)]
+pub struct QueryLimits {
+    figures: LimitFigures,
+    /// Queries that may be asked now, in billionths.
+    tokens: u128,
+    filled: Duration,
+    window: Duration,
+    seen: HashSet<HostName>,
+    domains: HashMap<String, Domain>,
+    total: usize,
+}
+
+/// What was asked below one domain in this window.
+#[derive(Debug, Default)]
+struct Domain {
+    bytes: usize,
+    last: Option<(HostName, RecordType)>,
+}
+
+/// One query, in the unit of the bucket: what a rate of one gains in a second, counted in nanoseconds.
+const QUERY: u128 = 1_000_000_000;
+
+impl QueryLimits {
+    /// Limits with a full bucket.
+    #[must_use]
+    pub fn new(figures: LimitFigures, now: Duration) -> Self {
+        Self {
+            figures,
+            tokens: u128::from(figures.burst) * QUERY,
+            filled: now,
+            window: now,
+            seen: HashSet::new(),
+            domains: HashMap::new(),
+            total: 0,
+        }
+    }
+
+    /// Takes one query for records of `kind` at `name` out of the budgets.
+    ///
+    /// # Errors
+    ///
+    /// If it is over a limit. It is then not to be asked upstream.
+    pub fn admit(&mut self, name: &HostName, kind: RecordType, now: Duration) -> Result<(), Limited> {
+        self.take_token(now)?;
+        if now.saturating_sub(self.window) >= WINDOW {
+            self.window = now;
+            self.seen.clear();
+            self.domains.clear();
+            self.total = 0;
+        }
+        let text = name.to_string();
+        let domain = domain(&text);
+        let used = self.domains.get(domain);
+        // Clients ask for both kinds of addresses, in either order.
+        let question = (name.clone(), if kind == RecordType::AAAA { RecordType::A } else { kind });
+        if used.is_some_and(|used| used.last.as_ref() == Some(&question)) {
+            return Ok(());
+        }
+        let is_new = !self.seen.contains(name);
+        let cost = if is_new { (text.len() - domain.len()).max(CHANGE_COST) } else { CHANGE_COST };
+        let total = self.total + if is_new { text.len().max(LEAST_COST) } else { 0 };
+        if total > self.figures.total_bytes {
+            return Err(Limited::Total);
+        }
+        let bytes = used.map_or(0, |used| used.bytes) + cost;
+        if bytes > self.figures.domain_bytes {
+            return Err(Limited::Domain(domain.to_owned()));
+        }
+        self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(question) });
+        self.total = total;
+        self.seen.insert(name.clone());
+        Ok(())
+    }
+
+    fn take_token(&mut self, now: Duration) -> Result<(), Limited> {
+        let gained = now.saturating_sub(self.filled).as_nanos().saturating_mul(self.figures.rate.into());
+        self.tokens = self.tokens.saturating_add(gained).min(u128::from(self.figures.burst) * QUERY);
+        self.filled = self.filled.max(now);
+        self.tokens = self.tokens.checked_sub(QUERY).ok_or(Limited::Rate(self.figures.rate))?;
+        Ok(())
+    }
+}
+
+/// The part of a name that somebody registered: the last two labels, or three below endings like `co.uk`. It need not be
+/// exact as long as it errs to the wide side: domains that are taken for one share their budget.
+fn domain(name: &str) -> &str {
+    let mut dots = name.rmatch_indices('.').map(|(place, _)| place);
+    let (Some(last), Some(second)) = (dots.next(), dots.next()) else { return name };
+    let is_country = name.len() - last - 1 == 2;
+    let is_registry =
+        is_country && name.get(second + 1..last).is_some_and(|label| REGISTRY_LABELS.contains(&label));
+    let start = if is_registry { dots.next().map_or(0, |third| third + 1) } else { second + 1 };
+    name.get(start..).unwrap_or(name)
+}

@@ -1,0 +1,311 @@
+//! What a frame of the guest is. Every frame is hostile: what is not plainly one of the few things that the link carries is
+//! dropped, and says why.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use bathy_protocol::network::{
+    FRAME_HEADER, GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, GUEST_V4, GUEST_V6,
+};
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, EthernetAddress, EthernetFrame, EthernetProtocol, Icmpv4Message, Icmpv4Packet,
+    Icmpv6Message, Icmpv6Packet, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket,
+};
+
+const VLAN: u16 = 0x8100;
+const VLAN_OUTER: u16 = 0x88a8;
+const IPV4_HEADER: u8 = 20;
+const IPV6_HEADER: usize = 40;
+
+/// Why a frame is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Dropped {
+    /// Its lengths do not agree with each other.
+    Malformed,
+    /// From a network card that is not the guest's.
+    ForeignCard,
+    /// From an address that is not the guest's.
+    ForeignAddress,
+    /// To a network card that is not on the link.
+    OtherCard,
+    /// Of a virtual network.
+    Vlan,
+    /// Neither IP nor ARP.
+    OtherKind,
+    /// With IP options, or with headers between that of IPv6 and what it carries.
+    Options,
+    /// A part of a packet.
+    Fragment,
+    /// To many at once.
+    Multicast,
+    /// To port 0, or from it.
+    NoPort,
+    /// A message of the network's own that only a gateway may send, or that means nothing here.
+    Announcement,
+}
+
+impl Dropped {
+    /// Whether every guest sends such frames now and then, without meaning harm.
+    pub fn is_usual(self) -> bool {
+        matches!(self, Self::Multicast | Self::Announcement)
+    }
+}
+
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Malformed => "malformed",
+            Self::ForeignCard => "from a network card that is not the sandbox's",
+            Self::ForeignAddress => "from an address that is not the sandbox's",
+            Self::OtherCard => "to a network card that does not exist",
+            Self::Vlan => "of a virtual network",
+            Self::OtherKind => "neither IP nor ARP",
+            Self::Options => "with IP options or extension headers",
+            Self::Fragment => "fragments",
+            Self::Multicast => "to many receivers",
+            Self::NoPort => "without a port",
+            Self::Announcement => "announcements of a gateway",
+        })
+    }
+}
+
+/// A TCP segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The guest's port.
+    pub guest_port: u16,
+    /// The other side, as the guest wants it.
+    pub remote: SocketAddr,
+    /// Whether it begins a connection.
+    pub opens: bool,
+    /// Whether it ends one at once.
+    pub resets: bool,
+    /// The whole IP packet.
+    pub packet: &'a [u8],
+}
+
+impl Segment<'_> {
+    /// The packet without what it carries, as it is kept when it begins a connection: what a guest sends along before there is
+    /// one, it has to send again.
+    pub fn without_payload(&self) -> Vec<u8> {
+        let header = if self.remote.is_ipv4() { usize::from(IPV4_HEADER) } else { IPV6_HEADER };
+        let tcp = self.packet.get(header..).and_then(|carried| TcpPacket::new_checked(carried).ok());
+        let end = header + tcp.map_or(0, |tcp| usize::from(tcp.header_len()));
+        let mut packet = self.packet.get(..end).unwrap_or_default().to_vec();
+        if self.remote.is_ipv4() {
+            Ipv4Packet::new_unchecked(&mut packet).set_total_len(u16::try_from(end).unwrap_or(0));
+        } else {
+            Ipv6Packet::new_unchecked(&mut packet).set_payload_len(u16::try_from(end - header).unwrap_or(0));
+        }
+        packet
+    }
+}
+
+/// A UDP datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// The guest's port.
+    pub guest_port: u16,
+    /// The other side, as the guest wants it.
+    pub remote: SocketAddr,
+    /// What it carries.
+    pub payload: &'a [u8],
+    /// The whole IP packet.
+    pub packet: &'a [u8],
+}
+
+/// What the guest wants.
+#[derive(Clone, Copy, Debug)]
+pub enum Heard<'a> {
+    /// To know the gateway's network card, over IPv4.
+    WhoHas,
+    /// To know the gateway's network card, over IPv6; the answer goes to this address.
+    Solicits(Ipv6Addr),
+    /// An echo.
+    Echo {
+        /// Of whom.
+        remote: IpAddr,
+        /// The whole IP packet.
+        packet: &'a [u8],
+    },
+    /// Something of a connection.
+    Tcp(Segment<'a>),
+    /// A datagram.
+    Udp(Datagram<'a>),
+    /// Something that goes nowhere, which is denied.
+    Other {
+        /// To whom.
+        remote: IpAddr,
+        /// The protocol's number.
+        protocol: u8,
+        /// The whole IP packet.
+        packet: &'a [u8],
+    },
+}
+
+/// Tells what a frame is.
+///
+/// # Errors
+/// When it is nothing that the link carries.
+pub fn hear(frame: &[u8]) -> Result<Heard<'_>, Dropped> {
+    let ethernet = EthernetFrame::new_checked(frame).map_err(|_| Dropped::Malformed)?;
+    if ethernet.src_addr() != EthernetAddress(GUEST_MAC) {
+        return Err(Dropped::ForeignCard);
+    }
+    let to = ethernet.dst_addr();
+    if to != EthernetAddress(GATEWAY_MAC) && !to.is_broadcast() && !to.is_multicast() {
+        return Err(Dropped::OtherCard);
+    }
+    let rest = frame.get(FRAME_HEADER..).unwrap_or_default();
+    match ethernet.ethertype() {
+        EthernetProtocol::Ipv4 => hear_v4(rest),
+        EthernetProtocol::Ipv6 => hear_v6(rest),
+        EthernetProtocol::Arp => hear_arp(rest),
+        EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(Dropped::Vlan),
+        EthernetProtocol::Unknown(_) => Err(Dropped::OtherKind),
+    }
+}
+
+fn hear_arp(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
+    let arp = ArpPacket::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+    if arp.protocol_len() != 4 || arp.hardware_len() != 6 || arp.operation() != ArpOperation::Request {
+        return Err(Dropped::Announcement);
+    }
+    if arp.source_hardware_addr() != GUEST_MAC {
+        return Err(Dropped::ForeignCard);
+    }
+    // A probe for the own address has no source yet.
+    if arp.source_protocol_addr() != GUEST_V4.octets() && arp.source_protocol_addr() != [0; 4] {
+        return Err(Dropped::ForeignAddress);
+    }
+    if arp.target_protocol_addr() == GATEWAY_V4.octets() {
+        Ok(Heard::WhoHas)
+    } else {
+        Err(Dropped::Announcement)
+    }
+}
+
+fn hear_v4(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
+    let ip = Ipv4Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+    if ip.version() != 4 || !ip.verify_checksum() {
+        return Err(Dropped::Malformed);
+    }
+    if ip.header_len() != IPV4_HEADER {
+        return Err(Dropped::Options);
+    }
+    if ip.src_addr() != GUEST_V4 {
+        return Err(Dropped::ForeignAddress);
+    }
+    if ip.more_frags() || ip.frag_offset() != 0 {
+        return Err(Dropped::Fragment);
+    }
+    if ip.dst_addr().is_multicast() || ip.dst_addr().is_broadcast() {
+        return Err(Dropped::Multicast);
+    }
+    let packet = rest.get(..usize::from(ip.total_len())).ok_or(Dropped::Malformed)?;
+    let carried = packet.get(usize::from(IPV4_HEADER)..).ok_or(Dropped::Malformed)?;
+    let remote = IpAddr::V4(ip.dst_addr());
+    match ip.next_header() {
+        IpProtocol::Tcp => hear_tcp(remote, carried, packet),
+        IpProtocol::Udp => hear_udp(remote, carried, packet),
+        IpProtocol::Icmp => {
+            let icmp = Icmpv4Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+            match icmp.msg_type() {
+                Icmpv4Message::EchoRequest => Ok(Heard::Echo { remote, packet }),
+                _ => Err(Dropped::Announcement),
+            }
+        }
+        IpProtocol::Igmp => Err(Dropped::Multicast),
+        other => Ok(Heard::Other { remote, protocol: other.into(), packet }),
+    }
+}
+
+fn hear_v6(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
+    let ip = Ipv6Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+    if ip.version() != 6 {
+        return Err(Dropped::Malformed);
+    }
+    let packet = rest.get(..ip.total_len()).ok_or(Dropped::Malformed)?;
+    let carried = packet.get(IPV6_HEADER..).ok_or(Dropped::Malformed)?;
+    if ip.next_header() == IpProtocol::Icmpv6 {
+        let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+        if icmp.msg_type() == Icmpv6Message::NeighborSolicit {
+            return hear_solicitation(ip.src_addr(), &icmp);
+        }
+    }
+    if ip.dst_addr().is_multicast() {
+        return Err(Dropped::Multicast);
+    }
+    if ip.src_addr() != GUEST_V6 {
+        return Err(Dropped::ForeignAddress);
+    }
+    let remote = IpAddr::V6(ip.dst_addr());
+    match ip.next_header() {
+        IpProtocol::Tcp => hear_tcp(remote, carried, packet),
+        IpProtocol::Udp => hear_udp(remote, carried, packet),
+        IpProtocol::Icmpv6 => {
+            let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+            match icmp.msg_type() {
+                Icmpv6Message::EchoRequest => Ok(Heard::Echo { remote, packet }),
+                _ => Err(Dropped::Announcement),
+            }
+        }
+        IpProtocol::Ipv6Frag => Err(Dropped::Fragment),
+        IpProtocol::HopByHop | IpProtocol::Ipv6Route | IpProtocol::Ipv6Opts | IpProtocol::Ipv6NoNxt => {
+            Err(Dropped::Options)
+        }
+        other => Ok(Heard::Other { remote, protocol: other.into(), packet }),
+    }
+}
+
+fn hear_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<Heard<'a>, Dropped> {
+    // Without a source it is the guest's own check whether its address is free, which nobody answers.
+    if from.is_unspecified() || icmp.target_addr() != GATEWAY_V6 {
+        return Err(Dropped::Announcement);
+    }
+    if from == GUEST_V6 || from == guest_link_local() {
+        Ok(Heard::Solicits(from))
+    } else {
+        Err(Dropped::ForeignAddress)
+    }
+}
+
+/// The address that the guest's kernel gives its card by itself.
+pub fn guest_link_local() -> Ipv6Addr {
+    let [a, b, c, d, e, f] = GUEST_MAC;
+    let mut octets = [0; 16];
+    octets[..2].copy_from_slice(&[0xfe, 0x80]);
+    octets[8..].copy_from_slice(&[a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    Ipv6Addr::from(octets)
+}
+
+fn hear_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Heard<'a>, Dropped> {
+    let tcp = TcpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+    if tcp.src_port() == 0 || tcp.dst_port() == 0 {
+        return Err(Dropped::NoPort);
+    }
+    Ok(Heard::Tcp(Segment {
+        guest_port: tcp.src_port(),
+        remote: SocketAddr::new(remote, tcp.dst_port()),
+        opens: tcp.syn() && !tcp.ack() && !tcp.rst() && !tcp.fin(),
+        resets: tcp.rst(),
+        packet,
+    }))
+}
+
+fn hear_udp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Heard<'a>, Dropped> {
+    let udp = UdpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+    if udp.src_port() == 0 || udp.dst_port() == 0 {
+        return Err(Dropped::NoPort);
+    }
+    let payload = carried.get(8..usize::from(udp.len())).ok_or(Dropped::Malformed)?;
+    Ok(Heard::Udp(Datagram {
+        guest_port: udp.src_port(),
+        remote: SocketAddr::new(remote, udp.dst_port()),
+        payload,
+        packet,
+    }))
+}

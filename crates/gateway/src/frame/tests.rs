@@ -1,0 +1,239 @@
+//! V9 and N5: frames that no honest guest sends, and those that it does.
+
+use std::net::Ipv4Addr;
+
+use bathy_protocol::network::{GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, GUEST_V4, GUEST_V6};
+use smoltcp::wire::{Ipv4Packet, TcpPacket};
+
+use super::*;
+
+const REMOTE: Ipv4Addr = Ipv4Addr::new(93, 184, 215, 14);
+const REMOTE_V6: Ipv6Addr = Ipv6Addr::new(0x2606, 0x2800, 0x21f, 0xcb07, 0, 0, 0, 1);
+
+fn ethernet(to: [u8; 6], from: [u8; 6], kind: u16, rest: &[u8]) -> Vec<u8> {
+    [&to[..], &from, &kind.to_be_bytes(), rest].concat()
+}
+
+fn from_guest(kind: u16, rest: &[u8]) -> Vec<u8> {
+    ethernet(GATEWAY_MAC, GUEST_MAC, kind, rest)
+}
+
+fn v4_with(
+    protocol: u8,
+    from: Ipv4Addr,
+    to: Ipv4Addr,
+    carried: &[u8],
+    change: impl FnOnce(&mut [u8]),
+) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 0, 0, 7, 0x40, 0, 64, protocol, 0, 0];
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    packet.extend(carried);
+    let length = u16::try_from(packet.len()).unwrap();
+    packet[2..4].copy_from_slice(&length.to_be_bytes());
+    change(&mut packet);
+    let header = usize::from(packet[0] & 15) * 4;
+    if (20..=packet.len()).contains(&header) {
+        Ipv4Packet::new_unchecked(&mut packet).fill_checksum();
+    }
+    packet
+}
+
+fn v4(protocol: u8, carried: &[u8]) -> Vec<u8> {
+    v4_with(protocol, GUEST_V4, REMOTE, carried, |_| {})
+}
+
+fn v6_with(next: u8, from: Ipv6Addr, to: Ipv6Addr, carried: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x60, 0, 0, 0];
+    packet.extend(u16::try_from(carried.len()).unwrap().to_be_bytes());
+    packet.extend([next, 64]);
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    packet.extend(carried);
+    packet
+}
+
+/// Of one port to another, with these flags.
+fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
+    let mut segment = Vec::new();
+    segment.extend(from.to_be_bytes());
+    segment.extend(to.to_be_bytes());
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    segment
+}
+
+fn udp(from: u16, to: u16, length: u16, payload: &[u8]) -> Vec<u8> {
+    [&from.to_be_bytes()[..], &to.to_be_bytes(), &length.to_be_bytes(), &[0, 0], payload].concat()
+}
+
+const SYN: u8 = 2;
+
+#[test]
+fn what_an_honest_guest_sends_is_heard() {
+    let frame = from_guest(0x800, &v4(6, &tcp(40000, 443, SYN)));
+    let Ok(Heard::Tcp(segment)) = hear(&frame) else { panic!("a segment") };
+    assert_eq!((segment.guest_port, segment.remote), (40000, SocketAddr::from((REMOTE, 443))));
+    assert!(segment.opens && !segment.resets);
+
+    let frame = from_guest(0x86dd, &v6_with(17, GUEST_V6, REMOTE_V6, &udp(5, 53, 10, b"ab")));
+    let Ok(Heard::Udp(datagram)) = hear(&frame) else { panic!("a datagram") };
+    assert_eq!((datagram.payload, datagram.remote), (&b"ab"[..], SocketAddr::from((REMOTE_V6, 53))));
+
+    let frame = from_guest(0x800, &v4(1, &[8, 0, 0, 0, 0, 1, 0, 1]));
+    assert!(matches!(hear(&frame), Ok(Heard::Echo { .. })));
+    let frame = from_guest(0x800, &v4(132, &[0; 12]));
+    assert!(matches!(hear(&frame), Ok(Heard::Other { protocol: 132, .. })));
+}
+
+#[test]
+fn v9_only_an_opening_segment_opens() {
+    for (flags, opens) in
+        [(SYN, true), (SYN | 16, false), (SYN | 4, false), (SYN | 1, false), (16, false), (0, false)]
+    {
+        let frame = from_guest(0x800, &v4(6, &tcp(40000, 443, flags)));
+        let Ok(Heard::Tcp(segment)) = hear(&frame) else { panic!("a segment") };
+        assert_eq!(segment.opens, opens, "{flags:#x}");
+    }
+}
+
+#[test]
+fn v9_foreign_cards_and_addresses_are_dropped() {
+    let packet = v4(6, &tcp(1, 443, SYN));
+    let foreign = [2, 0, 0, 0, 0, 9];
+    let other = Ipv4Addr::new(192, 0, 0, 3);
+    let others = |from, to| v4_with(6, from, to, &tcp(1, 443, SYN), |_| {});
+    for (frame, reason) in [
+        (ethernet(GATEWAY_MAC, foreign, 0x800, &packet), Dropped::ForeignCard),
+        (ethernet(GATEWAY_MAC, GATEWAY_MAC, 0x800, &packet), Dropped::ForeignCard),
+        (ethernet(foreign, GUEST_MAC, 0x800, &packet), Dropped::OtherCard),
+        (from_guest(0x800, &others(other, REMOTE)), Dropped::ForeignAddress),
+        (from_guest(0x800, &others(GATEWAY_V4, REMOTE)), Dropped::ForeignAddress),
+        (from_guest(0x800, &others(REMOTE, REMOTE)), Dropped::ForeignAddress),
+        (from_guest(0x86dd, &v6_with(6, GATEWAY_V6, REMOTE_V6, &tcp(1, 2, SYN))), Dropped::ForeignAddress),
+        (from_guest(0x86dd, &v6_with(6, REMOTE_V6, REMOTE_V6, &tcp(1, 2, SYN))), Dropped::ForeignAddress),
+        (from_guest(0x800, &others(GUEST_V4, Ipv4Addr::BROADCAST)), Dropped::Multicast),
+        (from_guest(0x800, &others(GUEST_V4, Ipv4Addr::new(224, 0, 0, 251))), Dropped::Multicast),
+        (
+            from_guest(0x86dd, &v6_with(17, GUEST_V6, "ff02::fb".parse().unwrap(), &udp(1, 2, 8, &[]))),
+            Dropped::Multicast,
+        ),
+    ] {
+        assert_eq!(hear(&frame).err(), Some(reason), "{frame:x?}");
+    }
+}
+
+#[test]
+fn v9_shapes_that_the_link_does_not_carry_are_dropped() {
+    let good = v4(6, &tcp(1, 443, SYN));
+    let with =
+        |change: fn(&mut [u8])| from_guest(0x800, &v4_with(6, GUEST_V4, REMOTE, &tcp(1, 443, SYN), change));
+    let behind = |next, carried: &[u8]| from_guest(0x86dd, &v6_with(next, GUEST_V6, REMOTE_V6, carried));
+    for (frame, reason) in [
+        (vec![], Dropped::Malformed),
+        (vec![0; 13], Dropped::Malformed),
+        (from_guest(0x800, &good[..19]), Dropped::Malformed),
+        (from_guest(0x800, &good[..30]), Dropped::Malformed),
+        (from_guest(0x8100, &[&[0, 5, 8, 0][..], &good].concat()), Dropped::Vlan),
+        (from_guest(0x88a8, &good), Dropped::Vlan),
+        (from_guest(0x8847, &good), Dropped::OtherKind),
+        (from_guest(0x86dd, &good), Dropped::Malformed),
+        // Options: the first four bytes behind the header are taken for them.
+        (with(|packet| packet[0] = 0x46), Dropped::Options),
+        (with(|packet| packet[0] = 0x44), Dropped::Malformed),
+        // Fragments: the first, one in the middle, a tiny one.
+        (with(|packet| packet[6] = 0x20), Dropped::Fragment),
+        (with(|packet| packet[7] = 1), Dropped::Fragment),
+        (with(|packet| packet[3] = 200), Dropped::Malformed),
+        (behind(44, &[6, 0, 0, 1, 0, 0, 0, 7]), Dropped::Fragment),
+        (behind(0, &[6, 0, 1, 4, 0, 0, 0, 0]), Dropped::Options),
+        (behind(43, &[6, 0, 0, 0, 0, 0, 0, 0]), Dropped::Options),
+        (behind(60, &[6, 0, 1, 4, 0, 0, 0, 0]), Dropped::Options),
+        (from_guest(0x800, &v4(6, &tcp(0, 443, SYN))), Dropped::NoPort),
+        (from_guest(0x800, &v4(6, &tcp(1, 0, SYN))), Dropped::NoPort),
+        (from_guest(0x800, &v4(17, &udp(1, 2, 200, b"x"))), Dropped::Malformed),
+        (from_guest(0x800, &v4(17, &udp(1, 2, 3, b"x"))), Dropped::Malformed),
+        // A redirect, and an advertisement of a router.
+        (from_guest(0x800, &v4(1, &[5, 1, 0, 0, 192, 0, 0, 1])), Dropped::Announcement),
+        (behind(58, &[134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), Dropped::Announcement),
+    ] {
+        assert_eq!(hear(&frame).err(), Some(reason), "{frame:x?}");
+    }
+    let mut wrong_sum = good;
+    wrong_sum[10] ^= 1;
+    assert_eq!(hear(&from_guest(0x800, &wrong_sum)).err(), Some(Dropped::Malformed));
+}
+
+fn arp(operation: u16, card: [u8; 6], from: Ipv4Addr, wanted: Ipv4Addr) -> Vec<u8> {
+    let mut packet = vec![0, 1, 8, 0, 6, 4];
+    packet.extend(operation.to_be_bytes());
+    packet.extend(card);
+    packet.extend(from.octets());
+    packet.extend([0; 6]);
+    packet.extend(wanted.octets());
+    ethernet([0xff; 6], GUEST_MAC, 0x806, &packet)
+}
+
+#[test]
+fn v9_nobody_but_the_gateway_answers_for_the_gateway() {
+    assert!(matches!(hear(&arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4)), Ok(Heard::WhoHas)));
+    for (frame, reason) in [
+        (arp(2, GUEST_MAC, GATEWAY_V4, GUEST_V4), Dropped::Announcement),
+        (arp(1, GUEST_MAC, GATEWAY_V4, GATEWAY_V4), Dropped::ForeignAddress),
+        (arp(1, [2, 0, 0, 0, 0, 9], GUEST_V4, GATEWAY_V4), Dropped::ForeignCard),
+        (arp(1, GUEST_MAC, GUEST_V4, REMOTE), Dropped::Announcement),
+    ] {
+        assert_eq!(hear(&frame).err(), Some(reason));
+    }
+    let solicits = |from, target: Ipv6Addr| {
+        let carried = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
+        from_guest(0x86dd, &v6_with(58, from, GATEWAY_V6, &carried))
+    };
+    assert!(matches!(hear(&solicits(GUEST_V6, GATEWAY_V6)), Ok(Heard::Solicits(_))));
+    assert!(matches!(hear(&solicits(guest_link_local(), GATEWAY_V6)), Ok(Heard::Solicits(_))));
+    assert_eq!(hear(&solicits(REMOTE_V6, GATEWAY_V6)).err(), Some(Dropped::ForeignAddress));
+    assert_eq!(hear(&solicits(GUEST_V6, REMOTE_V6)).err(), Some(Dropped::Announcement));
+}
+
+#[test]
+fn n5_what_comes_with_the_first_segment_is_not_kept() {
+    let carried = [tcp(40000, 443, SYN), vec![b'x'; 100]].concat();
+    for frame in
+        [from_guest(0x800, &v4(6, &carried)), from_guest(0x86dd, &v6_with(6, GUEST_V6, REMOTE_V6, &carried))]
+    {
+        let Ok(Heard::Tcp(segment)) = hear(&frame) else { panic!("a segment") };
+        let bare = segment.without_payload();
+        assert_eq!(bare.len(), segment.packet.len() - 100);
+        let header = if segment.remote.is_ipv4() { 20 } else { 40 };
+        let tcp = TcpPacket::new_checked(&bare[header..]).unwrap();
+        assert!(tcp.syn() && tcp.payload().is_empty());
+    }
+}
+
+#[test]
+fn v9_no_frame_of_any_bytes_breaks_it() {
+    // A good frame of each kind, with every byte in turn set to a few values, and cut at every place.
+    let frames = [
+        from_guest(0x800, &v4(6, &tcp(40000, 443, SYN))),
+        from_guest(0x800, &v4(17, &udp(1, 2, 9, b"x"))),
+        from_guest(0x800, &v4(1, &[8, 0, 0, 0, 0, 1, 0, 1])),
+        from_guest(0x86dd, &v6_with(6, GUEST_V6, REMOTE_V6, &tcp(1, 2, SYN))),
+        from_guest(0x86dd, &v6_with(58, GUEST_V6, GATEWAY_V6, &[135; 32])),
+        arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4),
+    ];
+    let mut heard = 0;
+    for frame in frames {
+        for cut in 0..=frame.len() {
+            heard += u32::from(hear(&frame[..cut]).is_ok());
+        }
+        for place in 0..frame.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut changed = frame.clone();
+                changed[place] = value;
+                if let Ok(Heard::Tcp(segment)) = hear(&changed) {
+                    heard += u32::from(!segment.without_payload().is_empty());
+                }
+            }
+        }
+    }
+    assert!(heard > 100, "{heard}");
+}

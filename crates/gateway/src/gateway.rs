@@ -1,0 +1,398 @@
+//! The gateway's one loop: frames of the guest, sockets of the host, messages of whoever started it, timers.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bathy_policy::Policies;
+use bathy_protocol::network::{
+    BoundPort, FromGateway, GatewayLaunch, MAX_FRAME, MAX_MESSAGE, NetEvent, Peer, ToGateway, decode,
+};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use thiserror::Error;
+
+use crate::flows::Flows;
+use crate::frame::{self, Heard};
+use crate::judge::Judge;
+use crate::limits::Allowance;
+use crate::link::{Link, Received};
+use crate::notes::Notes;
+use crate::resolver::Resolver;
+use crate::stack::Clock;
+use crate::table::Table;
+
+/// How many frames of the guest are taken before others have their turn.
+const FRAMES_AT_ONCE: usize = 128;
+/// How many connections have their turn before the link is looked at again.
+const TURNS_AT_ONCE: usize = 64;
+const EVENTS_AT_ONCE: usize = 128;
+/// How long whoever started the gateway may take to hear of the end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+const CONTROL: u64 = 0;
+const LINK: u64 = 1;
+/// Numbers below this are of a kind; the kind is above it.
+const KIND: u64 = 1 << 60;
+
+/// What a token of the event queue stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// Messages.
+    Control,
+    /// Frames.
+    Link,
+    /// A published port.
+    Port(u64),
+    /// The host's end of a connection.
+    Connection(u64),
+    /// A flow's socket.
+    Flow(u64),
+    /// A question for a name.
+    Question(u64),
+}
+
+impl Token {
+    fn number(self) -> u64 {
+        match self {
+            Self::Control => CONTROL,
+            Self::Link => LINK,
+            Self::Port(number) => KIND + number,
+            Self::Connection(number) => 2 * KIND + number,
+            Self::Flow(number) => 3 * KIND + number,
+            Self::Question(number) => 4 * KIND + number,
+        }
+    }
+
+    fn of(number: u64) -> Self {
+        let rest = number % KIND;
+        match number / KIND {
+            0 if rest == CONTROL => Self::Control,
+            0 => Self::Link,
+            1 => Self::Port(rest),
+            2 => Self::Connection(rest),
+            3 => Self::Flow(rest),
+            _ => Self::Question(rest),
+        }
+    }
+}
+
+/// Why a gateway cannot serve.
+#[derive(Debug, Error)]
+pub enum GatewayError {
+    /// What it is to decide by.
+    #[error("The policies cannot be read: {0}")]
+    Policies(serde_json::Error),
+    /// The host.
+    #[error("The gateway cannot wait for events: {0}")]
+    Events(io::Error),
+}
+
+/// A gateway.
+#[derive(Debug)]
+pub struct Gateway {
+    pub(crate) epoll: OwnedFd,
+    pub(crate) link: Link,
+    pub(crate) notes: Notes,
+    pub(crate) judge: Judge,
+    pub(crate) resolver: Resolver,
+    pub(crate) table: Table,
+    pub(crate) flows: Flows,
+    pub(crate) allowance: Allowance,
+    pub(crate) ports: Vec<OwnedFd>,
+    pub(crate) bound: Vec<BoundPort>,
+    /// Published ports at which more waits than was taken.
+    pub(crate) ports_left: BTreeSet<usize>,
+    /// Nobody is taken before this.
+    pub(crate) ports_after: Instant,
+    /// Flows with more datagrams for the guest than were delivered.
+    pub(crate) flows_left: BTreeSet<u64>,
+    pub(crate) next_port: u16,
+    pub(crate) clock: Clock,
+    pub(crate) now: Instant,
+    pub(crate) buffer: Vec<u8>,
+    link_readable: bool,
+    frame: Vec<u8>,
+}
+
+/// Nobody is left to serve.
+struct Gone;
+
+impl Gateway {
+    /// One that serves over these sockets. `ports` are bound, in the order of the launch's.
+    ///
+    /// # Errors
+    /// When the policies cannot be read or the host gives no event queue.
+    pub fn new(
+        launch: GatewayLaunch,
+        control: OwnedFd,
+        link: OwnedFd,
+        ports: Vec<OwnedFd>,
+    ) -> Result<Self, GatewayError> {
+        let policies = read_policies(&launch.policies)?;
+        let events = |error: Errno| GatewayError::Events(error.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
+        let now = Instant::now();
+        let gateway = Self {
+            epoll,
+            link: Link::new(link),
+            notes: Notes::new(control, now),
+            judge: Judge::new(policies, launch.cure),
+            resolver: Resolver::new(launch.resolvers, launch.limits.queries),
+            table: Table::default(),
+            flows: Flows::new(now),
+            allowance: Allowance::new(&launch.limits, now),
+            ports,
+            bound: launch.ports,
+            ports_left: BTreeSet::new(),
+            ports_after: now,
+            flows_left: BTreeSet::new(),
+            next_port: 0,
+            clock: Clock::new(),
+            now,
+            buffer: vec![0; 65536],
+            link_readable: true,
+            frame: vec![0; MAX_FRAME],
+        };
+        watch(&gateway.epoll, gateway.notes.fd(), Token::Control).map_err(events)?;
+        watch(&gateway.epoll, gateway.link.fd(), Token::Link).map_err(events)?;
+        for (number, port) in (0..).zip(&gateway.ports) {
+            watch(&gateway.epoll, port.as_fd(), Token::Port(number)).map_err(events)?;
+        }
+        Ok(gateway)
+    }
+
+    /// Serves until the keeper or whoever started it is gone.
+    ///
+    /// # Errors
+    /// When the host lets it wait no more.
+    pub fn run(mut self) -> Result<(), GatewayError> {
+        self.notes.tell(&FromGateway::Ready);
+        while self.step(true)? {}
+        Ok(())
+    }
+
+    /// One turn of the loop, which waits for something to do or not. Whether somebody is left to serve.
+    ///
+    /// # Errors
+    /// When the host lets it wait no more.
+    pub fn step(&mut self, waits: bool) -> Result<bool, GatewayError> {
+        let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
+        let timeout = if waits { self.timeout() } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
+        let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok((ready, _)) => &*ready,
+            Err(Errno::INTR) => &[],
+            Err(error) => return Err(GatewayError::Events(error.into())),
+        };
+        self.now = Instant::now();
+        let served = ready.iter().try_for_each(|event| self.on_event(event)).and_then(|()| self.work());
+        Ok(served.is_ok())
+    }
+
+    fn on_event(&mut self, event: &Event) -> Result<(), Gone> {
+        match Token::of(event.data.u64()) {
+            Token::Control => {
+                self.notes.flush();
+                self.hear_owner()
+            }
+            Token::Link => {
+                self.link_readable = true;
+                self.link.flush();
+                Ok(())
+            }
+            Token::Port(number) => {
+                if let Ok(port) = usize::try_from(number) {
+                    self.on_port(port);
+                }
+                Ok(())
+            }
+            Token::Connection(number) => {
+                if let Some(connection) = self.table.get_mut(number) {
+                    connection.wake();
+                    self.table.queue(number);
+                }
+                Ok(())
+            }
+            Token::Flow(number) => {
+                self.on_flow(number);
+                Ok(())
+            }
+            Token::Question(number) => {
+                self.on_question(number);
+                Ok(())
+            }
+        }
+    }
+
+    fn hear_owner(&mut self) -> Result<(), Gone> {
+        loop {
+            let mut message = vec![0; MAX_MESSAGE];
+            match recv(self.notes.fd(), &mut message, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(Gone),
+                Ok((length, _)) => match decode(message.get(..length).unwrap_or_default()) {
+                    Ok(ToGateway::Policies(text)) => self.change(&text),
+                    Err(error) => self.notes.tell(&FromGateway::Failed(error.to_string())),
+                },
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(_) => return Err(Gone),
+            }
+        }
+    }
+
+    fn change(&mut self, text: &str) {
+        match read_policies(text) {
+            Ok(policies) => {
+                self.judge.change(policies);
+                let closed = self.judge_all_again();
+                self.notes.tell(&FromGateway::Changed { closed });
+            }
+            Err(error) => self.notes.tell(&FromGateway::Failed(error.to_string())),
+        }
+    }
+
+    /// Whether anything may be sent to the guest now.
+    pub(crate) fn may_receive(&mut self) -> bool {
+        self.link.has_room() && self.allowance.may_receive(self.now).is_ok()
+    }
+
+    /// How long to wait for events.
+    fn timeout(&mut self) -> Option<Timespec> {
+        let mut wake: Vec<Option<Instant>> = vec![self.notes.due(), self.resolver.due(), self.flows.due()];
+        if self.link_readable && self.notes.has_room() {
+            wake.push(Some(self.allowance.may_send(self.now).err().unwrap_or(self.now)));
+        }
+        if self.link.has_room() {
+            let is_waiting = self.table.queued() > 0 || !self.flows_left.is_empty();
+            let turn = if is_waiting { Some(self.now) } else { self.table.due() };
+            let callers = !self.ports_left.is_empty() && self.notes.has_room();
+            let turn = turn.into_iter().chain(callers.then_some(self.ports_after)).min();
+            let allowed = self.allowance.may_receive(self.now).err();
+            wake.push(turn.map(|turn| allowed.map_or(turn, |allowed| turn.max(allowed))));
+        }
+        let wake = wake.into_iter().flatten().min()?;
+        let wait = wake.saturating_duration_since(self.now);
+        Some(Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        })
+    }
+
+    fn work(&mut self) -> Result<(), Gone> {
+        self.hear_guest()?;
+        for port in std::mem::take(&mut self.ports_left) {
+            self.on_port(port);
+        }
+        for flow in std::mem::take(&mut self.flows_left) {
+            self.on_flow(flow);
+        }
+        self.table.ring(self.now);
+        for _ in 0..TURNS_AT_ONCE {
+            if !self.may_receive() {
+                break;
+            }
+            let Some(number) = self.table.next() else { break };
+            self.turn(number);
+        }
+        for number in self.resolver.late(self.now) {
+            self.on_question(number);
+        }
+        for number in self.flows.idle(self.now) {
+            self.end_flow(number, "idle");
+        }
+        self.notes.settle(self.now);
+        Ok(())
+    }
+
+    fn hear_guest(&mut self) -> Result<(), Gone> {
+        let mut frame = std::mem::take(&mut self.frame);
+        let result = self.hear_frames(&mut frame);
+        self.frame = frame;
+        result
+    }
+
+    fn hear_frames(&mut self, buffer: &mut [u8]) -> Result<(), Gone> {
+        for _ in 0..FRAMES_AT_ONCE {
+            // What cannot be written down is not decided: the guest waits.
+            if !self.link_readable || !self.notes.has_room() || self.allowance.may_send(self.now).is_err() {
+                break;
+            }
+            match self.link.receive(buffer) {
+                Received::Gone => {
+                    self.end_all();
+                    return Err(Gone);
+                }
+                Received::Nothing => self.link_readable = false,
+                Received::Frame(frame) => {
+                    self.allowance.up.0.take(u64::try_from(frame.len()).unwrap_or(0));
+                    self.allowance.up.1.take(1);
+                    self.on_frame(frame);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sandbox is at its end: what is open is written down as ended, and whoever started the gateway gets all of it.
+    fn end_all(&mut self) {
+        let connections: Vec<_> = self.table.all().map(|(number, _)| number).collect();
+        for number in connections {
+            if let Some(connection) = self.table.get_mut(number) {
+                connection.abort();
+            }
+            self.end(number, "the sandbox ended");
+        }
+        let flows: Vec<_> = self.flows.all().map(|(number, _)| number).collect();
+        for number in flows {
+            self.end_flow(number, "the sandbox ended");
+        }
+        self.notes.tell_counted();
+        self.notes.tell(&FromGateway::Unplugged);
+        let until = Instant::now() + LAST_WORDS;
+        while !self.notes.is_sent() && Instant::now() < until {
+            let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
+            let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+            // A reader that takes no more is noticed by the time, not by an event.
+            let _ = epoll::wait(&self.epoll, &mut events, Some(&pause));
+            self.notes.flush();
+        }
+    }
+
+    fn on_frame(&mut self, frame: &[u8]) {
+        match frame::hear(frame) {
+            Err(reason) => self.notes.dropped(reason),
+            Ok(Heard::WhoHas) => crate::reply::tell_card(&mut self.link),
+            Ok(Heard::Solicits(from)) => crate::reply::tell_neighbour(&mut self.link, from),
+            Ok(Heard::Echo { remote, packet }) => self.on_echo(remote, packet),
+            Ok(Heard::Tcp(segment)) => self.on_segment(&segment),
+            Ok(Heard::Udp(datagram)) => self.on_datagram(&datagram),
+            Ok(Heard::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
+        }
+    }
+
+    /// Writes down that something has ended.
+    pub(crate) fn note_end(&mut self, peer: Peer, moved: (u64, u64), started: Instant, reason: &str) {
+        let milliseconds = self.now.saturating_duration_since(started).as_millis();
+        self.notes.event(NetEvent::Closed {
+            peer,
+            sent: moved.0,
+            received: moved.1,
+            milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
+            reason: reason.to_owned(),
+        });
+    }
+}
+
+/// Watches a socket by edges.
+pub(crate) fn watch(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
+    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+    epoll::add(epoll, socket, EventData::new_u64(token.number()), flags)
+}
+
+fn read_policies(text: &str) -> Result<Policies, GatewayError> {
+    serde_json::from_str(text).map_err(GatewayError::Policies)
+}

@@ -1,0 +1,32 @@
+//! The gateway of a sandbox: it reads what the guest sends, asks the policy, and dials what the policy allows.
+//!
+//! Every connection of the guest ends here, in a stack of its own, and is made anew on the host's side: no packet of the guest's
+//! ever leaves. The readers ([`hello`], [`http`], [`dns`]) do no input or output; they take bytes in any segmentation and say
+//! what was in them.
+
+mod change;
+mod connection;
+pub mod dns;
+mod flows;
+pub mod frame;
+mod gateway;
+pub mod hello;
+mod host;
+pub mod http;
+pub mod inspect;
+mod judge;
+mod limits;
+mod link;
+mod notes;
+mod process;
+mod published;
+mod questions;
+mod reply;
+mod resolver;
+mod stack;
+mod table;
+mod tcp;
+mod udp;
+
+pub use gateway::{Gateway, GatewayError};
+pub use process::run;

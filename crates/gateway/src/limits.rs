@@ -1,0 +1,168 @@
+//! How much of the network a sandbox may use in a time.
+
+use std::time::{Duration, Instant};
+
+use bathy_protocol::network::NetworkLimits;
+
+/// Fills by so much in a second, and holds one second's worth. What is taken beyond that is owed, and comes back first.
+#[derive(Debug)]
+pub struct Bucket {
+    per_second: i64,
+    left: i64,
+    /// What is left of a unit, in billionths.
+    fraction: u64,
+    last: Instant,
+}
+
+impl Bucket {
+    /// A full one.
+    pub fn new(per_second: u64, now: Instant) -> Self {
+        let per_second = i64::try_from(per_second).unwrap_or(i64::MAX);
+        Self { per_second, left: per_second, fraction: 0, last: now }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.last);
+        self.last = now;
+        let each = u128::try_from(self.per_second).unwrap_or(0);
+        let parts = passed.as_nanos().saturating_mul(each) + u128::from(self.fraction);
+        let whole = i64::try_from(parts / 1_000_000_000).unwrap_or(i64::MAX);
+        self.fraction = u64::try_from(parts % 1_000_000_000).unwrap_or(0);
+        self.left = self.left.saturating_add(whole).min(self.per_second);
+    }
+
+    /// Whether anything is left.
+    pub fn has_any(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        self.left > 0
+    }
+
+    /// Takes one unit if one is left.
+    pub fn take_one(&mut self, now: Instant) -> bool {
+        let has_any = self.has_any(now);
+        self.left = self.left.saturating_sub(i64::from(has_any));
+        has_any
+    }
+
+    /// Takes this much, whether it is there or not.
+    pub fn take(&mut self, amount: u64) {
+        self.left = self.left.saturating_sub(i64::try_from(amount).unwrap_or(i64::MAX));
+    }
+
+    /// How much is left.
+    pub fn left(&self) -> u64 {
+        u64::try_from(self.left).unwrap_or(0)
+    }
+
+    /// When something will be there again, and not before a hundredth of the whole is, if nothing is now.
+    pub fn ready_at(&self) -> Instant {
+        if self.left > 0 {
+            return self.last;
+        }
+        let owed = u128::from(self.left.unsigned_abs()) + 1;
+        let each = u128::try_from(self.per_second.max(1)).unwrap_or(1);
+        let wait = u64::try_from(owed.saturating_mul(1_000_000_000) / each).unwrap_or(u64::MAX);
+        self.last + Duration::from_nanos(wait).clamp(SHORTEST_WAIT, LONGEST_WAIT)
+    }
+}
+
+/// How soon, and how late at most, an empty bucket is looked at again.
+const SHORTEST_WAIT: Duration = Duration::from_millis(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// What is left of all that a sandbox may use.
+#[derive(Debug)]
+pub struct Allowance {
+    /// Connections and flows at once.
+    pub connections: usize,
+    /// New ones of the guest's.
+    pub new: Bucket,
+    /// New ones of callers at published ports.
+    pub callers: Bucket,
+    /// Bytes and packets from the guest.
+    pub up: (Bucket, Bucket),
+    /// Bytes and packets to the guest.
+    pub down: (Bucket, Bucket),
+}
+
+impl Allowance {
+    /// All of it.
+    pub fn new(limits: &NetworkLimits, now: Instant) -> Self {
+        let traffic = || (Bucket::new(limits.bytes, now), Bucket::new(limits.packets.into(), now));
+        Self {
+            connections: usize::try_from(limits.connections).unwrap_or(usize::MAX),
+            new: Bucket::new(limits.new_connections.into(), now),
+            callers: Bucket::new(limits.new_connections.into(), now),
+            up: traffic(),
+            down: traffic(),
+        }
+    }
+
+    /// Whether the guest may send, or when it may again.
+    ///
+    /// # Errors
+    /// When it may not now.
+    pub fn may_send(&mut self, now: Instant) -> Result<(), Instant> {
+        may(&mut self.up, now)
+    }
+
+    /// Whether something may be sent to the guest, or when it may again.
+    ///
+    /// # Errors
+    /// When it may not now.
+    pub fn may_receive(&mut self, now: Instant) -> Result<(), Instant> {
+        may(&mut self.down, now)
+    }
+}
+
+fn may((bytes, packets): &mut (Bucket, Bucket), now: Instant) -> Result<(), Instant> {
+    let (has_bytes, has_packets) = (bytes.has_any(now), packets.has_any(now));
+    if has_bytes && has_packets { Ok(()) } else { Err(bytes.ready_at().max(packets.ready_at())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_one_second_and_fills_steadily() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(100, start);
+        assert_eq!((0..200).filter(|_| bucket.take_one(start)).count(), 100);
+        let mut taken = 0;
+        for step in 1..=1000 {
+            taken += u32::from(bucket.take_one(start + Duration::from_millis(step)));
+        }
+        assert!((99..=100).contains(&taken), "{taken}");
+        assert_eq!((0..500).filter(|_| bucket.take_one(start + Duration::from_secs(100))).count(), 100);
+    }
+
+    #[test]
+    fn an_empty_bucket_tells_when_to_look_again() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(1000, start);
+        bucket.take(5000);
+        assert!(!bucket.has_any(start));
+        assert!(bucket.ready_at() > start);
+        let later = bucket.ready_at();
+        assert!(!bucket.has_any(start + Duration::from_millis(3900)), "four thousand are owed");
+        assert!(
+            later <= start + Duration::from_secs(4) && bucket.has_any(start + Duration::from_millis(4002))
+        );
+    }
+
+    #[test]
+    fn frames_that_are_longer_than_what_is_left_do_not_raise_the_rate() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(100_000, start);
+        let mut moved = 0;
+        for step in 0..10_000 {
+            if bucket.has_any(start + Duration::from_millis(step)) {
+                bucket.take(65_000);
+                moved += 65_000;
+            }
+        }
+        // One second's worth at once, ten seconds' worth after it, and a frame more.
+        assert!((1_000_000..=1_165_000).contains(&moved), "{moved}");
+    }
+}

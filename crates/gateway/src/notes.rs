@@ -1,0 +1,177 @@
+//! What is to be written down, on its way to whoever started the gateway. None is lost: when too many wait, nothing new is
+//! decided until they are taken.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bathy_protocol::network::{FromGateway, NetEvent, Peer, encode};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+
+use crate::frame::Dropped;
+
+/// So many may wait before nothing new is decided.
+const MOST_WAITING: usize = 1024;
+/// Alike denials, drops and limits are told once in this time, with their number.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How many kinds of denials are told apart in one such time.
+const MOST_KINDS: usize = 256;
+
+/// A denial that was told of, and how often it came again.
+#[derive(Debug)]
+struct Repeated {
+    rule: String,
+    cure: Option<String>,
+    again: u32,
+}
+
+/// What waits.
+#[derive(Debug)]
+pub struct Notes {
+    socket: OwnedFd,
+    waiting: VecDeque<Vec<u8>>,
+    denials: BTreeMap<String, (Peer, Repeated)>,
+    /// Names that were told of as denied.
+    names: BTreeSet<(String, String)>,
+    drops: BTreeMap<Dropped, u64>,
+    limits: BTreeMap<&'static str, u64>,
+    unkept: u32,
+    next: Instant,
+}
+
+impl Notes {
+    /// To this socket.
+    pub fn new(socket: OwnedFd, now: Instant) -> Self {
+        Self {
+            socket,
+            waiting: VecDeque::new(),
+            denials: BTreeMap::new(),
+            names: BTreeSet::new(),
+            drops: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            unkept: 0,
+            next: now + PERIOD,
+        }
+    }
+
+    /// What to wait on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether more may be decided.
+    pub fn has_room(&self) -> bool {
+        self.waiting.len() < MOST_WAITING
+    }
+
+    /// Sends a message.
+    pub fn tell(&mut self, message: &FromGateway) {
+        if let Ok(bytes) = encode(message) {
+            self.waiting.push_back(bytes);
+            self.flush();
+        }
+    }
+
+    /// Something happened.
+    pub fn event(&mut self, event: NetEvent) {
+        self.tell(&FromGateway::Event(event));
+    }
+
+    /// Something was denied. The first of its kind is told at once, the others are counted for a while.
+    pub fn denied(&mut self, peer: &Peer, rule: &str, cure: Option<&str>) {
+        let kind = format!("{:?} {} {} {:?} {rule}", peer.transport, peer.address, peer.port, peer.name);
+        if let Some((_, repeated)) = self.denials.get_mut(&kind) {
+            repeated.again = repeated.again.saturating_add(1);
+            return;
+        }
+        if self.denials.len() >= MOST_KINDS {
+            self.unkept = self.unkept.saturating_add(1);
+            return;
+        }
+        let (rule, cure) = (rule.to_owned(), cure.map(str::to_owned));
+        self.event(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: cure.clone(), count: 1 });
+        self.denials.insert(kind, (peer.clone(), Repeated { rule, cure, again: 0 }));
+    }
+
+    /// A name was asked for. Of names that are denied each is told of once in a while: a guest can ask as often as it likes.
+    pub fn asked(&mut self, event: NetEvent) {
+        if let NetEvent::Unresolved { name, kind, denied: true, .. } = &event {
+            let asked = (name.clone(), kind.clone());
+            if self.names.contains(&asked) {
+                return self.limited("names that are denied, asked for again");
+            }
+            if self.names.len() >= MOST_KINDS {
+                return self.limited("names that are denied");
+            }
+            self.names.insert(asked);
+        }
+        self.event(event);
+    }
+
+    /// A frame was dropped.
+    pub fn dropped(&mut self, reason: Dropped) {
+        if !reason.is_usual() {
+            *self.drops.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// Something was turned away by a limit.
+    pub fn limited(&mut self, limit: &'static str) {
+        *self.limits.entry(limit).or_default() += 1;
+    }
+
+    /// When to come back for what was only counted, if anything was.
+    pub fn due(&self) -> Option<Instant> {
+        let nothing = self.denials.is_empty()
+            && self.names.is_empty()
+            && self.drops.is_empty()
+            && self.limits.is_empty();
+        (!nothing && self.has_room()).then_some(self.next)
+    }
+
+    /// Tells what was counted, once in a while.
+    pub fn settle(&mut self, now: Instant) {
+        if now >= self.next && self.has_room() {
+            self.next = now + PERIOD;
+            self.tell_counted();
+        }
+    }
+
+    /// Tells what was counted.
+    pub fn tell_counted(&mut self) {
+        self.names.clear();
+        for (peer, Repeated { rule, cure, again }) in std::mem::take(&mut self.denials).into_values() {
+            if again > 0 {
+                self.event(NetEvent::Denied { peer, rule, cure, count: again });
+            }
+        }
+        for (reason, count) in std::mem::take(&mut self.drops) {
+            self.event(NetEvent::Dropped { reason: reason.to_string(), count });
+        }
+        for (limit, count) in std::mem::take(&mut self.limits) {
+            self.event(NetEvent::Limited { limit: limit.to_owned(), count });
+        }
+        let unkept = std::mem::take(&mut self.unkept);
+        if unkept > 0 {
+            self.event(NetEvent::Limited { limit: "denials told apart".to_owned(), count: unkept.into() });
+        }
+    }
+
+    /// Whether everything was sent.
+    pub fn is_sent(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Sends what the reader takes now.
+    pub fn flush(&mut self) {
+        while let Some(message) = self.waiting.front() {
+            match send(&self.socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS) => return,
+                // A reader that is gone is noticed when it is listened to.
+                _ => drop(self.waiting.pop_front()),
+            }
+        }
+    }
+}

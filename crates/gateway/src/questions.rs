@@ -1,0 +1,71 @@
+//! Questions for names that come over a connection.
+
+use crate::connection::Pumped;
+use crate::dns::{FrameReader, MAX_QUERY};
+use crate::stack::Stack;
+
+/// How many questions of one connection wait for answers at once.
+const MOST_WAITING: usize = 16;
+/// How many bytes of answers may wait until the guest reads them.
+const MOST_UNREAD: usize = 64 * 1024;
+/// How much is read at once.
+const CHUNK: usize = 4096;
+
+/// The questions of one connection.
+#[derive(Debug)]
+pub struct Questions {
+    reader: FrameReader,
+    waiting: usize,
+}
+
+impl Questions {
+    /// None yet.
+    pub fn new() -> Self {
+        Self { reader: FrameReader::new(MAX_QUERY), waiting: 0 }
+    }
+
+    /// One was answered.
+    pub fn answered(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+
+    /// Whether all were answered.
+    pub fn is_idle(&self) -> bool {
+        self.waiting == 0
+    }
+
+    /// The next question, if it is there. `unread` bytes of answers wait for the guest, which does not get to ask more
+    /// before it reads.
+    pub fn take(&mut self, stack: &mut Stack, unread: usize) -> Option<Pumped> {
+        loop {
+            if self.waiting >= MOST_WAITING || unread >= MOST_UNREAD {
+                return None;
+            }
+            match self.reader.next() {
+                Ok(Some(question)) => {
+                    self.waiting += 1;
+                    return Some(Pumped::Question(question));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    stack.tcp().abort();
+                    return Some(Pumped::Ended(error.to_string()));
+                }
+            }
+            let taken = stack.tcp().recv(|bytes| {
+                let part = bytes.get(..bytes.len().min(CHUNK)).unwrap_or(bytes);
+                self.reader.push(part);
+                (part.len(), part.len())
+            });
+            if !taken.is_ok_and(|count| count > 0) {
+                return None;
+            }
+        }
+    }
+}
+
+impl Default for Questions {
+    fn default() -> Self {
+        Self::new()
+    }
+}

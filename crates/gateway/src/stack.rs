@@ -1,0 +1,285 @@
+//! The guest's side of one TCP connection: a stack of its own, which knows of nothing else. So a packet costs the same
+//! however many connections there are, and none can disturb another.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use bathy_protocol::network::{GUEST_V4, GUEST_V6, MTU};
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{Checksum, ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
+use smoltcp::time::Instant as StackInstant;
+use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpEndpoint, IpListenEndpoint, TcpPacket};
+
+use crate::link::{Kind, Link};
+
+/// How long the guest may leave what was sent to it unanswered.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often a silent guest is asked whether it is still there, so that a connection may be silent for as long as it likes.
+const GUEST_ASKED: Duration = Duration::from_secs(30);
+const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
+
+/// The clock of all stacks.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn new() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    fn stack(self, now: Instant) -> StackInstant {
+        let micros = now.saturating_duration_since(self.start).as_micros();
+        StackInstant::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
+    }
+
+    fn outside(self, time: StackInstant) -> Instant {
+        self.start + Duration::from_micros(u64::try_from(time.total_micros()).unwrap_or(0))
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How much the guest was told it may send while the connection opens. The window of an opening segment is never scaled,
+/// but smoltcp (0.14) reads its own as if it were: it would take in more than it has room for, and end the process. So until
+/// the first segment that opens nothing, what goes beyond the offer is dropped here.
+#[derive(Debug, Default)]
+struct Offer {
+    /// The first byte that was not offered.
+    edge: Option<u32>,
+    /// Whether such a segment was sent.
+    is_settled: bool,
+}
+
+impl Offer {
+    fn sent(&mut self, kind: Kind, packet: &[u8]) {
+        let Some(segment) = segment(kind, packet) else { return };
+        if !segment.syn() {
+            self.is_settled |= !segment.rst();
+        } else if segment.ack() {
+            self.edge = Some(number(segment.ack_number()).wrapping_add(segment.window_len().into()));
+        }
+    }
+
+    fn admits(&self, kind: Kind, packet: &[u8]) -> bool {
+        if self.is_settled {
+            return true;
+        }
+        let Some(segment) = segment(kind, packet) else { return true };
+        let Ok(length) = u32::try_from(segment.payload().len()) else { return false };
+        let end = number(segment.seq_number()).wrapping_add(length);
+        length == 0 || self.edge.is_some_and(|edge| edge.wrapping_sub(end) <= u32::MAX / 2)
+    }
+}
+
+fn segment(kind: Kind, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
+    let header = if kind == Kind::V4 { IPV4_HEADER } else { IPV6_HEADER };
+    packet.get(header..).and_then(|bytes| TcpPacket::new_checked(bytes).ok())
+}
+
+fn number(number: smoltcp::wire::TcpSeqNumber) -> u32 {
+    number.0.cast_unsigned()
+}
+
+/// One packet in, and a way out.
+struct Wire<'a> {
+    packet: Option<&'a [u8]>,
+    link: &'a mut Link,
+    offer: &'a mut Offer,
+    kind: Kind,
+}
+
+struct In<'a>(&'a [u8]);
+struct Out<'a>(&'a mut Link, &'a mut Offer, Kind);
+
+impl RxToken for In<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, work: F) -> R {
+        work(self.0)
+    }
+}
+
+impl TxToken for Out<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, work: F) -> R {
+        let Self(link, offer, kind) = self;
+        let mut result = None;
+        let mut work = Some(work);
+        link.send(kind, length, |packet| {
+            result = work.take().map(|work| work(packet));
+            offer.sent(kind, packet);
+        });
+        match (result, work) {
+            (Some(result), _) => result,
+            // Longer than any frame, which the stack never sends: it is built for nobody.
+            (None, Some(work)) => work(&mut vec![0; length]),
+            (None, None) => unreachable!("the work was done, and it has a result"),
+        }
+    }
+}
+
+impl Device for Wire<'_> {
+    type RxToken<'a>
+        = In<'a>
+    where
+        Self: 'a;
+    type TxToken<'a>
+        = Out<'a>
+    where
+        Self: 'a;
+
+    fn receive(&mut self, _: StackInstant) -> Option<(In<'_>, Out<'_>)> {
+        let packet = self.packet.take()?;
+        Some((In(packet), Out(self.link, self.offer, self.kind)))
+    }
+
+    fn transmit(&mut self, _: StackInstant) -> Option<Out<'_>> {
+        self.link.has_room().then_some(Out(self.link, self.offer, self.kind))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ip;
+        capabilities.max_transmission_unit = usize::from(MTU);
+        // The guest's card leaves sums to us, and no wire lies between that could spoil anything: only the guest's own
+        // sums would be wrong. Ours are right, for guests that pass packets on.
+        let mut checksum = ChecksumCapabilities::default();
+        checksum.ipv4 = Checksum::Tx;
+        checksum.tcp = Checksum::Tx;
+        capabilities.checksum = checksum;
+        capabilities
+    }
+}
+
+/// The stack of one connection.
+pub struct Stack {
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    socket: SocketHandle,
+    offer: Offer,
+    kind: Kind,
+    clock: Clock,
+}
+
+impl std::fmt::Debug for Stack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stack").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// Which connection a stack is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ends {
+    /// The guest's port.
+    pub guest_port: u16,
+    /// The other side, as the guest sees it.
+    pub remote: SocketAddr,
+}
+
+impl Stack {
+    /// A stack that stands at the other side of a connection that the guest begins; the packet that does so is to follow.
+    /// `room` is how many bytes wait each way at most.
+    pub fn answering(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let mut stack = Self::new(ends, room, clock, link)?;
+        let endpoint = IpListenEndpoint::from((ends.remote.ip(), ends.remote.port()));
+        stack.tcp().listen(endpoint).ok()?;
+        Some(stack)
+    }
+
+    /// A stack that begins a connection to the guest.
+    pub fn calling(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let mut stack = Self::new(ends, room, clock, link)?;
+        let guest = if ends.remote.is_ipv4() { IpAddress::Ipv4(GUEST_V4) } else { IpAddress::Ipv6(GUEST_V6) };
+        let guest = IpEndpoint::new(guest, ends.guest_port);
+        let own = IpListenEndpoint::from((ends.remote.ip(), ends.remote.port()));
+        let Self { interface, sockets, socket, .. } = &mut stack;
+        sockets.get_mut::<Socket<'_>>(*socket).connect(interface.context(), guest, own).ok()?;
+        Some(stack)
+    }
+
+    fn new(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let kind = Kind::of(ends.remote.ip());
+        let mut config = Config::new(HardwareAddress::Ip);
+        let mut seed = [0; 8];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).ok()?;
+        config.random_seed = u64::from_ne_bytes(seed);
+        let now = clock.stack(Instant::now());
+        let mut offer = Offer::default();
+        let mut interface =
+            Interface::new(config, &mut Wire { packet: None, link, offer: &mut offer, kind }, now);
+        let own = IpAddress::from(ends.remote.ip());
+        let bits = if ends.remote.is_ipv4() { 32 } else { 128 };
+        interface.update_ip_addrs(|addresses| {
+            // The one address of a fresh interface has room.
+            let _ = addresses.push(IpCidr::new(own, bits));
+        });
+        let mut socket = Socket::new(SocketBuffer::new(vec![0; room]), SocketBuffer::new(vec![0; room]));
+        socket.set_nagle_enabled(false);
+        socket.set_timeout(Some(GUEST_TIMEOUT.into()));
+        socket.set_keep_alive(Some(GUEST_ASKED.into()));
+        let mut sockets = SocketSet::new(Vec::with_capacity(1));
+        let socket = sockets.add(socket);
+        Some(Self { interface, sockets, socket, offer, kind, clock })
+    }
+
+    /// The connection's own end.
+    pub fn tcp(&mut self) -> &mut Socket<'static> {
+        self.sockets.get_mut(self.socket)
+    }
+
+    /// Takes a packet of this connection.
+    pub fn hear(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
+        if !self.offer.admits(self.kind, packet) {
+            return;
+        }
+        let mut wire = Wire { packet: Some(packet), link, offer: &mut self.offer, kind: self.kind };
+        self.interface.poll_ingress_single(self.clock.stack(now), &mut wire, &mut self.sockets);
+    }
+
+    /// Sends what there is to send, as far as there is room.
+    pub fn speak(&mut self, now: Instant, link: &mut Link) {
+        let now = self.clock.stack(now);
+        // Each turn sends one packet; the link's room and the connection's window bound them.
+        while link.has_room() {
+            let mut wire = Wire { packet: None, link, offer: &mut self.offer, kind: self.kind };
+            let result = self.interface.poll_egress(now, &mut wire, &mut self.sockets);
+            if result == smoltcp::iface::PollResult::None {
+                break;
+            }
+        }
+    }
+
+    /// When it has something to send by itself.
+    pub fn due(&mut self, now: Instant) -> Option<Instant> {
+        let at = self.interface.poll_at(self.clock.stack(now), &self.sockets)?;
+        Some(self.clock.outside(at))
+    }
+
+    /// Whether the guest's end and ours have both gone.
+    pub fn is_over(&mut self) -> bool {
+        self.is_reset() || self.tcp().state() == State::TimeWait
+    }
+
+    /// Whether nothing more can come of it. One that the guest broke off before it stood listens again, to nobody.
+    pub fn is_reset(&mut self) -> bool {
+        matches!(self.tcp().state(), State::Closed | State::Listen)
+    }
+
+    /// Whether the connection stands, as far as the guest is concerned.
+    pub fn is_established(&mut self) -> bool {
+        !matches!(self.tcp().state(), State::Closed | State::Listen | State::SynSent | State::SynReceived)
+    }
+
+    /// Whether the guest will send nothing more, and all of it was taken.
+    pub fn guest_has_finished(&mut self) -> bool {
+        let established = self.is_established();
+        let socket = self.tcp();
+        established && !socket.may_recv() && socket.recv_queue() == 0
+    }
+}

@@ -1,0 +1,134 @@
+//! All connections: found by their ends or their number, with their timers and the order of their turns.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::Instant;
+
+use crate::connection::Connection;
+use crate::stack::Ends;
+
+/// All connections.
+#[derive(Debug, Default)]
+pub struct Table {
+    by_number: BTreeMap<u64, Connection>,
+    by_ends: HashMap<Ends, u64>,
+    timers: BTreeSet<(Instant, u64)>,
+    queue: VecDeque<u64>,
+    last: u64,
+}
+
+impl Table {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// How many bytes may wait each way in the next connection: the first have plenty, and however many there are, they fit.
+    pub fn room(&self) -> usize {
+        match self.count() {
+            0..32 => 512 * 1024,
+            32..256 => 64 * 1024,
+            _ => 16 * 1024,
+        }
+    }
+
+    /// The number of the connection with these ends.
+    pub fn of(&self, ends: Ends) -> Option<u64> {
+        self.by_ends.get(&ends).copied()
+    }
+
+    /// Whether a connection has these ends.
+    pub fn has(&self, ends: Ends) -> bool {
+        self.by_ends.contains_key(&ends)
+    }
+
+    /// A new one, which has its turn soon.
+    pub fn add(&mut self, connection: Connection) -> u64 {
+        self.last += 1;
+        self.by_ends.insert(connection.ends, self.last);
+        self.by_number.insert(self.last, connection);
+        self.queue(self.last);
+        self.last
+    }
+
+    /// One of them.
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Connection> {
+        self.by_number.get_mut(&number)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = (u64, &Connection)> {
+        self.by_number.iter().map(|(number, connection)| (*number, connection))
+    }
+
+    /// All of them, to be changed.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = (u64, &mut Connection)> {
+        self.by_number.iter_mut().map(|(number, connection)| (*number, connection))
+    }
+
+    /// Ends one.
+    pub fn remove(&mut self, number: u64) -> Option<Connection> {
+        let connection = self.by_number.remove(&number)?;
+        self.by_ends.remove(&connection.ends);
+        if let Some(timer) = connection.timer {
+            self.timers.remove(&(timer, number));
+        }
+        Some(connection)
+    }
+
+    /// It wants a turn.
+    pub fn queue(&mut self, number: u64) {
+        if let Some(connection) = self.by_number.get_mut(&number)
+            && !connection.is_queued
+        {
+            connection.is_queued = true;
+            self.queue.push_back(number);
+        }
+    }
+
+    /// How many want a turn.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The next that has its turn.
+    pub fn next(&mut self) -> Option<u64> {
+        while let Some(number) = self.queue.pop_front() {
+            if let Some(connection) = self.by_number.get_mut(&number) {
+                connection.is_queued = false;
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    /// Asks a connection when it wants its next turn.
+    pub fn set_timer(&mut self, number: u64, now: Instant) {
+        let Some(connection) = self.by_number.get_mut(&number) else { return };
+        let due = connection.due(now);
+        if due != connection.timer {
+            if let Some(old) = connection.timer {
+                self.timers.remove(&(old, number));
+            }
+            if let Some(due) = due {
+                self.timers.insert((due, number));
+            }
+            connection.timer = due;
+        }
+    }
+
+    /// When the first wants its turn.
+    pub fn due(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Gives a turn to those whose time has come.
+    pub fn ring(&mut self, now: Instant) {
+        while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, number));
+            if let Some(connection) = self.by_number.get_mut(&number) {
+                connection.timer = None;
+            }
+            self.queue(number);
+        }
+    }
+}

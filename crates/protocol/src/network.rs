@@ -1,0 +1,237 @@
+//! A sandbox's network: the addresses of its one link, and what a gateway and whoever started it say to each other.
+//!
+//! The link has two ends, the guest and the gateway; nobody else is on it. Frames travel between the keeper and the gateway as
+//! packets of a socket, one each. Messages of this module travel over another such socket, one packet each.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::MessageError;
+
+/// The guest's network card.
+pub const GUEST_MAC: [u8; 6] = [0x02, 0x62, 0x61, 0x74, 0x68, 0x79];
+/// The gateway's.
+pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x62, 0x61, 0x74, 0x68, 0x01];
+/// The guest's address. The range is set aside for links like this one, so that it is nobody else's.
+pub const GUEST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
+/// The gateway's address, which is also the resolver's.
+pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 1);
+/// How long the common part of both is, in bits.
+pub const PREFIX_V4: u8 = 29;
+/// The guest's address.
+pub const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd62, 0x6174, 0x6879, 0, 0, 0, 0, 2);
+/// The gateway's address, which is also the resolver's.
+pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd62, 0x6174, 0x6879, 0, 0, 0, 0, 1);
+/// How long the common part of both is, in bits.
+pub const PREFIX_V6: u8 = 64;
+/// The longest packet on the link, in bytes: long ones are what makes it fast.
+pub const MTU: u16 = 65520;
+/// The header of a frame.
+pub const FRAME_HEADER: usize = 14;
+/// The longest frame: the guest may send one that the card would have split, of as many bytes as a packet can have.
+pub const MAX_FRAME: usize = FRAME_HEADER + 65535;
+/// The longest message.
+pub const MAX_MESSAGE: usize = 128 * 1024;
+
+/// Where a gateway finds what it was given.
+pub mod fd {
+    /// The encoded [`super::GatewayLaunch`].
+    pub const CONFIG: i32 = 3;
+    /// Messages to and from whoever started it.
+    pub const CONTROL: i32 = 4;
+    /// Frames to and from the keeper.
+    pub const LINK: i32 = 5;
+    /// Sockets that are bound to the published ports, in their order.
+    pub const FIRST_PORT: i32 = 6;
+}
+
+/// How much of the network a sandbox may use. Rates have a burst of one second's worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkLimits {
+    /// Connections and flows of datagrams at once.
+    pub connections: u32,
+    /// New ones in a second.
+    pub new_connections: u32,
+    /// Bytes in a second, each way.
+    pub bytes: u64,
+    /// Packets in a second, each way.
+    pub packets: u32,
+    /// Questions for names in a second.
+    pub queries: u32,
+}
+
+impl Default for NetworkLimits {
+    fn default() -> Self {
+        Self { connections: 1024, new_connections: 250, bytes: 2 << 30, packets: 250_000, queries: 100 }
+    }
+}
+
+/// A port of the host that leads to one of the guest's. Its socket is bound, and listens if it is TCP's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundPort {
+    /// The guest's port.
+    pub guest: u16,
+    /// Whether it is UDP's.
+    pub udp: bool,
+}
+
+/// A gateway's configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayLaunch {
+    /// The policies, in JSON.
+    pub policies: String,
+    /// Who is asked for names.
+    pub resolvers: Vec<SocketAddr>,
+    /// How much may be used.
+    pub limits: NetworkLimits,
+    /// The published ports.
+    pub ports: Vec<BoundPort>,
+    /// The beginning of the command that allows a target, such as `bathy policy allow web`.
+    pub cure: String,
+}
+
+/// To the gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToGateway {
+    /// From now on these policies hold, in JSON, also for what is open.
+    Policies(String),
+}
+
+/// From the gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromGateway {
+    /// It serves.
+    Ready,
+    /// It cannot serve.
+    Failed(String),
+    /// The policies of the last [`ToGateway::Policies`] hold, and so many connections were closed for it.
+    Changed {
+        /// How many.
+        closed: u32,
+    },
+    /// The keeper is gone, and with it the gateway's work.
+    Unplugged,
+    /// Something that is to be written down.
+    Event(NetEvent),
+}
+
+/// What travels over the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// A connection.
+    Tcp,
+    /// Datagrams.
+    Udp,
+    /// Echo requests.
+    Icmp,
+    /// Something else, by its number.
+    Other(u8),
+}
+
+/// One end of what was decided about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// How.
+    pub transport: Transport,
+    /// Whether the other side began, at a published port.
+    pub inbound: bool,
+    /// The other side.
+    pub address: IpAddr,
+    /// Its port, or the guest's if the other side began.
+    pub port: u16,
+    /// What the guest calls it, as far as that is known.
+    pub name: Option<String>,
+}
+
+/// Something that happened in a sandbox's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetEvent {
+    /// Something was allowed, and begins.
+    Allowed {
+        /// Which.
+        peer: Peer,
+        /// By what.
+        rule: String,
+    },
+    /// Something was not allowed.
+    Denied {
+        /// Which.
+        peer: Peer,
+        /// By what.
+        rule: String,
+        /// The target that would have to be allowed, if a rule can do that.
+        cure: Option<String>,
+        /// How often in a row.
+        count: u32,
+    },
+    /// Something that was allowed has ended.
+    Closed {
+        /// Which.
+        peer: Peer,
+        /// Bytes from the guest.
+        sent: u64,
+        /// Bytes to the guest.
+        received: u64,
+        /// How long it was.
+        milliseconds: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A name was asked for and answered.
+    Resolved {
+        /// The name.
+        name: String,
+        /// The kind of record.
+        kind: String,
+        /// The addresses that the guest was told.
+        addresses: Vec<IpAddr>,
+        /// Those that were kept from it.
+        removed: Vec<IpAddr>,
+    },
+    /// A name was asked for and not answered.
+    Unresolved {
+        /// The name.
+        name: String,
+        /// The kind of record.
+        kind: String,
+        /// Why not.
+        reason: String,
+        /// Whether that was a decision of ours.
+        denied: bool,
+    },
+    /// Frames that break the rules of the link were dropped.
+    Dropped {
+        /// What is wrong with them.
+        reason: String,
+        /// How many since the last time.
+        count: u64,
+    },
+    /// A limit was reached.
+    Limited {
+        /// Which.
+        limit: String,
+        /// How many were turned away since the last time.
+        count: u64,
+    },
+}
+
+/// Encodes one message.
+///
+/// # Errors
+/// When it is longer than [`MAX_MESSAGE`].
+pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
+    let bytes = postcard::to_allocvec(message).map_err(|_| MessageError::Malformed)?;
+    if bytes.len() > MAX_MESSAGE { Err(MessageError::Malformed) } else { Ok(bytes) }
+}
+
+/// Decodes one message.
+///
+/// # Errors
+/// When it is none.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
+    postcard::from_bytes(bytes).map_err(|_| MessageError::Malformed)
+}
