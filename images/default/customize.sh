@@ -20,7 +20,7 @@ chmod -R a+rX "$root/$stripper"
 
 echo sandbox >"$root/etc/hostname"
 printf '127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n' >"$root/etc/hosts"
-: >"$root/etc/resolv.conf"
+printf 'nameserver %s\n' 192.0.0.1 fd62:6174:6879::1 >"$root/etc/resolv.conf"
 : >"$root/etc/machine-id"
 
 # The test suites of the data packages are a large part of the image. Those of

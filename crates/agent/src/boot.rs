@@ -17,6 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move, mount_remount};
 use thiserror::Error;
 
+use crate::network;
 use crate::processes::Processes;
 use crate::sys::{self, MountLimits};
 
@@ -73,6 +74,7 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     for (folder, mode) in [("/layer/upper", 0o755), ("/layer/work", 0o755), ("/layer/tmp", 0o1777)] {
         make_folder(folder, mode)?;
     }
+    clear_work()?;
     attach(
         "overlay",
         "overlay",
@@ -102,6 +104,7 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     enter_root()?;
     link_standard_devices()?;
     sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
+    network::set_up().map_err(|error| BootError::Prepare("the network card", error))?;
     // However many processes want to run: who asks them to end, or ends them, must.
     sys::take_precedence().map_err(|error| BootError::Prepare("the agent's priority", error))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
@@ -157,6 +160,20 @@ pub fn leave_root(layer: &OwnedFd) {
     if clean {
         // What the kernel says from here on is that its disks are taken away, which looks like a failure and is none.
         sys::silence_kernel();
+    }
+}
+
+/// Removes what overlayfs left in its own folder at the last boot, which it would do itself. But then it makes the folder
+/// anew, and on a full disk there is no block for it before the removal is written down: the root would be read-only.
+fn clear_work() -> Result<(), BootError> {
+    let failed = |error| BootError::Prepare("the overlay's own folder", error);
+    match fs::remove_dir_all("/layer/work/work") {
+        Ok(()) => {
+            let layer = fs::File::open("/layer").map_err(failed)?;
+            rustix::fs::syncfs(layer).map_err(|error| failed(error.into()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
     }
 }
 

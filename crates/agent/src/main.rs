@@ -7,6 +7,7 @@ mod boot;
 mod breather;
 mod command;
 mod contexts;
+mod network;
 mod processes;
 mod server;
 mod shutdown;

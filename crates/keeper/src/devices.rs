@@ -9,8 +9,10 @@ use std::sync::Arc;
 use bathy_devices::block::{Block, BlockConfig, BlockError};
 use bathy_devices::console::Console;
 use bathy_devices::entropy::Entropy;
+use bathy_devices::net::Net;
 use bathy_devices::{GuestRam, Outcome};
 use bathy_protocol::Usage;
+use bathy_protocol::network::GUEST_MAC;
 use bathy_uml::vhost::{Backend, VhostError};
 use bathy_vmm::bus::Registers;
 use bathy_vmm::{Machine, Slot, SlotError};
@@ -23,8 +25,8 @@ use crate::port::{Port, PortError};
 pub const FIRST_TOKEN: u64 = 16;
 const TOKENS_EACH: u64 = 16;
 
-/// How many devices a guest has.
-pub const COUNT: usize = 4;
+/// How many devices a guest has, besides a network card.
+const COUNT: usize = 4;
 
 /// A device could not be made.
 #[derive(Debug, Error)]
@@ -47,11 +49,13 @@ pub enum DevicesError {
 pub struct Models {
     image: Block,
     disk: Block,
+    network: bool,
 }
 
 impl Models {
-    /// A read-only image and a writable disk, whose content is worth nothing after the guest unless it is kept.
-    pub fn new(image: File, disk: File, disk_is_kept: bool) -> Result<Self, DevicesError> {
+    /// A read-only image and a writable disk, whose content is worth nothing after the guest unless it is kept, and maybe
+    /// a network card.
+    pub fn new(image: File, disk: File, disk_is_kept: bool, network: bool) -> Result<Self, DevicesError> {
         let block = |file, name, read_only, volatile, id: &str| {
             Block::new(file, BlockConfig { read_only, volatile, id: id.to_owned() })
                 .map_err(|error| DevicesError::Disk(name, error))
@@ -59,7 +63,13 @@ impl Models {
         Ok(Self {
             image: block(image, "root image", true, true, "image")?,
             disk: block(disk, "writable disk", false, !disk_is_kept, "disk")?,
+            network,
         })
+    }
+
+    /// How many devices there are.
+    pub fn count(&self) -> usize {
+        COUNT + usize::from(self.network)
     }
 }
 
@@ -69,10 +79,11 @@ pub struct Devices {
     disk: Port<Block>,
     control: Port<Console>,
     entropy: Port<Entropy>,
+    network: Option<Port<Net>>,
 }
 
 /// The guest's ends of the devices' sockets, in the order of [`bathy_uml::guest::DEVICES`].
-pub struct GuestEnds([OwnedFd; COUNT]);
+pub struct GuestEnds(Vec<OwnedFd>);
 
 impl GuestEnds {
     /// The descriptors to hand to the guest.
@@ -102,13 +113,21 @@ impl Devices {
         let disk = Backend::new(models.disk, disk_socket, ram(), epoll(), token(1))?;
         let control = Backend::new(Console::new(), control_socket, ram(), epoll(), token(2))?;
         let entropy = Backend::new(Entropy::new(), entropy_socket, ram(), epoll(), token(3))?;
+        let mut ends = vec![image_end, disk_end, control_end, entropy_end];
+        let mut network = None;
+        if models.network {
+            let (socket, end) = pair()?;
+            network = Some(Port::Socket(Backend::new(card(), socket, ram(), epoll(), token(4))?));
+            ends.push(end);
+        }
         let devices = Self {
             image: Port::Socket(image),
             disk: Port::Socket(disk),
             control: Port::Socket(control),
             entropy: Port::Socket(entropy),
+            network,
         };
-        Ok((devices, GuestEnds([image_end, disk_end, control_end, entropy_end])))
+        Ok((devices, GuestEnds(ends)))
     }
 
     /// Puts each device into its place in a virtual machine, whose processors reach its registers there.
@@ -123,15 +142,22 @@ impl Devices {
         let disk = Arc::new(Slot::new(models.disk, 1, machine, ram(), epoll, token(1))?);
         let control = Arc::new(Slot::new(Console::new(), 2, machine, ram(), epoll, token(2))?);
         let entropy = Arc::new(Slot::new(Entropy::new(), 3, machine, ram(), epoll, token(3))?);
-        let registers: [Arc<dyn Registers>; COUNT] =
-            [image.clone(), disk.clone(), control.clone(), entropy.clone()];
+        let mut registers: Vec<Arc<dyn Registers>> =
+            vec![image.clone(), disk.clone(), control.clone(), entropy.clone()];
+        let mut network = None;
+        if models.network {
+            let slot = Arc::new(Slot::new(card(), 4, machine, ram(), epoll, token(4))?);
+            registers.push(slot.clone());
+            network = Some(Port::Bus(slot));
+        }
         let devices = Self {
             image: Port::Bus(image),
             disk: Port::Bus(disk),
             control: Port::Bus(control),
             entropy: Port::Bus(entropy),
+            network,
         };
-        Ok((devices, registers.into()))
+        Ok((devices, registers))
     }
 
     /// An event for a device.
@@ -140,14 +166,29 @@ impl Devices {
             0 => self.image.on_event(token),
             1 => self.disk.on_event(token),
             2 => self.control.on_event(token),
-            _ => self.entropy.on_event(token),
+            3 => self.entropy.on_event(token),
+            _ => self
+                .network
+                .as_mut()
+                .map_or_else(|| Ok(Outcome::default()), |network| network.on_event(token)),
         }
     }
 
     /// Continues work that an earlier outcome left.
     pub fn service(&mut self) -> Result<Outcome, PortError> {
         let disks = self.image.service()?.merge(self.disk.service()?);
-        Ok(disks.merge(self.control.service()?).merge(self.entropy.service()?))
+        let others = self.control.service()?.merge(self.entropy.service()?);
+        Ok(disks.merge(others).merge(self.service_network()?))
+    }
+
+    /// Looks at the network card, if there is one, or changes it; to be followed by [`Self::service_network`].
+    pub fn with_network<R>(&mut self, work: impl FnOnce(&mut Net) -> R) -> Option<R> {
+        self.network.as_mut().map(|network| network.with(work))
+    }
+
+    /// Lets the network card move what the host's side changed.
+    pub fn service_network(&mut self) -> Result<Outcome, PortError> {
+        self.network.as_mut().map_or_else(|| Ok(Outcome::default()), Port::service)
     }
 
     /// How often the agent has opened its port.
@@ -186,6 +227,10 @@ impl Devices {
     pub fn take_disk_error(&mut self) -> Option<io::ErrorKind> {
         self.disk.with(Block::take_host_error).or_else(|| self.image.with(Block::take_host_error))
     }
+}
+
+fn card() -> Net {
+    Net::new(GUEST_MAC)
 }
 
 fn pair() -> Result<(OwnedFd, OwnedFd), DevicesError> {

@@ -19,6 +19,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::cable::{Cable, Moved};
 use crate::console_log::{ConsoleLog, Reading};
 use crate::devices::{Devices, FIRST_TOKEN};
 use crate::guest::Guest;
@@ -29,6 +30,7 @@ use crate::watchdog::Watchdog;
 
 const CONSOLE: u64 = 2;
 pub(crate) const GUEST: u64 = 3;
+const CABLE: u64 = 4;
 /// Clients have tokens from here on, above those of the devices.
 const FIRST_CLIENT: u64 = 1 << 32;
 
@@ -36,6 +38,8 @@ const FIRST_CLIENT: u64 = 1 << 32;
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How much is taken from the agent, or read from a client, at once.
 pub(crate) const CHUNK: usize = 64 * 1024;
+/// How long a host without memory for a frame is left alone.
+const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// How often the log's rate is measured.
 const LOG_PERIOD: Duration = Duration::from_millis(100);
 
@@ -43,6 +47,8 @@ const LOG_PERIOD: Duration = Duration::from_millis(100);
 pub struct Keeper {
     pub epoll: Rc<OwnedFd>,
     pub devices: Devices,
+    /// The network card's way to the gateway, while there is one.
+    pub cable: Option<Cable>,
     pub hub: Hub,
     /// The clients' sockets; the owner's is always among them.
     pub clients: BTreeMap<ClientId, OwnedFd>,
@@ -111,6 +117,9 @@ impl Keeper {
         }
         add(self.console.fd(), CONSOLE)?;
         add(self.guest.ended(), GUEST)?;
+        if let Some(cable) = &self.cable {
+            watch_cable(&self.epoll, cable)?;
+        }
         let asleep = |fd: BorrowedFd<'_>, token| {
             epoll::add(&self.asleep, fd, EventData::new_u64(token), EventFlags::IN)
         };
@@ -199,6 +208,11 @@ impl Keeper {
                         }
                         Reading::Ended => self.unwatch_console()?,
                     },
+                    CABLE => {
+                        if let Some(cable) = &mut self.cable {
+                            cable.wake();
+                        }
+                    }
                     GUEST => {
                         // What it sent before it ended still counts: a command's last output and status.
                         self.exchange()?;
@@ -214,7 +228,7 @@ impl Keeper {
                     _ => {}
                 }
             }
-            outcome = outcome.merge(self.exchange()?);
+            outcome = outcome.merge(self.exchange()?).merge(self.move_frames()?);
             // By a clock that is read now: the owner may have had the guest stand still for long.
             alarms.watchdog =
                 self.watchdog.look(self.hub.awaits_answer(), Instant::now()).map_err(End::Because)?;
@@ -243,6 +257,36 @@ impl Keeper {
             }
             self.rearm_clients()?;
         }
+    }
+
+    /// Moves frames between the network card and the gateway. Without a gateway, the card's link is down.
+    fn move_frames(&mut self) -> Result<Outcome, End> {
+        let Some(cable) = &mut self.cable else { return Ok(Outcome::default()) };
+        let moved = self.devices.with_network(|card| cable.work(card)).unwrap_or(Moved::Done);
+        if moved == Moved::Gone {
+            self.cable = None;
+            self.devices.with_network(|card| card.set_link(false));
+        }
+        let mut outcome = self.settle(Devices::service_network)?;
+        if moved == Moved::Short {
+            return Ok(outcome.merge(Outcome { retry_after: Some(SHORT_PAUSE), ..Outcome::default() }));
+        }
+        if let Some(cable) = &mut self.cable {
+            // What was taken made room in the guest's queue, and what the guest took made room here.
+            let more = self.devices.with_network(|card| cable.has_work(card));
+            outcome.more |= more.unwrap_or(false);
+        }
+        Ok(outcome)
+    }
+
+    /// Puts the card's cable into another gateway.
+    pub(crate) fn connect_cable(&mut self, socket: OwnedFd) -> Result<(), End> {
+        let cable = Cable::new(socket);
+        watch_cable(&self.epoll, &cable).map_err(|error| failed("watch the network link", &error))?;
+        // The old one goes out of the event queue with its last copy.
+        self.cable = Some(cable);
+        self.devices.with_network(|card| card.set_link(true));
+        Ok(())
     }
 
     /// Lets the devices work. A closed connection is how the guest's end looks from here; its process tells more.
@@ -404,6 +448,12 @@ impl Keeper {
     fn unwatch_console(&self) -> Result<(), End> {
         epoll::delete(&self.epoll, self.console.fd()).map_err(|error| failed("leave the console", &error))
     }
+}
+
+/// By edges: what it is ready for is remembered.
+fn watch_cable(epoll: &OwnedFd, cable: &Cable) -> Result<(), Errno> {
+    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+    epoll::add(epoll, cable.fd(), EventData::new_u64(CABLE), flags)
 }
 
 /// Waits for something to happen.

@@ -21,7 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Resource, WaitId, WaitIdOptions, waitid};
 
 use crate::StartError;
-use crate::devices::{self, Devices, GuestEnds, Models};
+use crate::devices::{Devices, GuestEnds, Models};
 
 /// Descriptors of the keeper, besides one for each virtual processor.
 const DESCRIPTORS: u64 = 256;
@@ -139,7 +139,7 @@ impl Parts {
     ) -> Result<(Devices, Guest), StartError> {
         let cpus = u8::try_from(cpus).map_err(|_| StartError::Processors(cpus))?;
         let machine = Machine::new(kvm, Arc::clone(ram), cpus)?;
-        let command_line = boot::command_line(launch, devices::COUNT);
+        let command_line = boot::command_line(launch, self.models.count());
         let (kernel, initramfs) = (File::from(self.kernel), File::from(self.initramfs));
         let parts = boot::Parts { kernel: &kernel, initramfs: &initramfs, command_line: &command_line, cpus };
         machine.enter_at(boot::load(ram, &parts)?)?;

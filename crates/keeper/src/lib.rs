@@ -4,6 +4,7 @@
 //! (a process in a jail of its own, or a virtual machine), closes its own jail, and only then lets the guest's first instruction run. A bug in a device gives
 //! an attacker this process: no network, no files, no secrets, no way to start another program.
 
+mod cable;
 mod console_log;
 mod devices;
 mod event_loop;
@@ -36,6 +37,7 @@ use rustix::net::SendFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use thiserror::Error;
 
+use crate::cable::Cable;
 use crate::console_log::ConsoleLog;
 use crate::devices::{DevicesError, Models};
 use crate::event_loop::{Keeper, chain};
@@ -170,6 +172,8 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let launch: Launch = bathy_protocol::message::decode(&config)?;
     // SAFETY: by the function's contract.
     let kept = unsafe { Kept::inherit(&launch)? };
+    // SAFETY: by the function's contract, because the configuration says that it is there too.
+    let link = launch.network.then(|| unsafe { sys::inherit(launch::fd::link(launch.kept)) });
     let disk_size = inherited.disk.metadata().map_err(StartError::ReadConfig)?.len();
 
     root::enter_empty_root()?;
@@ -182,7 +186,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let parts = Parts {
         kernel: inherited.kernel,
         initramfs: inherited.initramfs,
-        models: Models::new(inherited.image, inherited.disk, launch.kept)?,
+        models: Models::new(inherited.image, inherited.disk, launch.kept, launch.network)?,
         console: console_write,
         // The disk, the parked memory, or a log with its header.
         largest_file: if launch.kept {
@@ -194,7 +198,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let (ram, (devices, guest)) = match launch.engine {
         Engine::Kvm { cpus } => {
             // SAFETY: by the function's contract, because the configuration says that it is there too.
-            let kvm = unsafe { sys::inherit(launch::fd::kvm(launch.kept)) };
+            let kvm = unsafe { sys::inherit(launch::fd::kvm(launch.kept, launch.network)) };
             let ram = Arc::new(GuestRam::create_around(launch.memory, layout::HOLE)?);
             let started = parts.start_machine(&launch, (cpus, kvm), &ram, &epoll)?;
             (ram, started)
@@ -214,6 +218,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let keeper = Keeper {
         epoll,
         devices,
+        cable: link.map(Cable::new),
         hub: Hub::new(timeline, launch.restricted),
         clients: BTreeMap::from([(OWNER, inherited.client)]),
         new_clients: VecDeque::new(),

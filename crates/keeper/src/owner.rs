@@ -58,6 +58,10 @@ impl Keeper {
                 Some(socket) => self.take_client(socket),
                 None => Err(End::Because(Cause::Failed("A client came without its socket".to_owned()))),
             },
+            Demand::Link => match self.new_clients.pop_front() {
+                Some(socket) => self.connect_cable(socket),
+                None => Err(End::Because(Cause::Failed("A gateway came without its socket".to_owned()))),
+            },
             Demand::Usage => {
                 let (hub, disk) = (self.hub.usage(), self.devices.disk_usage());
                 let usage = Usage {

@@ -46,6 +46,7 @@ impl Hub {
                 None
             }
             ToKeeper::Client => Some(Demand::Client),
+            ToKeeper::Link => Some(Demand::Link),
             ToKeeper::Usage => Some(Demand::Usage),
             ToKeeper::Park { release_memory } => Some(Demand::Park { release_memory: *release_memory }),
             ToKeeper::Unpark => Some(Demand::Unpark),

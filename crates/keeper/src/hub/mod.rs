@@ -101,6 +101,8 @@ pub enum Demand {
     Kill,
     /// Take a client's socket.
     Client,
+    /// Take a new gateway's socket.
+    Link,
     /// Report what the sandbox uses.
     Usage,
     /// Stand still.
