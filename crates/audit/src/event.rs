@@ -1,6 +1,7 @@
 //! What happened, and who asked for it.
 
 use std::fs;
+use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -242,6 +243,9 @@ pub enum What {
         limit: String,
         /// What happened then.
         detail: String,
+        /// How many were turned away, for a limit of the network.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turned_away: Option<u64>,
     },
     /// Something was sent a signal.
     Killed {
@@ -249,6 +253,91 @@ pub enum What {
         target: String,
         /// The signal.
         signal: i32,
+    },
+    /// The network policy of a sandbox was changed.
+    PolicyChanged {
+        /// What is usual in it.
+        preset: String,
+        /// Its rules, in order.
+        rules: Vec<String>,
+        /// How many connections were closed for it, if the sandbox runs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        closed: Option<u32>,
+    },
+    /// A connection, or a flow of datagrams, was allowed and begins.
+    NetAllowed {
+        /// Between whom.
+        #[serde(flatten)]
+        peer: NetPeer,
+        /// By what.
+        rule: String,
+    },
+    /// A connection, datagram or request was denied.
+    NetDenied {
+        /// Between whom.
+        #[serde(flatten)]
+        peer: NetPeer,
+        /// By what.
+        rule: String,
+        /// What would have to be allowed, if that can be.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cure: Option<String>,
+        /// How often since the last such event.
+        count: u32,
+    },
+    /// What was allowed has ended.
+    NetClosed {
+        /// Between whom.
+        #[serde(flatten)]
+        peer: NetPeer,
+        /// Bytes that the sandbox sent.
+        sent: u64,
+        /// Bytes that it received.
+        received: u64,
+        /// How long it took, in milliseconds.
+        took_ms: u64,
+        /// Why it ended.
+        reason: String,
+    },
+    /// A name was resolved.
+    NameResolved {
+        /// The name.
+        host: String,
+        /// The kind of record.
+        kind: String,
+        /// The addresses that the sandbox was told.
+        addresses: Vec<IpAddr>,
+        /// Those that were kept from it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        removed: Vec<IpAddr>,
+    },
+    /// A name was not resolved.
+    NameUnresolved {
+        /// The name.
+        host: String,
+        /// The kind of record.
+        kind: String,
+        /// Why not.
+        reason: String,
+        /// Whether the policy denies it.
+        denied: bool,
+        /// What would have to be allowed, if a rule can do that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cure: Option<String>,
+    },
+    /// Frames that no honest sandbox sends were dropped.
+    NetDropped {
+        /// What was wrong with them.
+        reason: String,
+        /// How many since the last such event.
+        count: u64,
+    },
+    /// The gateway of a sandbox is gone, and with it the sandbox's network.
+    GatewayLost {
+        /// Why.
+        reason: String,
+        /// Whether there is a new one.
+        restarted: bool,
     },
     /// The log itself was not as its last writer should have left it.
     Recovered {
@@ -282,6 +371,29 @@ pub enum What {
     /// An event of a later version.
     #[serde(other)]
     Unknown,
+}
+
+impl What {
+    /// A limit was reached, other than those of the network, which turn many away.
+    pub fn limit_hit(limit: &str, detail: impl Into<String>) -> Self {
+        Self::LimitHit { limit: limit.to_owned(), detail: detail.into(), turned_away: None }
+    }
+}
+
+/// The two ends of something in a sandbox's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetPeer {
+    /// `tcp`, `udp`, `icmp`, or the number of another protocol.
+    pub protocol: String,
+    /// `out` if the sandbox began, `in` if somebody called at a published port.
+    pub direction: String,
+    /// The other side.
+    pub address: IpAddr,
+    /// Its port, or the sandbox's own if it was called.
+    pub port: u16,
+    /// What the sandbox calls it, as far as that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// What was wrong with the log.

@@ -15,7 +15,7 @@ const COUNT: &str = "BATHY_AUDIT_TEST_COUNT";
 fn append(folder: &Path, count: u32) {
     let log = Log::open(folder).unwrap().rotate_at(60_000);
     for number in 0..count {
-        let what = What::LimitHit { limit: number.to_string(), detail: "x".repeat(number as usize % 3000) };
+        let what = What::limit_hit(&number.to_string(), "x".repeat(number as usize % 3000));
         let event = Event::now(Actor::this_process("test"), what).in_sandbox("s", None);
         log.append(&[event]).unwrap();
     }
@@ -117,7 +117,7 @@ fn fill(folder: &Path) {
     let folder = folder.join("audit");
     let log = Log::open(&folder).unwrap();
     let event = |number: u32| {
-        let what = What::LimitHit { limit: "disk".into(), detail: "x".repeat(number as usize * 7 % 900) };
+        let what = What::limit_hit("disk", "x".repeat(number as usize * 7 % 900));
         Event::now(Actor::this_process("test"), what)
     };
     let (mut recorded, mut refused) = (0, 0);

@@ -52,6 +52,8 @@ pub struct Assets {
     pub image_config: ImageConfig,
     /// The keeper.
     pub keeper: File,
+    /// The gateway.
+    pub gateway: File,
 }
 
 impl Assets {
@@ -78,6 +80,7 @@ impl Assets {
             image: open(&image.path(IMAGE_FILE))?,
             image_config,
             keeper: open(&program("bathy-keeper")?)?,
+            gateway: open(&program("bathy-gateway")?)?,
         })
     }
 }

@@ -15,10 +15,13 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::name;
+use crate::policy::inward;
 use crate::spec::SandboxSpec;
 
 /// The file that describes a sandbox beside the code that runs in it.
 pub const FILE_NAME: &str = "bathysphere.toml";
+/// Tables whose entries are laid over each other one by one. Every other value replaces what is below it as a whole.
+const JOINED: [&str; 2] = ["env", "labels"];
 /// No configuration is longer; what is longer is some other file.
 const MAX_FILE: u64 = 1024 * 1024;
 
@@ -64,6 +67,22 @@ pub enum ConfigError {
         line: usize,
         /// What is expected.
         reason: String,
+    },
+    /// A network that is nobody's word but the file's.
+    #[error(
+        "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
+    )]
+    Found {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// What the file has there.
+        part: String,
+        /// What that does.
+        why: &'static str,
+        /// Who says it instead.
+        option: &'static str,
     },
     /// A flag or request that does not fit its key.
     #[error("Bad value of `{key}`: {reason}")]
@@ -113,6 +132,30 @@ impl Layers {
     /// Lays a file on top.
     pub fn file(mut self, path: &Path) -> Result<Self, ConfigError> {
         join(&mut self.values, read::<SandboxSpec>(path)?);
+        Ok(self)
+    }
+
+    /// Lays a file on top that nobody named, except for the keys in `replaced`. It came with code that nobody has to trust, so
+    /// it may not let the sandbox reach more than it would without, nor others reach it.
+    pub fn found(mut self, path: &Path, replaced: &[&str]) -> Result<Self, ConfigError> {
+        let mut values = read::<SandboxSpec>(path)?;
+        values.retain(|key, _| !replaced.contains(&key.as_str()));
+        // Every value was tried on its own.
+        let spec: SandboxSpec = serde_json::from_value(Value::Object(values.clone())).map_err(|error| {
+            ConfigError::Flag { key: path.display().to_string(), reason: error.to_string() }
+        })?;
+        let refuse = |key, part: String, why, option| {
+            let part = part.escape_debug().to_string();
+            ConfigError::Found { path: path.to_owned(), key, part, why, option }
+        };
+        if let Some(part) = inward::part(&spec.network) {
+            let why = "leads further than public addresses";
+            return Err(refuse("network", part, why, "--net and --allow"));
+        }
+        if let Some(port) = spec.ports.iter().find(|port| !port.bind.is_loopback()) {
+            return Err(refuse("ports", port.to_string(), "other machines get to", "--publish"));
+        }
+        join(&mut self.values, values);
         Ok(self)
     }
 
@@ -306,8 +349,9 @@ fn fits<T: DeserializeOwned>(values: Map<String, Value>) -> Result<(), String> {
 /// Lays `above` over `below`.
 fn join(below: &mut Map<String, Value>, above: Map<String, Value>) {
     for (key, value) in above {
+        let is_joined = JOINED.contains(&key.as_str());
         match (below.get_mut(&key), value) {
-            (Some(Value::Object(below)), Value::Object(above)) => below.extend(above),
+            (Some(Value::Object(below)), Value::Object(above)) if is_joined => below.extend(above),
             (_, value) => drop(below.insert(key, value)),
         }
     }
@@ -454,5 +498,86 @@ mod tests {
         let error = Layers::new().set("cpus", "many").set("memory", 1).build().unwrap_err().to_string();
         assert!(error.starts_with("Bad value of `cpus`: "), "{error}");
         assert!(Layers::new().set("memroy", "1G").build().is_err());
+    }
+
+    #[test]
+    fn a_policy_replaces_the_one_below_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let one =
+            file("1", "[network]\npreset = \"public\"\nrules = [\"deny a.example\"]\n[env]\nA = \"1\"\n");
+        let two = file(
+            "2",
+            "[network]\nrules = [\"allow b.example:443\"]\n[network_limits]\nqueries = 7\n[env]\nB = \"2\"\n",
+        );
+        let spec = Layers::new().file(&one).unwrap().file(&two).unwrap().build().unwrap();
+        let rules: Vec<_> = spec.network.rules.iter().map(ToString::to_string).collect();
+        // What the lower one denies would be half of a policy that nobody wrote, and so would its preset.
+        assert_eq!(
+            (rules, spec.network.preset.name()),
+            (vec!["allow b.example:443".to_owned()], "allow-list")
+        );
+        let limits = spec.network_limits;
+        assert_eq!(
+            (limits.queries, limits.connections),
+            (7, SandboxSpec::default().network_limits.connections)
+        );
+        assert_eq!(spec.env.len(), 2, "variables are joined");
+        for (text, key) in [
+            ("[network]\nrules = [\"allow pubilc\"]", "`network.rules` in "),
+            ("[network]\npreset = \"pubic\"", "`network.preset` in "),
+            ("[network]\nrule = []", "did you mean `rules`?"),
+            ("[network_limits]\nqueris = 1", "did you mean `queries`?"),
+            ("ports = [\"80\"]", "`ports` in "),
+            ("ceilings = []", "Unknown key `ceilings`"),
+        ] {
+            let error = try_load(text).unwrap_err();
+            assert!(error.contains(key), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_only_found_opens_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        let found = |text: &str, replaced: &[&str]| {
+            fs::write(&path, text).unwrap();
+            Layers::new().found(&path, replaced).and_then(Layers::build).map_err(|error| error.to_string())
+        };
+        for (text, key, part, option) in [
+            ("[network]\npreset = \"open\"", "network", "open", "--allow"),
+            (
+                "[network]\nrules = [\"allow a.example\", \"allow private:443\"]",
+                "network",
+                "allow private:443",
+                "--allow",
+            ),
+            ("[network]\nrules = [\"allow host\"]", "network", "allow host", "--allow"),
+            ("[network]\nrules = [\"allow 169.254.169.254\"]", "network", "allow 169.254.169.254", "--allow"),
+            ("ports = [\"8080:80\", \"0.0.0.0:8081:81\"]", "ports", "0.0.0.0:8081:81", "--publish"),
+            ("ports = [\"[::]:8081:81/udp\"]", "ports", "[::]:8081:81/udp", "--publish"),
+        ] {
+            let error = found(text, &[]).unwrap_err();
+            let place = format!("its `{key}` has `{part}`");
+            let cure = format!("--config {}", path.display());
+            assert!(
+                [place.as_str(), &cure, option, "--no-config"].iter().all(|word| error.contains(word)),
+                "{error}"
+            );
+            assert!(load(&path).is_ok(), "it was named: {text}");
+            assert_eq!(found(text, &[key]), Ok(SandboxSpec::default()), "somebody else says it: {text}");
+        }
+        for text in [
+            "memory = \"1G\"",
+            "[network]\npreset = \"none\"",
+            "ports = [\"8080:80\", \"[::1]:8080:80\"]\n[network]\nrules = [\"allow *.example:443\", \"deny public\"]",
+        ] {
+            assert_eq!(found(text, &[]), load(&path).map_err(|error| error.to_string()), "{text}");
+        }
+        assert!(found("memroy = 1", &[]).unwrap_err().contains("did you mean `memory`?"));
     }
 }

@@ -3,6 +3,7 @@
 //! A keeper may have been taken over by its guest, so what it sends is checked here as well.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use bathy_protocol::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use thiserror::Error;
 
 /// The sandbox cannot be spoken to any more.
@@ -72,6 +73,25 @@ impl Connection {
     /// What to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Sends a message to the keeper with a socket, at once. What was queued before goes first.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ResourceBusy`] when the keeper does not read now: it is not waited for.
+    pub fn tell_with(&mut self, message: &ToKeeper, socket: &OwnedFd) -> io::Result<()> {
+        self.send().map_err(io::Error::other)?;
+        if self.unsent() > 0 {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let mut bytes = Vec::new();
+        encode(CONNECTION, message, &mut bytes).map_err(io::Error::other)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let sockets = [socket.as_fd()];
+        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+        let sent = sendmsg(&self.socket, &[io::IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("the keeper takes half a message")) }
     }
 
     /// How much waits to be sent.

@@ -203,10 +203,12 @@ fn disk(name: &'static str, folder: &Path) -> Check {
 
 fn programs() -> Check {
     const NAME: &str = "programs";
-    let missing: Vec<_> =
-        ["bathy-keeper", "bathy-agent"].into_iter().filter(|name| assets::program(name).is_err()).collect();
+    let missing: Vec<_> = ["bathy-keeper", "bathy-gateway", "bathy-agent"]
+        .into_iter()
+        .filter(|name| assets::program(name).is_err())
+        .collect();
     if missing.is_empty() {
-        Check::ok(NAME, "keeper and agent are beside bathy")
+        Check::ok(NAME, "keeper, gateway and agent are beside bathy")
     } else {
         Check::failed(
             NAME,

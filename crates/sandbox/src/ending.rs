@@ -1,6 +1,22 @@
-//! Why a sandbox ended, in words.
+//! Why a sandbox or one of its processes ended, in words.
+
+use std::os::fd::BorrowedFd;
 
 use bathy_protocol::Cause;
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+
+/// What a process of ours did last, as one clause. It is not waited for: one that only closed its connection is not gone.
+pub fn of_process(pidfd: BorrowedFd<'_>) -> String {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let status = waitid(WaitId::PidFd(pidfd), options).ok().flatten();
+    let signal = status.as_ref().and_then(|status| status.terminating_signal());
+    match (signal, status.and_then(|status| status.exit_status())) {
+        (Some(libc::SIGSYS), _) => "broke its own system call filter and was ended".to_owned(),
+        (Some(signal), _) => format!("was ended by signal {signal}"),
+        (None, Some(code)) => format!("ended with code {code}"),
+        (None, None) => "hung up".to_owned(),
+    }
+}
 
 /// One clause about the cause. Parts of it may come from the guest: escape before showing.
 pub fn describe(cause: &Cause) -> String {

@@ -214,7 +214,7 @@ mod tests {
         }
 
         fn cpu_ns_within(&self, time: Duration) -> u64 {
-            let used = || Processes::read().unwrap().sandbox(self.pid()).cpu_ns;
+            let used = || Processes::read().unwrap().sandbox(self.pid(), None).cpu_ns;
             let before = used();
             thread::sleep(time);
             used() - before

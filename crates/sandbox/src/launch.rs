@@ -6,8 +6,10 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bathy_jail::spawn::{self, Keeper};
+use bathy_jail::spawn::{self, Program};
 use bathy_jail::{Identity, SpawnError, Spawned};
+use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
+use bathy_protocol::ToKeeper;
 use bathy_protocol::launch::{self, Launch};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -17,7 +19,9 @@ use thiserror::Error;
 use crate::assets::Assets;
 use crate::connection::Connection;
 use crate::disk::{self, DiskError};
+use crate::ending;
 use crate::engine::Chosen;
+use crate::gateway::{self, Gateway, GatewayError, Network};
 use crate::kvm_probe::{self, Verdict};
 use crate::paths::Paths;
 use crate::slot::{self, SlotError};
@@ -25,6 +29,8 @@ use crate::spec::SandboxSpec;
 
 /// The first of the user numbers that root gives to sandboxes: above those of people, systems and usual containers.
 const FIRST_SANDBOX_USER: u32 = 0x4200_0000;
+/// The first of those that it gives to gateways, above all of the others.
+const FIRST_GATEWAY_USER: u32 = 0x4300_0000;
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
@@ -47,6 +53,9 @@ pub enum LaunchError {
     /// A socket or configuration.
     #[error("Cannot prepare the sandbox's keeper")]
     Prepare(#[source] io::Error),
+    /// Its network.
+    #[error(transparent)]
+    Network(#[from] GatewayError),
 }
 
 /// A running sandbox. Dropping it ends it.
@@ -56,6 +65,9 @@ pub struct Sandbox {
     pub connection: Connection,
     /// When its keeper was started: wall clock, nanoseconds since 1970.
     pub spawned_unix_ns: u64,
+    /// Its network's other end, unless it has no network.
+    pub gateway: Option<Gateway>,
+    network: Option<Network>,
     keeper: Spawned,
 }
 
@@ -74,6 +86,9 @@ pub struct KeptFiles {
     pub log_capacity: u64,
 }
 
+/// What is done with a process's number before its first instruction, if anything is.
+pub type BeforeStart<'a> = Option<&'a dyn Fn(u32) -> io::Result<()>>;
+
 /// What a sandbox is started with, besides its description.
 pub struct Resources<'a> {
     /// What runs it. The description [fits](SandboxSpec::fits) it.
@@ -87,7 +102,13 @@ pub struct Resources<'a> {
     /// For a sandbox that is kept.
     pub kept: Option<KeptFiles>,
     /// Called with the keeper's number before its first instruction.
-    pub before_start: Option<&'a dyn Fn(u32) -> io::Result<()>>,
+    pub before_keeper: BeforeStart<'a>,
+    /// The same for its gateway.
+    pub before_gateway: BeforeStart<'a>,
+    /// What the operator lets any sandbox reach at most.
+    pub ceilings: Vec<NetworkPolicy>,
+    /// The beginning of the command that allows a target which the sandbox is kept from.
+    pub cure: String,
 }
 
 impl Sandbox {
@@ -97,14 +118,20 @@ impl Sandbox {
         engine: Chosen,
         assets: &Assets,
         paths: &Paths,
+        ceilings: Vec<NetworkPolicy>,
     ) -> Result<Self, LaunchError> {
         let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
-        Self::start_with(spec, Resources { engine, assets, paths, disk, kept: None, before_start: None })
+        let cure = "bathy run --allow".to_owned();
+        let (kept, before_keeper, before_gateway) = (None, None, None);
+        let resources =
+            Resources { engine, assets, paths, disk, kept, before_keeper, before_gateway, ceilings, cure };
+        Self::start_with(spec, resources)
     }
 
     /// Starts a sandbox with resources of the caller's.
     pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
-        let Resources { engine, assets, paths, disk, kept, before_start } = resources;
+        let Resources { engine, assets, paths, disk, kept, before_keeper, before_gateway, ceilings, cure } =
+            resources;
         let kvm = match engine {
             Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
             Chosen::Uml => None,
@@ -112,6 +139,19 @@ impl Sandbox {
         // A guest that is no process needs no processor of its own, but the numbers that come with it.
         let slot = slot::take(&paths.state)?;
         let identity = identity(slot.number);
+        let policies = spec.policies(ceilings);
+        let mut network = None;
+        if policies.has_network() {
+            network = Some(Network {
+                program: assets.gateway.try_clone().map_err(LaunchError::Prepare)?,
+                identity: gateways_identity(slot.number),
+                policies,
+                limits: spec.network_limits,
+                cure,
+                ports: gateway::bind_ports(&spec.ports)?,
+            });
+        }
+        let link = network.as_ref().map(|_| gateway::link()).transpose()?;
         let config = Launch {
             engine: match engine {
                 Chosen::Kvm => launch::Engine::Kvm { cpus: spec.cpus },
@@ -124,6 +164,7 @@ impl Sandbox {
             kept: kept.is_some(),
             log_capacity: kept.as_ref().map_or(0, |kept| kept.log_capacity),
             restricted: spec.restriction(),
+            network: network.is_some(),
         };
         let config = config_file(&config).map_err(LaunchError::Prepare)?;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -142,19 +183,65 @@ impl Sandbox {
             let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
             descriptors.extend(files.map(AsFd::as_fd));
         }
+        // Where `launch::fd::link` says.
+        descriptors.extend(link.as_ref().map(|(keepers, _)| keepers.as_fd()));
         // The last one: where `launch::fd::kvm` says.
         descriptors.extend(kvm.as_ref().map(AsFd::as_fd));
         let spawned_unix_ns = unix_ns();
-        let spawned = spawn::keeper(&Keeper {
+        let spawned = spawn::keeper(&Program {
             program: assets.keeper.as_fd(),
             args: &[CString::from(c"bathy-keeper")],
             descriptors: &descriptors,
             identity,
-            before_start,
+            before_start: before_keeper,
         })?;
         drop(theirs);
         let connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
-        Ok(Self { connection, spawned_unix_ns, keeper: spawned })
+        let mut sandbox = Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned };
+        // After the keeper: the guest boots meanwhile.
+        if let (Some(network), Some((_, gateways))) = (&sandbox.network, &link) {
+            sandbox.gateway = Some(network.start(gateways, before_gateway)?);
+        }
+        Ok(sandbox)
+    }
+
+    /// The published ports, with the numbers that they have.
+    pub fn ports(&self) -> Vec<PublishedPort> {
+        self.network.iter().flat_map(|network| &network.ports).map(|(port, _)| *port).collect()
+    }
+
+    /// What the sandbox may reach, unless it has no network.
+    pub fn policies(&self) -> Option<&Policies> {
+        self.network.as_ref().map(|network| &network.policies)
+    }
+
+    /// Changes what the sandbox may reach. Its gateway tells when that holds; false if there is none at present, and the next
+    /// one begins with it.
+    ///
+    /// # Errors
+    /// When the sandbox has no network, or its gateway does not listen.
+    pub fn change_policy(&mut self, policies: Policies) -> Result<bool, GatewayError> {
+        let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
+        network.policies = policies;
+        self.gateway
+            .as_ref()
+            .map(|gateway| gateway.change(&network.policies))
+            .transpose()
+            .map(|told| told.is_some())
+    }
+
+    /// Starts another gateway in place of one that is gone, and gives the keeper its link.
+    ///
+    /// # Errors
+    /// When it cannot be started, or the keeper does not take it.
+    pub fn restart_gateway(&mut self, before_start: BeforeStart<'_>) -> Result<(), GatewayError> {
+        self.gateway = None;
+        let network = self.network.as_ref().ok_or(GatewayError::NoNetwork)?;
+        let (keepers, gateways) = gateway::link()?;
+        let gateway = network.start(&gateways, before_start)?;
+        self.connection.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
+        self.gateway = Some(gateway);
+        Ok(())
     }
 
     /// The keeper's process number.
@@ -164,15 +251,7 @@ impl Sandbox {
 
     /// How the keeper's process ended. It is not waited for: one that only closed its connection is not gone.
     pub fn keepers_end(&self) -> String {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), options).ok().flatten();
-        let signal = status.as_ref().and_then(|status| status.terminating_signal());
-        match (signal, status.and_then(|status| status.exit_status())) {
-            (Some(libc::SIGSYS), _) => "broke its own system call filter and was ended".to_owned(),
-            (Some(signal), _) => format!("was ended by signal {signal}"),
-            (None, Some(code)) => format!("ended with code {code}"),
-            (None, None) => "hung up".to_owned(),
-        }
+        ending::of_process(self.keeper.pidfd.as_fd())
     }
 
     /// Ends the sandbox at once; its connection tells when it is gone.
@@ -192,6 +271,9 @@ impl Drop for Sandbox {
         // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
         let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
         let _ = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), WaitIdOptions::EXITED);
+        if let Some(gateway) = &self.gateway {
+            gateway.leave();
+        }
     }
 }
 
@@ -201,6 +283,13 @@ fn identity(slot: u32) -> Identity {
         Identity::Pair { first: FIRST_SANDBOX_USER + slot * 2 }
     } else {
         Identity::Own { uid: uid.as_raw(), gid: rustix::process::getegid().as_raw() }
+    }
+}
+
+fn gateways_identity(slot: u32) -> Identity {
+    match identity(slot) {
+        Identity::Own { uid, gid } => Identity::Own { uid, gid },
+        _ => Identity::One { id: FIRST_GATEWAY_USER + slot },
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the operator allows: a floor that is raised to and ceilings that are refused beyond. Callers narrow it and
 //! never widen it; of two files, the stricter one counts. What agents ask has a second ceiling, section `[mcp]`.
 
+pub mod inward;
 mod limits;
 #[cfg(test)]
 mod tests;
@@ -9,13 +10,14 @@ use std::env;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use bathy_policy::NetworkPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
 use crate::config::{self, ConfigError};
 use crate::spec::{SandboxSpec, Security, Size};
-use limits::{AGENTS, Ceiling, EVERYBODY, Limits};
+use limits::{AGENTS, Agents, Ceiling, EVERYBODY, Limits};
 
 /// The machine's file.
 pub const SYSTEM_FILE: &str = "/etc/bathysphere/config.toml";
@@ -62,6 +64,14 @@ pub enum PolicyError {
         /// Who says so.
         by: String,
     },
+    /// A network that leads further than public addresses.
+    #[error("`{part}` reaches more than the operator allows: public addresses at most, by {by}")]
+    Network {
+        /// The preset or the rule.
+        part: String,
+        /// Who says so.
+        by: String,
+    },
     /// A path of the host.
     #[error(
         "Host path {0:?}: the operator allows none (limit host_paths), and no setting allows one. Copy files in and out instead"
@@ -75,8 +85,9 @@ pub enum PolicyError {
 struct Form {
     floor: Floor,
     ceiling: Ceiling,
-    mcp: Ceiling,
+    mcp: Agents,
     audit: Audit,
+    network: Option<NetworkPolicy>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -103,6 +114,8 @@ pub struct Policy {
     security: Option<(Security, PathBuf)>,
     limits: Limits,
     agents: Limits,
+    /// What any sandbox may reach at most: every one of them has to allow it.
+    network: Vec<NetworkPolicy>,
 }
 
 /// A description that the operator allows.
@@ -148,7 +161,9 @@ impl Policy {
             self.security = Some((floor, path.to_owned()));
         }
         self.limits.lower(form.ceiling, EVERYBODY, path);
-        self.agents.lower(form.mcp, AGENTS, path);
+        self.agents.lower(form.mcp.ceiling, AGENTS, path);
+        self.agents.bound(form.mcp.network, path);
+        self.network.extend(form.network);
         self.audit.rotate_size = self.audit.rotate_size.max(form.audit.rotate_size);
         self.audit.keep = self.audit.keep.max(form.audit.keep);
         Ok(self)
@@ -190,6 +205,11 @@ impl Policy {
     /// The refusal of a path of the host, of which sandboxes get none.
     pub fn refuse_host_path(path: impl Into<PathBuf>) -> PolicyError {
         PolicyError::HostPath(path.into())
+    }
+
+    /// What any sandbox may reach at most.
+    pub fn network(&self) -> Vec<NetworkPolicy> {
+        self.network.clone()
     }
 
     /// How many sandboxes there may be.

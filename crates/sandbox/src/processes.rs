@@ -1,7 +1,8 @@
 //! The host processes that a sandbox consists of, as the host sees them: nothing here is the guest's word.
 //!
 //! A sandbox of the uml engine is a keeper, its child the guest kernel, and a child of that for every address space in the
-//! guest. One of the kvm engine is a keeper alone: a virtual processor is a thread of it, and its time the keeper's.
+//! guest. One of the kvm engine is a keeper alone: a virtual processor is a thread of it, and its time the keeper's. Beside
+//! either keeper is the gateway, if the sandbox has a network.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -106,11 +107,14 @@ impl Processes {
         found
     }
 
-    /// What the sandbox of this keeper consists of.
-    pub fn sandbox(&self, keeper: u32) -> SandboxProcesses {
+    /// What the sandbox of this keeper consists of. Its monitor, if it has one, is not part of it; its gateway, which is the
+    /// monitor's other child, is.
+    pub fn sandbox(&self, keeper: u32, monitor: Option<u32>) -> SandboxProcesses {
         let below = self.below(keeper);
         let guest = below.iter().find(|process| process.parent == keeper).map(|process| process.pid);
-        let mut everybody: Vec<_> = self.all.get(&keeper).into_iter().chain(&below).collect();
+        let children = monitor.and_then(|monitor| self.children.get(&monitor)).into_iter().flatten();
+        let gateway = children.filter(|child| **child != keeper).filter_map(|child| self.all.get(child));
+        let mut everybody: Vec<_> = self.all.get(&keeper).into_iter().chain(&below).chain(gateway).collect();
         let cpu_ns = everybody.iter().fold(0, |sum: u64, process| sum.saturating_add(process.cpu_ns));
         everybody.sort_by_key(|process| std::cmp::Reverse(process.resident));
         let (mut private, mut shared) = (0u64, 0u64);
@@ -129,7 +133,7 @@ impl Processes {
 pub struct SandboxProcesses {
     /// The guest kernel's process.
     pub guest: Option<u32>,
-    /// How many there are, the keeper not counted.
+    /// How many of them are the guest's: the keeper and the gateway are not counted.
     pub count: usize,
     /// CPU time, with that of processes that have ended and been waited for.
     pub cpu_ns: u64,
@@ -227,7 +231,7 @@ mod tests {
     fn a_tree_is_found_and_its_time_and_memory_are_summed() {
         // A keeper, its guest kernel, and two processes of that, of which one spins.
         let keeper = shell("sh -c 'sleep 100 & sh -c \"while :; do :; done\" & wait'; true");
-        let look = || Processes::read().unwrap().sandbox(keeper.0.id());
+        let look = || Processes::read().unwrap().sandbox(keeper.0.id(), None);
         wait_for(|| look().count == 3 && look().cpu_ns > 0);
         let before = look();
         assert!(before.guest.is_some_and(|guest| guest != keeper.0.id()));
@@ -235,13 +239,32 @@ mod tests {
         thread::sleep(Duration::from_millis(500));
         let used = look().cpu_ns - before.cpu_ns;
         assert!((50_000_000..=700_000_000).contains(&used), "{used}");
-        assert_eq!(Processes::read().unwrap().sandbox(u32::MAX), SandboxProcesses::default());
+        assert_eq!(Processes::read().unwrap().sandbox(u32::MAX, None), SandboxProcesses::default());
+    }
+
+    #[test]
+    fn the_gateway_beside_a_keeper_is_counted_and_is_not_the_guests() {
+        let monitor = shell("sleep 100 & sh -c 'while :; do :; done' & wait");
+        let keeper = || {
+            let children = Processes::read().unwrap().below(monitor.0.id());
+            children
+                .iter()
+                .find(|child| child.cpu_ns == 0)
+                .map(|child| child.pid)
+                .filter(|_| children.len() == 2)
+        };
+        let look = |keeper| Processes::read().unwrap().sandbox(keeper, Some(monitor.0.id()));
+        wait_for(|| keeper().is_some_and(|keeper| look(keeper).cpu_ns > 50_000_000));
+        let keeper = keeper().unwrap();
+        let (with, alone) = (look(keeper), Processes::read().unwrap().sandbox(keeper, None));
+        assert_eq!((with.count, with.guest, alone.cpu_ns), (0, None, 0));
+        assert!(with.memory > alone.memory, "{with:?} {alone:?}");
     }
 
     #[test]
     fn time_of_children_that_ended_is_not_lost() {
         let keeper = shell("sh -c 'n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done'; sleep 100; true");
-        let look = || Processes::read().unwrap().sandbox(keeper.0.id());
+        let look = || Processes::read().unwrap().sandbox(keeper.0.id(), None);
         wait_for(|| look().cpu_ns > 30_000_000);
         // The one that counted has ended when its parent starts the one that sleeps.
         let most = std::cell::Cell::new(0);
@@ -260,7 +283,7 @@ mod tests {
         wait_for(|| Processes::read().unwrap().below(keeper.0.id()).len() == 300);
         let times = (0..20).map(|_| {
             let begin = Instant::now();
-            assert_eq!(Processes::read().unwrap().sandbox(keeper.0.id()).count, 300);
+            assert_eq!(Processes::read().unwrap().sandbox(keeper.0.id(), None).count, 300);
             begin.elapsed()
         });
         let best = times.min().unwrap();

@@ -1,12 +1,15 @@
 //! The one description of a sandbox. Flags, files and requests all become this type; limits are checked here, once.
 
 mod engine;
+mod network;
 mod units;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bathy_policy::{NetworkPolicy, PublishedPort};
 use bathy_protocol::launch::UmlMode;
+use bathy_protocol::network::NetworkLimits;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -28,6 +31,11 @@ pub const MAX_PROCESSES: u32 = 32_768;
 pub const MIN_LOG: Size = Size(MIB);
 /// The largest bound of the logs of one sandbox.
 pub const MAX_LOG: Size = Size(1024 * MIB);
+
+/// The most published ports.
+pub const MAX_PORTS: usize = 64;
+/// The most connections at once.
+pub const MAX_CONNECTIONS: u32 = 16_384;
 
 const MAX_LABEL_KEY: usize = 63;
 const MAX_LABEL_VALUE: usize = 256;
@@ -137,6 +145,21 @@ pub enum SpecError {
     /// An argument that no program can be given.
     #[error("An argument of the command contains a NUL character, which no program can be given")]
     NulInCommand,
+    /// A policy that contradicts itself, or the ports that are to be published.
+    #[error(transparent)]
+    Network(#[from] bathy_policy::PolicyError),
+    /// The same port twice.
+    #[error("The port {0} of the host is published twice. Leave one of them out")]
+    PublishedTwice(PublishedPort),
+    /// More ports than a gateway has.
+    #[error("{0} ports are published. The most is {MAX_PORTS}")]
+    Ports(usize),
+    /// A limit that leaves no network.
+    #[error("The network limit `{0}` is zero. For a sandbox without a network use --net none")]
+    NoNetwork(&'static str),
+    /// More connections than one gateway serves.
+    #[error("{0} connections at once are not possible. The most is {MAX_CONNECTIONS}")]
+    Connections(u32),
     /// Nothing to run.
     #[error("The command is empty. Give a program to run, such as: bathy run -- python3 -c 'print(1)'")]
     EmptyCommand,
@@ -233,6 +256,15 @@ pub struct SandboxSpec {
     pub pause_idle: Option<Seconds>,
     /// Whether it is removed, with its disk and logs, when it has ended.
     pub auto_remove: bool,
+    /// What the sandbox may reach.
+    pub network: NetworkPolicy,
+    /// How much of it.
+    pub network_limits: NetworkLimits,
+    /// Ports of the host that lead into the sandbox.
+    pub ports: Vec<PublishedPort>,
+    /// What whoever made it may let it reach at most, besides what holds for every sandbox. Not for files and options to say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ceilings: Vec<NetworkPolicy>,
 }
 
 impl Default for SandboxSpec {
@@ -259,6 +291,10 @@ impl Default for SandboxSpec {
             idle_timeout: None,
             pause_idle: None,
             auto_remove: false,
+            network: NetworkPolicy::default(),
+            network_limits: NetworkLimits::default(),
+            ports: Vec::new(),
+            ceilings: Vec::new(),
         }
     }
 }
@@ -300,6 +336,7 @@ impl SandboxSpec {
             return Err(SpecError::PauseAtOnce);
         }
         self.check_texts()?;
+        self.check_network()?;
         self.memory = Size(self.memory.0.next_multiple_of(MIB));
         self.disk = Size(self.disk.0.next_multiple_of(MIB));
         Ok(self)

@@ -14,13 +14,13 @@ use crate::store::Record;
 /// A sandbox's use of the machine at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stats {
-    /// CPU time of all its processes since it started, in nanoseconds.
+    /// CPU time of all its processes since it started, in nanoseconds; its gateway's included.
     pub cpu_ns: u64,
     /// Bytes of guest memory that are occupied.
     pub memory: u64,
     /// Bytes of guest memory that there are.
     pub memory_limit: u64,
-    /// Bytes of the host's memory that its processes have, guest memory included.
+    /// Bytes of the host's memory that its processes have, guest memory and its gateway's included.
     pub host_memory: u64,
     /// Bytes that its disk occupies on the host.
     pub disk: u64,
@@ -48,7 +48,8 @@ impl Stats {
     pub fn gather(record: &Record, usage: &Usage) -> Self {
         // Where they cannot be seen, there is nothing to say about them.
         let processes = record.keeper_pid.zip(Processes::read().ok());
-        let processes = processes.map(|(keeper, all)| all.sandbox(keeper)).unwrap_or_default();
+        let processes =
+            processes.map(|(keeper, all)| all.sandbox(keeper, record.monitor_pid)).unwrap_or_default();
         let group = record.keeper_pid.and_then(|keeper| Cgroup::usage_of(&record.id, keeper).ok());
         Self::assemble(record, usage, &processes, group.unwrap_or_default(), unix_ns())
     }

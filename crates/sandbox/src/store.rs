@@ -26,6 +26,7 @@ use rusqlite::{
 use thiserror::Error;
 
 use crate::name::{self, NameError};
+use crate::spec::SandboxSpec;
 
 pub use jobs::Job;
 pub use life::{alive, take_life};
@@ -256,6 +257,26 @@ impl Store {
         }
         change.finish()?;
         Ok(true)
+    }
+
+    /// Changes a sandbox's description by what it is at this moment: of two who do so at once, the later one goes on from
+    /// what the earlier one made of it. None if the sandbox is gone.
+    pub fn change_spec<E: From<StoreError>>(
+        &mut self,
+        id: &str,
+        change: impl FnOnce(SandboxSpec) -> Result<SandboxSpec, E>,
+    ) -> Result<Option<SandboxSpec>, E> {
+        let path = self.path.clone();
+        let bad = |source| StoreError::Record { id: id.to_owned(), path: path.clone(), source };
+        let changing = self.change()?;
+        let Some(text) = changing.text("SELECT spec FROM sandboxes WHERE id = ?", [id])? else {
+            return Ok(None);
+        };
+        let spec = change(serde_json::from_str(&text).map_err(bad)?)?;
+        let text = serde_json::to_string(&spec).map_err(bad)?;
+        changing.run("UPDATE sandboxes SET spec = ? WHERE id = ?", (text, id))?;
+        changing.finish()?;
+        Ok(Some(spec))
     }
 
     /// Forgets a sandbox and its jobs. Of several who do, one is told true.

@@ -7,6 +7,7 @@ mod code;
 mod copy;
 mod files;
 mod lifecycle;
+mod network;
 mod repl;
 mod work;
 
@@ -39,6 +40,7 @@ use crate::transfer::{PackError, TransferError, UnpackError};
 pub use code::BegunCell;
 pub use copy::CopyOptions;
 pub use lifecycle::{NewSandbox, collect_ended};
+pub use network::ChangedPolicy;
 pub use repl::{NewRepl, Repl, ReplOutcome, ReplStatus};
 pub use work::{Begun, ExecRequest};
 
@@ -125,6 +127,16 @@ pub enum ManagerError {
         name: String,
         /// Why. May hold the guest's text: escape before showing.
         reason: String,
+    },
+    /// Its policy is another one, and it does not keep to it yet.
+    #[error(
+        "The new policy of `{name}` is written down, but the running sandbox did not take it. It holds as soon as the sandbox has another gateway, or is started again"
+    )]
+    NotObeyed {
+        /// Which.
+        name: String,
+        /// Why not.
+        source: DoorError,
     },
     /// It does not go away.
     #[error("The sandbox `{0}` does not end. `bathy kill {0}` ends it at once")]

@@ -66,6 +66,8 @@ pub enum ToMonitor {
     Resume,
     /// What it uses.
     Usage,
+    /// To read its network policy again, which was written down.
+    Policy,
 }
 
 /// What a monitor answers.
@@ -79,6 +81,11 @@ pub enum FromMonitor {
     Refused(String),
     /// What the sandbox uses.
     Usage(Usage),
+    /// The policy holds, and so many connections were closed for it.
+    Changed {
+        /// How many.
+        closed: u32,
+    },
 }
 
 /// Asks the monitor of the sandbox in `folder`. The connection comes back for [`ToMonitor::Connect`].

@@ -1,8 +1,9 @@
 //! What a sandbox's control group has to hold: the guest, and what it takes to run it.
 
+use std::io;
 use std::path::Path;
 
-use bathy_jail::cgroup::CgroupLimits;
+use bathy_jail::cgroup::{Cgroup, CgroupLimits, Priority};
 
 use crate::engine::Chosen;
 use crate::spec::{CpuQuota, SandboxSpec};
@@ -10,6 +11,10 @@ use crate::spec::{CpuQuota, SandboxSpec};
 /// Memory of the host that a sandbox may have besides its guest's: for its processes as such, and for each of them.
 const OVERHEAD: u64 = 96 << 20;
 const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
+/// The same for its gateway: the program, names, and the long buffers of the first connections; and for each connection the
+/// short buffers of later ones, and what is kept of it until it is known whom it is for.
+const GATEWAY: u64 = 96 << 20;
+const GATEWAY_PER_CONNECTION: u64 = 64 << 10;
 /// The host's tables of a virtual machine's memory: at most 8 bytes for each page, twice where pages of the guest's tables
 /// are shadowed, and the same again for the keeper's own view of it.
 const TABLES: u64 = 4096 / 32;
@@ -33,15 +38,53 @@ pub fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLi
         Chosen::Uml => (u64::from(spec.processes) * OVERHEAD_PER_PROCESS, spec.processes.into()),
     };
     let files = if files_in_memory { spec.disk.0 + spec.memory.0 } else { 0 };
+    let (gateway, gateways) = if spec.network.has_network() {
+        (GATEWAY + u64::from(spec.network_limits.connections) * GATEWAY_PER_CONNECTION, 1)
+    } else {
+        (0, 0)
+    };
     CgroupLimits {
         cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
-        memory: Some(spec.memory.0 + OVERHEAD + memory + files),
-        pids: Some(tasks + HELPERS),
+        memory: Some(spec.memory.0 + OVERHEAD + memory + files + gateway),
+        pids: Some(tasks + HELPERS + gateways),
+    }
+}
+
+/// Puts processes of a sandbox under its limits before they do anything.
+pub struct Place<'a> {
+    cgroup: &'a Cgroup,
+    priority: Priority,
+}
+
+impl<'a> Place<'a> {
+    /// In this group.
+    pub fn new(cgroup: &'a Cgroup, spec: &SandboxSpec) -> Self {
+        Self { cgroup, priority: Priority::for_quota(cgroup, spec.cpu_quota.map(CpuQuota::as_cpus)) }
+    }
+
+    /// By which mechanism the share of processors is held.
+    pub fn describe_cpu(&self) -> String {
+        self.priority.describe(self.cgroup)
+    }
+
+    /// The keeper, and the guest with it.
+    pub fn put_keeper(&self, pid: u32) -> io::Result<()> {
+        self.priority.apply(pid)?;
+        self.cgroup.add(pid).map_err(io::Error::other)
+    }
+
+    /// The gateway, which does not stand still with the guest: it has nobody to serve then, and what it is told of new policies
+    /// holds all the same.
+    pub fn put_gateway(&self, pid: u32) -> io::Result<()> {
+        self.put_keeper(pid)?;
+        self.cgroup.leave_freezer(pid).map_err(io::Error::other)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bathy_policy::{NetworkPolicy, Preset};
+
     use super::*;
     use crate::spec::Size;
 
@@ -51,7 +94,7 @@ mod tests {
     fn a_virtual_machine_has_its_memory_and_a_thread_for_each_processor() {
         let spec = SandboxSpec { memory: Size(1024 * MIB), cpus: 4, ..SandboxSpec::default() };
         let limits = of(&spec, Chosen::Kvm, false);
-        assert_eq!((limits.memory, limits.pids), (Some((1024 + 96 + 8) * MIB), Some(20)));
+        assert_eq!((limits.memory, limits.pids), (Some((1024 + 96 + 8 + 160) * MIB), Some(21)));
         let more = of(&SandboxSpec { processes: 30_000, ..spec }, Chosen::Kvm, false);
         assert_eq!((more.memory, more.pids), (limits.memory, limits.pids), "its processes are its own");
     }
@@ -60,7 +103,22 @@ mod tests {
     fn a_guest_of_processes_has_room_for_each_of_them() {
         let spec = SandboxSpec { memory: Size(512 * MIB), processes: 1024, ..SandboxSpec::default() };
         let limits = of(&spec, Chosen::Uml, false);
-        assert_eq!((limits.memory, limits.pids), (Some((512 + 96 + 128) * MIB), Some(1040)));
+        assert_eq!((limits.memory, limits.pids), (Some((512 + 96 + 128 + 160) * MIB), Some(1041)));
+    }
+
+    #[test]
+    fn a_gateway_has_room_for_each_connection_where_there_is_one() {
+        let of = |spec: &SandboxSpec| {
+            let limits = of(spec, Chosen::Uml, false);
+            (limits.memory.unwrap_or_default(), limits.pids.unwrap_or_default())
+        };
+        let none = NetworkPolicy { preset: Preset::None, rules: Vec::new() };
+        let alone = of(&SandboxSpec { network: none, ..SandboxSpec::default() });
+        let mut spec = SandboxSpec::default();
+        spec.network_limits.connections = 16;
+        assert_eq!(of(&spec), (alone.0 + 97 * MIB, alone.1 + 1));
+        spec.network_limits.connections = 16_384;
+        assert_eq!(of(&spec), (alone.0 + (96 + 1024) * MIB, alone.1 + 1));
     }
 
     #[test]

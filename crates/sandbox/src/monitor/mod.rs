@@ -6,6 +6,7 @@
 
 pub mod door;
 mod limits;
+mod network;
 mod pause;
 mod serve;
 mod visitors;
@@ -33,8 +34,8 @@ use crate::freeze::Freezer;
 use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
 use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
-use crate::spec::CpuQuota;
 use crate::store::{Change, Record, State, Store, StoreError};
+use limits::Place;
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
@@ -152,11 +153,12 @@ impl Monitor {
     fn start(id: &str, life: File) -> Result<Self, MonitorError> {
         let paths = Paths::of_user()?;
         let mut store = Store::open(&paths.state)?;
-        let record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
         let policy = Policy::load()?;
         let audit = crate::audit_log(&paths, &policy)?;
         let folder = Folder::of(&paths, id);
         let listener = door::listen(folder.path()).map_err(MonitorError::Prepare)?;
+        // Not before: whoever changes it now, and finds nobody to tell, has written it down for us.
+        let record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
         let started = Change::Started { at_ns: unix_ns(), monitor_pid: process::id() };
         // We hold the life lock, so whatever else is written there is out of date.
         let any = [State::Created, State::Stopped, State::Running, State::Paused];
@@ -164,7 +166,7 @@ impl Monitor {
             return Err(MonitorError::Gone(id.to_owned()));
         }
         let event = |what| Event::now(actor(), what).in_sandbox(id, record.name.clone());
-        match Self::launch(&record, &folder, &paths, &life) {
+        match Self::launch(&record, &folder, &paths, &life, &policy) {
             Ok(launched) => {
                 let changes = [
                     Change::Keeper(launched.sandbox.keeper_pid()),
@@ -204,6 +206,7 @@ impl Monitor {
         folder: &Folder,
         paths: &Paths,
         life: &File,
+        policy: &Policy,
     ) -> Result<Launched, MonitorError> {
         let spec = &record.spec;
         // Whoever starts a sandbox has decided; a record without a decision is one of an earlier version.
@@ -230,19 +233,18 @@ impl Monitor {
         let _ = Cgroup::remove_stale(&record.id);
         let cgroup =
             Cgroup::create(&record.id, &limits::of(spec, engine, limits::is_in_memory(folder.path())))?;
-        let priority =
-            bathy_jail::cgroup::Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
-        let before_start = |pid: u32| {
-            priority.apply(pid)?;
-            cgroup.add(pid).map_err(io::Error::other)
-        };
+        let place = Place::new(&cgroup, spec);
+        let (put_keeper, put_gateway) = (|pid| place.put_keeper(pid), |pid| place.put_gateway(pid));
         let resources = Resources {
             engine,
             assets: &assets,
             paths,
             disk: open(folder.disk())?,
             kept: Some(kept),
-            before_start: Some(&before_start),
+            before_keeper: Some(&put_keeper),
+            before_gateway: Some(&put_gateway),
+            ceilings: policy.network(),
+            cure: format!("bathy policy allow {}", record.display_name()),
         };
         let mut sandbox = Sandbox::start_with(spec, resources)?;
         wait_until_ready(&mut sandbox, Duration::from_millis(spec.ready_timeout_ms))?;
@@ -250,10 +252,11 @@ impl Monitor {
         let _ = cgroup.leave_freezer(sandbox.keeper_pid());
         let freezer = Freezer::new(&cgroup, sandbox.keeper_pid(), engine, spec.mode());
         let enforcement = serde_json::json!({
-            "cpu": priority.describe(&cgroup),
+            "cpu": place.describe_cpu(),
             "memory": cgroup.enforced().memory,
             "processes": cgroup.enforced().processes,
             "freezer": freezer.describe(),
+            "ports": sandbox.ports(),
         });
         Ok(Launched {
             engine,

@@ -88,7 +88,7 @@ impl Monitor {
         if let Err(error) = self.freezer.freeze() {
             state.pause.failed = true;
             let detail = format!("the sandbox goes on: {}", crate::chain(&error));
-            self.note(What::LimitHit { limit: "pause-idle".to_owned(), detail });
+            self.note(What::limit_hit("pause-idle", detail));
             return;
         }
         state.pause.idle = true;

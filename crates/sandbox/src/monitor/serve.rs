@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::door::{FromMonitor, SOCKET, ToMonitor};
+use super::network::NetworkState;
 use super::pause::Pause;
 use super::visitors::{Visitor, refuse, say};
 use super::{Monitor, actor};
@@ -58,6 +59,7 @@ pub(super) struct Loop {
     warnings: u32,
     /// Ends of commands since when.
     ends: (u32, Option<Instant>),
+    pub network: NetworkState,
     pub ended: Option<String>,
 }
 
@@ -72,10 +74,11 @@ impl Monitor {
         while state.ended.is_none() {
             self.turn(&mut state);
         }
-        let Self { record, folder, mut store, audit, sandbox, cgroup, freezer, .. } = self;
         // All its processes are gone before anything says so. Some freezers keep even the killed.
-        sandbox.kill();
-        let _ = freezer.thaw();
+        self.sandbox.kill();
+        let _ = self.freezer.thaw();
+        self.hear_last_words();
+        let Self { record, folder, mut store, audit, sandbox, cgroup, .. } = self;
         drop(sandbox);
         if let Some(mut cgroup) = cgroup {
             let _ = cgroup.remove();
@@ -153,6 +156,9 @@ impl Monitor {
         let wanted = state.visitors.iter().map(|visitor| (visitor.socket.as_fd(), PollFlags::IN));
         let leaving = state.clients.iter().map(|client| (client.as_fd(), PollFlags::RDHUP));
         fds.extend(wanted.chain(leaving).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+        if let Some(gateway) = &self.sandbox.gateway {
+            fds.push(PollFd::from_borrowed_fd(gateway.fd(), PollFlags::IN));
+        }
         let timeout = self.next_alarm(state).map(|at| timespec(at.saturating_duration_since(now)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -173,6 +179,7 @@ impl Monitor {
         let clients = std::mem::take(&mut state.clients);
         let had_clients = !clients.is_empty();
         let stay: Vec<_> = clients.into_iter().filter(|_| fired.next() != Some(true)).collect();
+        let gateway = fired.next() == Some(true);
         state.clients.extend(stay);
         if !state.clients.is_empty() {
             state.idle_since = None;
@@ -184,6 +191,9 @@ impl Monitor {
         }
         if keeper {
             self.hear_keeper(state);
+        }
+        if gateway {
+            self.hear_gateway(state);
         }
         if let Err(error) = self.sandbox.connection.send() {
             state.ended = Some(crate::chain(&error));
@@ -199,7 +209,8 @@ impl Monitor {
         let visitors = visitors.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().map(|(_, until)| *until);
         let limits = if stopping.is_some() { [None, None] } else { self.limits(state) };
-        limits.into_iter().chain([visitors, stopping, self.pause_due(state)]).flatten().min()
+        let others = [visitors, stopping, self.pause_due(state), state.network.due()];
+        limits.into_iter().chain(others).flatten().min()
     }
 
     /// When the sandbox's time is up: in all, and without anybody.
@@ -213,6 +224,7 @@ impl Monitor {
     fn keep_time(&mut self, state: &mut Loop, now: Instant) {
         state.visitors.retain(|visitor| visitor.until > now);
         state.waiting.retain(|waiting| waiting.until > now);
+        self.keep_network(state, now);
         if let Some((_, until)) = &state.stopping {
             if *until <= now {
                 self.sandbox.kill();
@@ -223,7 +235,7 @@ impl Monitor {
         let passed = self.limits(state).into_iter().zip(names).find(|(at, _)| at.is_some_and(|at| at <= now));
         if let Some((_, limit)) = passed {
             let detail = format!("the sandbox is stopped by its --{limit}");
-            self.note(What::LimitHit { limit: limit.to_owned(), detail: detail.clone() });
+            self.note(What::limit_hit(limit, detail.clone()));
             self.stop(state, detail, LIMIT_GRACE_MS);
         } else if self.pause_due(state).is_some_and(|at| at <= now) {
             self.pause_idle(state);
@@ -261,6 +273,7 @@ impl Monitor {
             ToMonitor::Pause { release_memory } => self.pause_by_hand(socket, *release_memory, state),
             ToMonitor::Resume => self.resume(socket, state),
             ToMonitor::Usage => self.ask_usage(socket, state),
+            ToMonitor::Policy => self.change_policy(socket, state),
         }
     }
 
@@ -310,8 +323,8 @@ impl Monitor {
                 Arrival::Keeper(FromKeeper::Warning(detail)) => {
                     state.warnings += 1;
                     if state.warnings <= MOST_WARNINGS {
-                        let detail = detail.chars().take(500).collect();
-                        self.note(What::LimitHit { limit: "host disk".to_owned(), detail });
+                        let detail: String = detail.chars().take(500).collect();
+                        self.note(What::limit_hit("host disk", detail));
                     }
                 }
                 Arrival::Keeper(FromKeeper::Ready(_)) | Arrival::Answer(..) | Arrival::Output(..) => {}

@@ -1,15 +1,13 @@
 //! Those who come to the door: what they want, and handing them over to the keeper.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{CONNECTION, Decoder, ToKeeper};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg, sockopt::socket_peercred,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, sockopt::socket_peercred};
 
 use super::Monitor;
 use super::door::{FromMonitor, LIMIT};
@@ -89,27 +87,10 @@ impl Monitor {
     }
 
     fn hand_over(&mut self, socket: &OwnedFd) -> io::Result<bool> {
-        // What was queued before goes first; a keeper that does not read at all is not waited for.
-        self.sandbox.connection.send().map_err(io::Error::other)?;
-        if self.sandbox.connection.unsent() > 0 {
-            return Ok(false);
-        }
-        let mut message = Vec::new();
-        encode(CONNECTION, &ToKeeper::Client, &mut message).map_err(io::Error::other)?;
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let sockets = [socket.as_fd()];
-        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-        let sent = sendmsg(
-            self.sandbox.connection.fd(),
-            &[io::IoSlice::new(&message)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        )?;
-        if sent == message.len() {
-            Ok(true)
-        } else {
-            Err(io::Error::other("the keeper takes half a message"))
+        match self.sandbox.connection.tell_with(&ToKeeper::Client, socket) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }

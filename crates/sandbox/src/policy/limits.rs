@@ -3,14 +3,16 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use bathy_policy::{NetworkPolicy, Preset};
 use serde::{Deserialize, Serialize};
 
-use super::{PolicyError, SYSTEM_FILE};
+use super::{PolicyError, SYSTEM_FILE, inward};
 use crate::spec::{CpuQuota, SandboxSpec, Seconds, Size};
 
 /// The section of a file for everybody, and the one for what agents ask.
 pub(super) const EVERYBODY: &str = "ceiling";
 pub(super) const AGENTS: &str = "mcp";
+const NETWORK: &str = "network";
 
 /// A section of a file.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -39,6 +41,16 @@ impl Ceiling {
             ..Self::default()
         }
     }
+}
+
+/// The section for what agents ask.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Agents {
+    // The reader of files has refused keys that neither of them has.
+    #[serde(flatten)]
+    pub ceiling: Ceiling,
+    pub network: Option<NetworkPolicy>,
 }
 
 /// Who sets a limit.
@@ -86,12 +98,20 @@ pub(super) struct Limits {
     pub sandboxes: Option<Limit<u32>>,
     /// An image has to be in every list.
     images: Vec<Limit<Vec<String>>>,
+    /// What agents' sandboxes may reach: all of them have to allow it.
+    network: Vec<Limit<NetworkPolicy>>,
 }
 
 impl Limits {
     /// Narrows them by a section of a file.
     pub fn lower(&mut self, ceiling: Ceiling, section: &'static str, path: &Path) {
         self.narrow(&Self::of(ceiling, &Source::File(section, path.to_owned())));
+    }
+
+    /// Narrows them by what a file lets agents' sandboxes reach.
+    pub fn bound(&mut self, network: Option<NetworkPolicy>, path: &Path) {
+        let source = Source::File(AGENTS, path.to_owned());
+        self.network.extend(network.map(|value| Limit { value, key: NETWORK, source }));
     }
 
     fn of(ceiling: Ceiling, source: &Source) -> Self {
@@ -109,6 +129,7 @@ impl Limits {
             log_size: limit(ceiling.log_size, "log_size", source),
             sandboxes: limit(ceiling.sandboxes, "sandboxes", source),
             images: limit(ceiling.images, "images", source).into_iter().collect(),
+            network: Vec::new(),
         }
     }
 
@@ -125,6 +146,8 @@ impl Limits {
         stricter(&mut self.sandboxes, other.sandboxes.as_ref());
         let new = other.images.iter().filter(|list| !self.images.contains(list)).cloned();
         self.images.extend(new.collect::<Vec<_>>());
+        let new = other.network.iter().filter(|bound| !self.network.contains(bound)).cloned();
+        self.network.extend(new.collect::<Vec<_>>());
     }
 
     /// These, as what the operator says about agents, with what is usual where nothing is said.
@@ -134,6 +157,10 @@ impl Limits {
         self.disk = self.disk.or(usual.disk);
         self.max_duration = self.max_duration.or(usual.max_duration);
         self.sandboxes = self.sandboxes.or(usual.sandboxes);
+        if self.network.is_empty() {
+            let value = NetworkPolicy { preset: Preset::Public, rules: Vec::new() };
+            self.network.push(Limit { value, key: NETWORK, source: Source::Usual });
+        }
         self
     }
 
@@ -178,8 +205,28 @@ impl Limits {
             check_open("A CPU quota", &mut spec.cpu_quota, self.cpu_quota.as_ref(), notes)?;
         }
         check_open("A maximum duration", &mut spec.max_duration, self.max_duration.as_ref(), notes)?;
-        check_open("An idle timeout", &mut spec.idle_timeout, self.idle_timeout.as_ref(), notes)
+        check_open("An idle timeout", &mut spec.idle_timeout, self.idle_timeout.as_ref(), notes)?;
+        self.network.iter().try_for_each(|bound| check_network(spec, bound, notes))
     }
+}
+
+/// Refuses what plainly leads further than it may, so that whoever asked knows; and binds the sandbox to it, whatever its
+/// policy becomes.
+fn check_network(
+    spec: &mut SandboxSpec,
+    bound: &Limit<NetworkPolicy>,
+    notes: &mut Vec<String>,
+) -> Result<(), PolicyError> {
+    if let Some(part) = inward::part(&spec.network).filter(|_| inward::part(&bound.value).is_none()) {
+        return Err(PolicyError::Network { part, by: bound.to_string() });
+    }
+    if !spec.ceilings.contains(&bound.value) {
+        spec.ceilings.push(bound.value.clone());
+        if bound.source != Source::Usual {
+            notes.push(format!("What it reaches is bounded by {bound}"));
+        }
+    }
+    Ok(())
 }
 
 fn stricter<T: Clone + Ord>(limit: &mut Option<Limit<T>>, other: Option<&Limit<T>>) {

@@ -216,3 +216,76 @@ fn a_path_of_the_host_is_refused_by_name() {
     let message = Policy::refuse_host_path("/etc/passwd").to_string();
     assert!(message.starts_with("Host path \"/etc/passwd\": the operator allows none (limit host_paths)"));
 }
+
+fn network(preset: &str, rules: &[&str]) -> NetworkPolicy {
+    serde_json::from_value(serde_json::json!({ "preset": preset, "rules": rules })).unwrap()
+}
+
+#[test]
+fn what_any_sandbox_may_reach_is_what_every_file_allows() {
+    let one = "[network]\npreset = \"public\"\nrules = [\"deny evil.example\"]\n";
+    let two = "[network]\nrules = [\"allow api.example:443\"]\n";
+    let both = policy(&[one, "[ceiling]\nmemory = \"1G\"\n", two]).unwrap();
+    let expected =
+        [network("public", &["deny evil.example"]), network("allow-list", &["allow api.example:443"])];
+    assert_eq!(both.network(), expected);
+    assert_eq!(both.for_agents().network(), expected);
+    let open = SandboxSpec { network: network("open", &["allow private"]), ..both.defaults() };
+    assert_eq!(both.apply(open.clone()).unwrap().spec, open, "the gateway keeps to it");
+    assert_eq!(policy(&[]).unwrap().network(), []);
+    for (text, expected) in [
+        ("[network]\npreset = \"pubic\"\n", "public"),
+        ("[network]\nrules = [\"allow pubilc\"]\n", "public"),
+        ("[network]\nrule = []\n", "unknown field"),
+        ("[network]\npreset = \"none\"\nrules = [\"allow public\"]\n", "allow-list"),
+        ("[mcp.network]\npreset = \"pubic\"\n", "Bad value of `mcp.network`"),
+        ("[ceiling.network]\npreset = \"public\"\n", "Unknown key `ceiling.network`"),
+    ] {
+        let error = crate::chain(&policy(&[text]).unwrap_err());
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn agents_reach_public_addresses_unless_the_operator_says_otherwise() {
+    let agents = Policy::default().for_agents();
+    let spec = agents.apply(agents.defaults()).unwrap().spec;
+    assert_eq!(spec.ceilings, [network("public", &[])]);
+    assert_eq!(agents.apply(spec.clone()).unwrap().spec, spec, "asking twice changes nothing");
+    for (preset, rules, part) in [
+        ("open", &[][..], "open"),
+        ("public", &["allow private"], "allow private"),
+        ("allow-list", &["allow api.example", "allow host:80"], "allow host:80"),
+    ] {
+        let message = refusal(&agents, |spec| spec.network = network(preset, rules));
+        assert!(message.starts_with(&format!("`{part}` reaches more")), "{message}");
+        assert!(message.contains("the usual `network` for agents"), "{message}");
+        assert!(message.contains("`network` in [mcp] of /etc/"), "{message}");
+    }
+    let narrow = network("allow-list", &["allow api.example:443"]);
+    let spec = agents.apply(SandboxSpec { network: narrow.clone(), ..agents.defaults() }).unwrap().spec;
+    assert_eq!(spec.network, narrow);
+    assert_eq!(
+        Policy::default().apply(SandboxSpec::default()).unwrap().spec.ceilings,
+        [],
+        "people have no such limit"
+    );
+}
+
+#[test]
+fn the_operators_word_about_agents_networks_replaces_what_is_usual() {
+    let one = "[mcp.network]\nrules = [\"allow api.example:443\"]\n";
+    let two = "[mcp]\nmemory = \"1G\"\nnetwork = { preset = \"open\" }\n";
+    let both = policy(&[one, two]).unwrap();
+    assert_eq!(both.network(), [], "it is for agents only");
+    let agents = both.for_agents();
+    let spec = agents.apply(agents.defaults()).unwrap().spec;
+    assert_eq!(spec.ceilings, [network("allow-list", &["allow api.example:443"]), network("open", &[])]);
+    let message = refusal(&agents, |spec| spec.network = network("open", &[]));
+    assert!(message.contains("by `network` in [mcp] of /") && message.ends_with("/0"), "{message}");
+    assert!(refusal(&agents, |spec| spec.memory = Size(2 << 30)).contains("1G, by `memory` in [mcp]"));
+    let wide = policy(&[two]).unwrap().for_agents();
+    let private = SandboxSpec { network: network("public", &["allow private"]), ..wide.defaults() };
+    assert_eq!(wide.apply(private).unwrap().spec.ceilings, [network("open", &[])]);
+    assert_eq!(wide.for_agents(), wide);
+}

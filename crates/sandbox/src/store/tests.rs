@@ -412,3 +412,33 @@ fn a_thousand_sandboxes_are_listed_at_once() {
     // Ten times what a debug build takes on a slow machine: this catches a scan or a query per row, not noise.
     assert!(open < Duration::from_millis(50) && list < Duration::from_secs(2), "{open:?} {list:?}");
 }
+
+#[test]
+fn changes_of_a_description_are_made_one_after_the_other() {
+    const EACH: u32 = 25;
+    let (folder, mut store) = folder_and_store();
+    store.insert(&new(ONE, None)).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut store = Store::open(folder.path()).unwrap();
+                for _ in 0..EACH {
+                    let more = |spec: SandboxSpec| {
+                        Ok::<_, StoreError>(SandboxSpec { processes: spec.processes + 1, ..spec })
+                    };
+                    assert!(store.change_spec(ONE, more).unwrap().is_some());
+                }
+            });
+        }
+    });
+    let before = SandboxSpec::default().processes;
+    assert_eq!(store.get(ONE).unwrap().unwrap().spec.processes, before + 4 * EACH);
+    let refuse = |_| Err::<SandboxSpec, _>(StoreError::Removed("no".to_owned()));
+    assert!(store.change_spec(ONE, refuse).is_err());
+    assert_eq!(
+        store.get(ONE).unwrap().unwrap().spec.processes,
+        before + 4 * EACH,
+        "a refusal changes nothing"
+    );
+    assert_eq!(store.change_spec(TWO, Ok::<_, StoreError>).unwrap(), None);
+}

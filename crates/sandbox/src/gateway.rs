@@ -1,0 +1,346 @@
+//! A sandbox's gateway, from the side of whoever started it: started, told of new policies, heard, and started again.
+
+use std::env;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use bathy_jail::spawn::{self, Program};
+use bathy_jail::{Identity, SpawnError, Spawned};
+use bathy_policy::{Policies, Protocol, PublishedPort};
+use bathy_protocol::MessageError;
+use bathy_protocol::network::{
+    BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetworkLimits, ToGateway, decode, encode,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr, set_socket_send_buffer_size};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getsockname, listen, recv, send,
+    socket_with, socketpair,
+};
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use thiserror::Error;
+
+use crate::ending;
+use crate::launch::BeforeStart;
+
+/// Names another file with the host's resolvers.
+pub const RESOLVERS_VARIABLE: &str = "BATHY_RESOLV_CONF";
+const RESOLVERS_FILE: &str = "/etc/resolv.conf";
+/// As many as the C library asks.
+const MOST_RESOLVERS: usize = 3;
+const NAMES_PORT: u16 = 53;
+/// How many callers wait at a published port until they are taken.
+const BACKLOG: i32 = 128;
+/// What fits on the link at once: some of the longest frames.
+const LINK_BUFFER: usize = 1 << 20;
+
+/// The network of a sandbox could not be made.
+#[derive(Debug, Error)]
+pub enum GatewayError {
+    /// A port that somebody else has.
+    #[error(
+        "Port {port} of {address} is in use by another program or sandbox. Publish another one, such as -p {address}:0:{guest} for any that is free"
+    )]
+    PortInUse {
+        /// Where.
+        address: IpAddr,
+        /// Which.
+        port: u16,
+        /// The sandbox's port.
+        guest: u16,
+    },
+    /// A port that cannot be had.
+    #[error("Port {port} of {address} cannot be published: {reason}")]
+    Port {
+        /// Where.
+        address: IpAddr,
+        /// Which.
+        port: u16,
+        /// Why not.
+        reason: Errno,
+    },
+    /// Its process.
+    #[error("Cannot start the sandbox's gateway. `bathy doctor` tells what this machine lacks")]
+    Spawn(#[from] SpawnError),
+    /// A socket or configuration.
+    #[error("Cannot prepare the sandbox's gateway")]
+    Prepare(#[source] io::Error),
+    /// Policies that are too long to be told.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// There is nothing to be changed.
+    #[error("The sandbox was started without a network (preset none). Restart it to give it one")]
+    NoNetwork,
+    /// It does not take what it is told.
+    #[error("The sandbox's gateway does not answer")]
+    Silent,
+    /// It cannot serve.
+    #[error("The sandbox's gateway cannot serve: {0}")]
+    Failed(String),
+}
+
+/// What a gateway is started with, and with what again.
+#[derive(Debug)]
+pub struct Network {
+    /// The program.
+    pub program: File,
+    /// Its user.
+    pub identity: Identity,
+    /// What the sandbox may reach.
+    pub policies: Policies,
+    /// How much of it.
+    pub limits: NetworkLimits,
+    /// The beginning of the command that allows a target.
+    pub cure: String,
+    /// The published ports as they are bound.
+    pub ports: Vec<(PublishedPort, OwnedFd)>,
+}
+
+impl Network {
+    /// Starts a gateway with its end of a link.
+    pub fn start(&self, its_link: &OwnedFd, before_start: BeforeStart<'_>) -> Result<Gateway, GatewayError> {
+        let prepare = |error: Errno| GatewayError::Prepare(error.into());
+        let bound = |(port, _): &(PublishedPort, OwnedFd)| BoundPort {
+            guest: port.guest,
+            udp: port.protocol == Protocol::Udp,
+        };
+        let launch = GatewayLaunch {
+            policies: policies_text(&self.policies)?,
+            resolvers: resolvers(),
+            limits: self.limits,
+            ports: self.ports.iter().map(bound).collect(),
+            cure: self.cure.clone(),
+        };
+        let mut config = File::from(memfd_create("gateway-config", MemfdFlags::CLOEXEC).map_err(prepare)?);
+        config.write_all(&encode(&launch)?).map_err(GatewayError::Prepare)?;
+        rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0)).map_err(prepare)?;
+        let (control, its_control) = pair()?;
+        let given = [config.as_fd(), its_control.as_fd(), its_link.as_fd()];
+        let descriptors: Vec<_> =
+            given.into_iter().chain(self.ports.iter().map(|(_, socket)| socket.as_fd())).collect();
+        let process = spawn::gateway(&Program {
+            program: self.program.as_fd(),
+            args: &[CString::from(c"bathy-gateway")],
+            descriptors: &descriptors,
+            identity: self.identity,
+            before_start,
+        })?;
+        rustix::io::ioctl_fionbio(&control, true).map_err(prepare)?;
+        Ok(Gateway { control, process })
+    }
+}
+
+/// A link's two ends: the keeper's and the gateway's.
+///
+/// # Errors
+/// When the host gives none.
+pub fn link() -> Result<(OwnedFd, OwnedFd), GatewayError> {
+    let (one, two) = pair()?;
+    for end in [&one, &two] {
+        // As much as the host allows.
+        let _ = set_socket_send_buffer_size(end, LINK_BUFFER);
+    }
+    Ok((one, two))
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd), GatewayError> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|error| GatewayError::Prepare(error.into()))
+}
+
+/// A running gateway. Dropping it ends it.
+#[derive(Debug)]
+pub struct Gateway {
+    control: OwnedFd,
+    process: Spawned,
+}
+
+/// What a gateway says, or that it says nothing more.
+#[derive(Debug)]
+pub enum Word {
+    /// Something.
+    Said(FromGateway),
+    /// Nothing now.
+    Nothing,
+    /// It is gone.
+    Gone,
+}
+
+impl Gateway {
+    /// What to poll.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+
+    /// Copies of the control socket and of what stands for the process, for a thread that listens.
+    ///
+    /// # Errors
+    /// When the host has no room for them.
+    pub fn listener(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+        Ok((self.control.try_clone()?, self.process.pidfd.try_clone()?))
+    }
+
+    /// Tells it what holds from now on.
+    pub fn change(&self, policies: &Policies) -> Result<(), GatewayError> {
+        let message = encode(&ToGateway::Policies(policies_text(policies)?))?;
+        match send(&self.control, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(GatewayError::Silent),
+        }
+    }
+
+    /// The next thing that it says.
+    pub fn hear(&self) -> Word {
+        hear(&self.control)
+    }
+
+    /// Waits until it says something, or is gone. False if it does neither before this.
+    pub fn speaks_before(&self, until: Instant) -> bool {
+        is_ready_before(self.control.as_fd(), until)
+    }
+
+    /// Lets it end by itself, now that its keeper is gone: it has something to say before.
+    pub fn leave(&self) {
+        is_ready_before(self.process.pidfd.as_fd(), Instant::now() + LEAVE_TIME);
+    }
+
+    /// What became of one that says nothing more.
+    pub fn end(&self) -> String {
+        end_of(&self.process.pidfd)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // The first process of its pid namespace, and the only one.
+        let _ = pidfd_send_signal(&self.process.pidfd, Signal::KILL);
+        let _ = waitid(WaitId::PidFd(self.process.pidfd.as_fd()), WaitIdOptions::EXITED);
+    }
+}
+
+/// How long a gateway may take to end by itself.
+const LEAVE_TIME: Duration = Duration::from_millis(1500);
+
+fn is_ready_before(fd: BorrowedFd<'_>, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let wait = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&wait)) {
+            Ok(count) => return count > 0,
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// How long a gateway takes to be gone after its socket is.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What became of a gateway whose control socket is closed.
+pub fn end_of(pidfd: &OwnedFd) -> String {
+    std::thread::sleep(PATIENCE);
+    format!("it {}", ending::of_process(pidfd.as_fd()))
+}
+
+/// The next message on a control socket.
+pub fn hear(control: &OwnedFd) -> Word {
+    let mut bytes = vec![0; MAX_MESSAGE];
+    loop {
+        return match recv(control, &mut bytes, RecvFlags::empty()) {
+            Ok((0, _)) => Word::Gone,
+            // One that does not speak our language is not ours any more.
+            Ok((count, _)) => decode(bytes.get(..count).unwrap_or_default()).map_or(Word::Gone, Word::Said),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Word::Nothing,
+            Err(_) => Word::Gone,
+        };
+    }
+}
+
+fn policies_text(policies: &Policies) -> Result<String, GatewayError> {
+    serde_json::to_string(policies).map_err(|error| GatewayError::Prepare(error.into()))
+}
+
+/// Binds published ports, before anything of the sandbox runs: a port that is taken is an error at once. Where any free port
+/// was asked for, the answer has the one that was found.
+pub fn bind_ports(ports: &[PublishedPort]) -> Result<Vec<(PublishedPort, OwnedFd)>, GatewayError> {
+    ports.iter().map(|port| bind_port(*port)).collect()
+}
+
+fn bind_port(mut port: PublishedPort) -> Result<(PublishedPort, OwnedFd), GatewayError> {
+    let (address, guest) = (port.bind, port.guest);
+    let failed = |reason: Errno| match reason {
+        Errno::ADDRINUSE => GatewayError::PortInUse { address, port: port.host, guest },
+        reason => GatewayError::Port { address, port: port.host, reason },
+    };
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let stream = port.protocol != Protocol::Udp;
+    let kind = if stream { SocketType::STREAM } else { SocketType::DGRAM };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, kind, flags, None).map_err(failed)?;
+    if stream {
+        // What is left of connections of before does not keep the port.
+        set_socket_reuseaddr(&socket, true).map_err(failed)?;
+    }
+    if address.is_ipv6() {
+        set_ipv6_v6only(&socket, true).map_err(failed)?;
+    }
+    bind(&socket, &SocketAddr::new(address, port.host)).map_err(failed)?;
+    if stream {
+        listen(&socket, BACKLOG).map_err(failed)?;
+    }
+    let own = getsockname(&socket).map_err(failed)?;
+    if let Ok(own) = SocketAddr::try_from(own) {
+        port.host = own.port();
+    }
+    Ok((port, socket))
+}
+
+/// Whom the host asks for names.
+fn resolvers() -> Vec<SocketAddr> {
+    let path = env::var_os(RESOLVERS_VARIABLE).map_or_else(|| PathBuf::from(RESOLVERS_FILE), PathBuf::from);
+    fs::read_to_string(path).map(|text| named(&text)).unwrap_or_default()
+}
+
+fn named(text: &str) -> Vec<SocketAddr> {
+    let address = |line: &str| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some("nameserver")).then(|| words.next()?.parse::<IpAddr>().ok()).flatten()
+    };
+    let found: Vec<_> = text.lines().filter_map(address).take(MOST_RESOLVERS).collect();
+    found.into_iter().map(|address| SocketAddr::new(address, NAMES_PORT)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolvers_are_read_as_the_c_library_does() {
+        let text = "# nameserver 9.9.9.9\nsearch x\n nameserver 127.0.0.53\nnameserver\tfd00::1\nnameserver bad\n\
+                    nameserver 10.0.0.1 x\nnameserver 10.0.0.2\n";
+        let found: Vec<_> = named(text).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["127.0.0.53:53", "[fd00::1]:53", "10.0.0.1:53"]);
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named_with_a_way_out() {
+        let any: PublishedPort = "127.0.0.1:0:80".parse().unwrap();
+        let (bound, _socket) = bind_port(any).unwrap();
+        assert_ne!(bound.host, 0);
+        let error = bind_port(bound).unwrap_err();
+        let words = error.to_string();
+        assert!(matches!(error, GatewayError::PortInUse { .. }), "{words}");
+        assert!(words.contains(&bound.host.to_string()) && words.contains("-p 127.0.0.1:0:80"), "{words}");
+    }
+}

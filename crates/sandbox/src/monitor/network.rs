@@ -1,0 +1,263 @@
+//! The sandbox's network, from its monitor: what the gateway reports is recorded, new policies are passed on, and a gateway that
+//! is gone is started again. Until there is one the sandbox has no network, and nothing of it goes anywhere.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use bathy_audit::{Event, What};
+use bathy_protocol::network::FromGateway;
+
+use super::door::FromMonitor;
+use super::limits::Place;
+use super::serve::Loop;
+use super::visitors::{refuse, say};
+use super::{Monitor, actor};
+use crate::gateway::{GatewayError, Word};
+use crate::net_events;
+use crate::policy::Policy;
+
+/// How many reports are recorded at once.
+const AT_ONCE: usize = 256;
+/// How long a gateway that is gone is waited for, the first time and each time after it.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const MOST_PAUSE: Duration = Duration::from_secs(10);
+/// A gateway that has served for so long has done nothing wrong.
+const GOOD_LIFE: Duration = Duration::from_secs(60);
+/// How long a gateway has to say what was open when its sandbox ended.
+const LAST_WORDS: Duration = Duration::from_millis(1500);
+/// How long a sandbox may go on after its gateway saw the end of the keeper's link, before it gets another gateway.
+const UNPLUGGED_PAUSE: Duration = Duration::from_secs(1);
+/// How long somebody waits for a policy to hold.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
+const SILENT: &str = "the sandbox's gateway does not answer and was ended; nothing goes anywhere until there is another, which keeps to the new policy";
+const GONE: &str = "the sandbox's gateway is gone; nothing goes anywhere until there is another, which keeps to the new policy";
+
+/// What the monitor knows of the network.
+#[derive(Default)]
+pub(super) struct NetworkState {
+    /// Those who wait for their policy to hold, in the order in which the gateway was told. One that has waited for too long
+    /// leaves its place empty: the gateway's answer to it may still come, and is nobody else's.
+    changing: VecDeque<(Option<OwnedFd>, Instant)>,
+    /// When a gateway is started in place of one that is gone.
+    restart: Option<Instant>,
+    /// When the last one was started, and how long the next is waited for.
+    last: Option<(Instant, Duration)>,
+}
+
+impl NetworkState {
+    /// When it wants to be looked at.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let changing =
+            self.changing.iter().filter(|(socket, _)| socket.is_some()).map(|(_, until)| *until).min();
+        [self.restart, changing].into_iter().flatten().min()
+    }
+
+    /// Somebody's policy was told to the gateway.
+    fn told(&mut self, socket: OwnedFd, now: Instant) {
+        self.changing.push_back((Some(socket), now + CHANGE_PATIENCE));
+    }
+
+    /// The gateway says that the first of the policies that it was told holds. Who waits for that, if anybody does.
+    fn holds(&mut self) -> Option<OwnedFd> {
+        self.changing.pop_front()?.0
+    }
+
+    /// Those who have waited for too long.
+    fn late(&mut self, now: Instant) -> Vec<OwnedFd> {
+        let late = self.changing.iter_mut().filter(|(_, until)| *until <= now);
+        late.filter_map(|(socket, _)| socket.take()).collect()
+    }
+
+    /// Nothing comes from the gateway any more. Those who wait for it.
+    fn abandoned(&mut self) -> Vec<OwnedFd> {
+        self.changing.drain(..).filter_map(|(socket, _)| socket).collect()
+    }
+}
+
+impl Monitor {
+    /// Records what the gateway reports.
+    pub(super) fn hear_gateway(&mut self, state: &mut Loop) {
+        let mut events = Vec::new();
+        let mut gone = None;
+        while let Some(gateway) = &self.sandbox.gateway
+            && events.len() < AT_ONCE
+        {
+            match gateway.hear() {
+                Word::Nothing => break,
+                Word::Gone => {
+                    gone = Some(gateway.end());
+                    break;
+                }
+                // The sandbox is at its end, which its keeper's connection tells as well; or only the link is.
+                Word::Said(FromGateway::Unplugged) => {
+                    self.sandbox.gateway = None;
+                    state.network.restart.get_or_insert_with(|| Instant::now() + UNPLUGGED_PAUSE);
+                }
+                Word::Said(FromGateway::Ready) => {}
+                Word::Said(FromGateway::Event(event)) => {
+                    events.push(net_events::recorded(event, self.sandbox.policies()));
+                }
+                Word::Said(FromGateway::Changed { closed }) => {
+                    if let Some(socket) = state.network.holds() {
+                        say(&socket, &FromMonitor::Changed { closed });
+                    }
+                }
+                Word::Said(FromGateway::Failed(reason)) => {
+                    gone = Some(reason.chars().take(500).collect());
+                    break;
+                }
+            }
+        }
+        self.note_all(events);
+        if let Some(reason) = gone {
+            self.lose_gateway(reason, state);
+        }
+    }
+
+    /// Records what the gateway still has to say once its sandbox has ended: what was open, and how much it carried.
+    pub(super) fn hear_last_words(&self) {
+        let until = Instant::now() + LAST_WORDS;
+        let Some(gateway) = &self.sandbox.gateway else { return };
+        let mut is_over = false;
+        while !is_over {
+            let mut events = Vec::new();
+            while events.len() < AT_ONCE && !is_over {
+                match gateway.hear() {
+                    Word::Nothing => break,
+                    Word::Said(FromGateway::Event(event)) => {
+                        events.push(net_events::recorded(event, self.sandbox.policies()));
+                    }
+                    Word::Said(FromGateway::Ready | FromGateway::Changed { .. }) => {}
+                    Word::Gone | Word::Said(FromGateway::Unplugged | FromGateway::Failed(_)) => {
+                        is_over = true
+                    }
+                }
+            }
+            self.note_all(events);
+            is_over |= !gateway.speaks_before(until);
+        }
+    }
+
+    fn note_all(&self, events: Vec<What>) {
+        let event = |what| Event::now(actor(), what).in_sandbox(&self.record.id, self.record.name.clone());
+        let events: Vec<_> = events.into_iter().map(event).collect();
+        if !events.is_empty()
+            && let Err(error) = self.audit.append(&events)
+        {
+            eprintln!("bathy monitor: {}", crate::chain(&error));
+        }
+    }
+
+    fn lose_gateway(&mut self, reason: String, state: &mut Loop) {
+        self.sandbox.gateway = None;
+        for socket in state.network.abandoned() {
+            refuse(&socket, GONE);
+        }
+        let now = Instant::now();
+        let pause = match state.network.last {
+            Some((at, pause)) if now.saturating_duration_since(at) < GOOD_LIFE => (pause * 2).min(MOST_PAUSE),
+            _ => FIRST_PAUSE,
+        };
+        state.network.last = Some((now, pause));
+        state.network.restart = Some(now + pause);
+        self.note(What::GatewayLost { reason, restarted: false });
+    }
+
+    /// Starts the gateway again when it is time, and sends those away who have waited for too long.
+    pub(super) fn keep_network(&mut self, state: &mut Loop, now: Instant) {
+        let late = state.network.late(now);
+        for socket in &late {
+            refuse(socket, SILENT);
+        }
+        if !late.is_empty() {
+            // It may serve by the old policy still.
+            self.lose_gateway("it did not take a new policy in time".to_owned(), state);
+        }
+        if state.network.restart.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        let place = self.cgroup.as_ref().map(|cgroup| Place::new(cgroup, &self.record.spec));
+        let put = |pid| place.as_ref().map_or(Ok(()), |place| place.put_gateway(pid));
+        match self.sandbox.restart_gateway(Some(&put)) {
+            Ok(()) => self.note(What::GatewayLost { reason: "it is back".to_owned(), restarted: true }),
+            Err(error) => {
+                let reason = format!("it could not be started again: {}", crate::chain(&error));
+                self.lose_gateway(reason, state);
+            }
+        }
+    }
+
+    /// Passes a new policy on, as it is written down.
+    pub(super) fn change_policy(&mut self, socket: OwnedFd, state: &mut Loop) {
+        let record = match self.store.get(&self.record.id) {
+            Ok(Some(record)) => record,
+            Ok(None) => return refuse(&socket, "the sandbox is gone"),
+            Err(error) => return refuse(&socket, &crate::chain(&error)),
+        };
+        let policies = match Policy::load() {
+            Ok(policy) => record.spec.policies(policy.network()),
+            Err(error) => return refuse(&socket, &crate::chain(&error)),
+        };
+        self.record.spec.network = record.spec.network;
+        match self.sandbox.change_policy(policies) {
+            Ok(true) => state.network.told(socket, Instant::now()),
+            Ok(false) => refuse(&socket, GONE),
+            Err(GatewayError::Silent) => {
+                refuse(&socket, SILENT);
+                self.lose_gateway("it did not take a new policy".to_owned(), state);
+            }
+            Err(error) => refuse(&socket, &error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+    use super::*;
+
+    /// Somebody who waits, and the monitor's end.
+    fn visitor() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    /// Whether `answer` is the other end of `asker`.
+    fn is_for(asker: &OwnedFd, answer: Option<OwnedFd>) -> bool {
+        let Some(answer) = answer else { return false };
+        send(&answer, b"x", rustix::net::SendFlags::NOSIGNAL).unwrap();
+        recv(asker, &mut [0; 1], RecvFlags::DONTWAIT).is_ok_and(|(count, _)| count == 1)
+    }
+
+    #[test]
+    fn a_late_answer_is_nobody_elses() {
+        let now = Instant::now();
+        let mut state = NetworkState::default();
+        let ((first, ours), (second, other)) = (visitor(), visitor());
+        state.told(ours, now);
+        assert_eq!(state.late(now).len(), 0);
+        let late = now + CHANGE_PATIENCE;
+        assert!(is_for(&first, state.late(late).pop()));
+        state.told(other, late);
+        assert_eq!(state.due(), Some(late + CHANGE_PATIENCE), "the first one waits no more");
+        assert!(state.holds().is_none(), "the answer to the first one, which is gone");
+        assert!(is_for(&second, state.holds()));
+        assert!(state.holds().is_none(), "a gateway that answers what nobody asked");
+    }
+
+    #[test]
+    fn a_gateway_that_is_gone_owes_no_answers() {
+        let now = Instant::now();
+        let mut state = NetworkState::default();
+        let ((_first, ours), (second, other)) = (visitor(), visitor());
+        state.told(ours, now);
+        drop(state.late(now + CHANGE_PATIENCE));
+        state.told(other, now + CHANGE_PATIENCE);
+        assert!(is_for(&second, state.abandoned().pop()));
+        assert_eq!(state.due(), None);
+        let (third, last) = visitor();
+        state.told(last, now);
+        assert!(is_for(&third, state.holds()), "the next gateway's first answer is for its first question");
+    }
+}

@@ -1,0 +1,233 @@
+//! What a gateway reports, as the audit log has it. A gateway may have been taken over by its guest: its texts are cut and
+//! stay texts.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use bathy_audit::What;
+use bathy_audit::event::NetPeer;
+use bathy_policy::{HostName, Policies};
+use bathy_protocol::network::{FromGateway, NetEvent, Peer, Transport};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::gateway::{self, Gateway, Word};
+
+/// How much of a text is kept.
+const MOST_TEXT: usize = 512;
+/// How many addresses of an answer are kept.
+const MOST_ADDRESSES: usize = 32;
+
+/// How many reports are recorded at once.
+const AT_ONCE: usize = 256;
+
+/// Records what a gateway reports, beside everything else that a process does.
+#[derive(Debug)]
+pub struct Recorder {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Recorder {
+    /// Records by `record` until the gateway is gone, which serves by `policies`.
+    ///
+    /// # Errors
+    /// When the host has no room for a thread.
+    pub fn start(
+        gateway: &Gateway,
+        policies: Policies,
+        record: impl FnMut(Vec<What>) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (control, process) = gateway.listener()?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let expected = Arc::clone(&is_over);
+        let recorded = move |event| recorded(event, Some(&policies));
+        let work = move || listen(&control, &process, &expected, recorded, record);
+        Ok(Self { is_over, thread: thread::Builder::new().name("network".to_owned()).spawn(work)? })
+    }
+
+    /// The gateway's end is expected from now on.
+    pub fn expect_end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until all of it is recorded. The gateway is gone.
+    pub fn finish(self) {
+        // It ends with the gateway's last word, whatever it is.
+        let _ = self.thread.join();
+    }
+}
+
+fn listen(
+    control: &OwnedFd,
+    process: &OwnedFd,
+    is_over: &AtomicBool,
+    recorded: impl Fn(NetEvent) -> What,
+    mut record: impl FnMut(Vec<What>),
+) {
+    loop {
+        let mut events = Vec::new();
+        let mut gone = None;
+        while events.len() < AT_ONCE && gone.is_none() {
+            match gateway::hear(control) {
+                Word::Said(FromGateway::Event(event)) => events.push(recorded(event)),
+                Word::Said(FromGateway::Failed(reason)) => gone = Some(reason.chars().take(500).collect()),
+                Word::Said(FromGateway::Ready | FromGateway::Changed { .. }) => {}
+                // The sandbox is at its end, which is not the gateway's doing.
+                Word::Said(FromGateway::Unplugged) => is_over.store(true, Ordering::Relaxed),
+                Word::Gone if is_over.load(Ordering::Relaxed) => gone = Some(String::new()),
+                Word::Gone => gone = Some(gateway::end_of(process)),
+                Word::Nothing => break,
+            }
+        }
+        let is_gone = gone.is_some();
+        if let Some(reason) = gone.filter(|_| !is_over.load(Ordering::Relaxed)) {
+            events.push(What::GatewayLost { reason, restarted: false });
+        }
+        if !events.is_empty() {
+            record(events);
+        }
+        if is_gone {
+            return;
+        }
+        // Interrupted or not: it is looked at again.
+        let _ = poll(&mut [PollFd::new(control, PollFlags::IN)], None);
+    }
+}
+
+/// The event to record, of a gateway that serves by `policies`.
+pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
+    match event {
+        NetEvent::Allowed { peer, rule } => What::NetAllowed { peer: of(peer), rule: cut(rule) },
+        NetEvent::Denied { peer, rule, cure, count } => {
+            What::NetDenied { peer: of(peer), rule: cut(rule), cure: cure.map(cut), count }
+        }
+        NetEvent::Closed { peer, sent, received, milliseconds, reason } => {
+            What::NetClosed { peer: of(peer), sent, received, took_ms: milliseconds, reason: cut(reason) }
+        }
+        NetEvent::Resolved { name, kind, mut addresses, mut removed } => {
+            addresses.truncate(MOST_ADDRESSES);
+            removed.truncate(MOST_ADDRESSES);
+            What::NameResolved { host: cut(name), kind: cut(kind), addresses, removed }
+        }
+        NetEvent::Unresolved { name, kind, reason, denied } => {
+            let cure = policies.filter(|_| denied).and_then(|policies| cure(policies, &name)).map(cut);
+            What::NameUnresolved { host: cut(name), kind: cut(kind), reason: cut(reason), denied, cure }
+        }
+        NetEvent::Dropped { reason, count } => What::NetDropped { reason: cut(reason), count },
+        NetEvent::Limited { limit, count } => {
+            let detail = format!("{count} turned away");
+            What::LimitHit { limit: cut(limit), detail, turned_away: Some(count) }
+        }
+    }
+}
+
+/// What would have to be allowed for a name. Nothing, if it may be asked for and was refused for another reason.
+fn cure(policies: &Policies, name: &str) -> Option<String> {
+    let name: HostName = name.parse().ok()?;
+    if policies.resolve(&name).allows() { None } else { policies.cure_name(&name) }
+}
+
+fn of(peer: Peer) -> NetPeer {
+    NetPeer {
+        protocol: match peer.transport {
+            Transport::Tcp => "tcp".to_owned(),
+            Transport::Udp => "udp".to_owned(),
+            Transport::Icmp => "icmp".to_owned(),
+            Transport::Other(number) => number.to_string(),
+        },
+        direction: if peer.inbound { "in" } else { "out" }.to_owned(),
+        address: peer.address,
+        port: peer.port,
+        host: peer.name.map(cut),
+    }
+}
+
+fn cut(mut text: String) -> String {
+    let end = (0..=MOST_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    text.truncate(end);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use bathy_policy::NetworkPolicy;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(8, 8, 8, 8));
+
+    fn written(event: NetEvent, policies: &Policies) -> Value {
+        serde_json::to_value(recorded(event, Some(policies))).unwrap()
+    }
+
+    fn peer(transport: Transport) -> Peer {
+        Peer { transport, inbound: false, address: ADDRESS, port: 443, name: Some("a.example".to_owned()) }
+    }
+
+    #[test]
+    fn every_report_is_written_with_what_it_says() {
+        let policies = Policies::default();
+        let denied = NetEvent::Denied {
+            peer: peer(Transport::Tcp),
+            rule: "deny public".to_owned(),
+            cure: Some("a.example:443".to_owned()),
+            count: 2,
+        };
+        assert_eq!(
+            written(denied, &policies),
+            json!({
+                "event": "net_denied", "protocol": "tcp", "direction": "out", "address": "8.8.8.8", "port": 443,
+                "host": "a.example", "rule": "deny public", "cure": "a.example:443", "count": 2,
+            })
+        );
+        let inward = Peer { inbound: true, name: None, ..peer(Transport::Other(47)) };
+        let closed =
+            NetEvent::Closed { peer: inward, sent: 1, received: 2, milliseconds: 3, reason: "r".to_owned() };
+        let closed = written(closed, &policies);
+        assert_eq!((&closed["protocol"], &closed["direction"]), (&json!("47"), &json!("in")));
+        assert_eq!((&closed["sent"], &closed["took_ms"], closed.get("host")), (&json!(1), &json!(3), None));
+        let limited = NetEvent::Limited { limit: "connections at once".to_owned(), count: 7 };
+        let limited = written(limited, &policies);
+        assert_eq!((&limited["event"], &limited["turned_away"]), (&json!("limit_hit"), &json!(7)));
+    }
+
+    #[test]
+    fn a_name_that_the_policy_denies_comes_with_what_would_allow_it() {
+        let own: NetworkPolicy = serde_json::from_value(json!({ "rules": ["allow b.example"] })).unwrap();
+        let ceiling: NetworkPolicy = serde_json::from_value(json!({ "rules": ["deny c.example"] })).unwrap();
+        let policies = Policies::new([ceiling], own);
+        let cure = |name: &str, denied| {
+            let (kind, reason) = ("A".to_owned(), "why".to_owned());
+            let event = NetEvent::Unresolved { name: name.to_owned(), kind, reason, denied };
+            written(event, &policies).get("cure").cloned()
+        };
+        assert_eq!(cure("a.example", true), Some(json!("a.example")));
+        assert_eq!(cure("a.example", false), None, "there is no such name, allowed or not");
+        assert_eq!(cure("b.example", true), None, "it is allowed, and asked for too often");
+        assert_eq!(cure("c.example", true), None, "the operator denies it");
+        assert_eq!(cure("", true), None, "the question was none");
+    }
+
+    #[test]
+    fn what_a_gateway_makes_up_is_cut() {
+        let policies = Policies::default();
+        let long = "\u{e9}".repeat(1000);
+        let event = NetEvent::Resolved {
+            name: long.clone(),
+            kind: "A".to_owned(),
+            addresses: vec![ADDRESS; 1000],
+            removed: vec![ADDRESS; 1000],
+        };
+        let event = written(event, &policies);
+        assert_eq!(event["host"].as_str().map(str::len), Some(MOST_TEXT));
+        assert_eq!(event["addresses"].as_array().map(Vec::len), Some(MOST_ADDRESSES));
+        assert_eq!(event["removed"].as_array().map(Vec::len), Some(MOST_ADDRESSES));
+        let dropped = written(NetEvent::Dropped { reason: format!("x{long}"), count: 1 }, &policies);
+        assert_eq!(dropped["reason"].as_str().map(str::len), Some(MOST_TEXT - 1), "whole characters only");
+    }
+}
