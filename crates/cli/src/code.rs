@@ -17,7 +17,7 @@ use bathy_sandbox::interpreter::{
     MAX_CODE,
 };
 use bathy_sandbox::{
-    Assets, CommandSpec, Connection, Manager, Paths, Sandbox, SandboxSpec, Sandboxed, ending, engine,
+    Assets, CommandSpec, Connection, Manager, Paths, Policy, Sandbox, SandboxSpec, Sandboxed, ending, engine,
 };
 
 use crate::cell::{End, Screen, ShowArgs, parse_timeout};
@@ -25,7 +25,7 @@ use crate::escape;
 use crate::interrupts::Interrupts;
 use crate::output;
 use crate::progress::Progress;
-use crate::record::{Purpose, Record};
+use crate::record::{self, Purpose, Record};
 use crate::spec_args::SpecArgs;
 
 /// The only stream of a connection.
@@ -288,20 +288,21 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
     };
     let work = |tag| code_started(&cell, tag);
     let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
-    let mut sandbox = match Sandbox::start(spec, engine, &assets, &paths) {
+    let mut sandbox = match Sandbox::start(spec, engine, &assets, &paths, Policy::load()?.network()) {
         Ok(sandbox) => sandbox,
         Err(error) => {
             record.end(None)?;
             return Err(error.into());
         }
     };
+    let network = record.network(&sandbox)?;
     let told = perform(&mut sandbox.connection, cell, record.tag(), show, false);
     let last_words = match &told {
         Ok(Told { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),
         _ => None,
     };
     // Whatever happened, the sandbox is gone before its end is recorded.
-    drop(sandbox);
+    record::end(sandbox, network);
     let told = match told {
         Ok(told) => told,
         Err(error) => {

@@ -56,7 +56,35 @@ pub enum AuditVerb {
 
 /// Prints events.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let sandbox = args.sandbox.as_deref().map(sandbox_id).transpose()?;
+    print(&Selection {
+        sandbox: args.sandbox.as_deref(),
+        follow: args.follow,
+        since: args.since,
+        json: args.json,
+        wanted: |_| true,
+        sentence,
+    })
+}
+
+/// Which events, and how.
+pub struct Selection<'a> {
+    /// Only of this sandbox.
+    pub sandbox: Option<&'a str>,
+    /// Go on with what happens.
+    pub follow: bool,
+    /// Only what happened since.
+    pub since: Option<Since>,
+    /// As JSON.
+    pub json: bool,
+    /// Only those that this is true of.
+    pub wanted: fn(&Map<String, Value>) -> bool,
+    /// One line for people.
+    pub sentence: fn(&Map<String, Value>) -> String,
+}
+
+/// Prints the selected events.
+pub fn print(args: &Selection<'_>) -> Result<u8, Box<dyn Error>> {
+    let sandbox = args.sandbox.map(sandbox_id).transpose()?;
     if let Some((Known::Unknown, id)) = &sandbox
         && !args.follow
         && !has_events(id)?
@@ -67,7 +95,13 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         sandbox: sandbox.map(|(_, id)| id),
         since_unix_ns: args.since.map(|since| since.unix_ns(unix_ns())),
     };
-    let mut printer = Printer { json: args.json, lines: args.follow, printed: false };
+    let mut printer = Printer {
+        json: args.json,
+        lines: args.follow,
+        printed: false,
+        wanted: args.wanted,
+        sentence: args.sentence,
+    };
     let mut follower = match Follower::open(&folder()?, filter) {
         Ok(follower) => follower,
         // Nothing has happened yet.
@@ -208,6 +242,8 @@ fn parse_anchor(text: &str) -> Result<Anchor, String> {
 
 /// Prints events in the form that was asked for.
 struct Printer {
+    wanted: fn(&Map<String, Value>) -> bool,
+    sentence: fn(&Map<String, Value>) -> String,
     json: bool,
     /// JSON lines instead of one array.
     lines: bool,
@@ -216,9 +252,12 @@ struct Printer {
 
 impl Printer {
     fn print(&mut self, entry: &Entry) -> Result<(), Box<dyn Error>> {
+        let Value::Object(event) = serde_json::from_str(&entry.line)? else { return Ok(()) };
+        if !(self.wanted)(&event) {
+            return Ok(());
+        }
         if !self.json {
-            let Value::Object(event) = serde_json::from_str(&entry.line)? else { return Ok(()) };
-            output::line(sentence(&event))?;
+            output::line((self.sentence)(&event))?;
         } else if self.lines {
             output::line(&entry.line)?;
         } else {

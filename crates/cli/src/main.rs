@@ -21,8 +21,11 @@ mod mcp;
 mod mcp_clients;
 mod mcp_install;
 mod mistakes;
+mod net;
+mod net_args;
 mod output;
 mod place;
+mod policy;
 mod progress;
 mod prompt;
 mod record;
@@ -124,6 +127,18 @@ enum Verb {
     Stats(stats::Args),
     /// Show what sandboxes use, live.
     Top(top::Args),
+    /// Show or change what a sandbox may reach.
+    Policy {
+        #[command(subcommand)]
+        verb: policy::Verb,
+    },
+    /// Look at the network of sandboxes.
+    Net {
+        #[command(subcommand)]
+        verb: net::Verb,
+    },
+    /// Print the published ports of a sandbox.
+    Port(policy::PortArgs),
     /// Print what happened: every crossing of the boundary, and who asked for it.
     Events(events::Args),
     /// Check the record of events.
@@ -178,6 +193,9 @@ impl Verb {
             Self::Attach(args) => jobs::attach(&args),
             Self::Logs(args) => logs::run(&args),
             Self::Kill(args) => jobs::kill(&args),
+            Self::Policy { verb } => policy::run(verb),
+            Self::Net { verb } => net::run(&verb),
+            Self::Port(args) => policy::ports(&args),
             Self::Cp(args) => copy::run(&args),
             Self::Stats(args) => stats::run(&args),
             Self::Top(args) => top::run(&args),

@@ -5,7 +5,10 @@ use std::error::Error;
 use bathy_audit::{Actor, Event, Log, What};
 use bathy_protocol::WorkEnd;
 use bathy_sandbox::engine::Chosen;
-use bathy_sandbox::{Outcome, Paths, Policy, SandboxSpec, audit_log, command, ending, name};
+use bathy_sandbox::net_events::Recorder;
+use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
+
+use crate::{escape, output, sys};
 
 /// A sandbox in the record.
 pub struct Record {
@@ -70,15 +73,43 @@ impl Record {
     pub fn end_as(&self, exit: String, cause: String, timed_out: bool) -> Result<(), Box<dyn Error>> {
         let mut events = Vec::new();
         if timed_out {
-            events.push(What::LimitHit {
-                limit: "duration".to_owned(),
-                detail: "the command was ended".to_owned(),
-            });
+            events.push(What::limit_hit("duration", "the command was ended"));
         }
         events.push(What::ExecEnded { exec: command::tag_text(self.tag), job: None, exit });
         events.push(What::SandboxEnded { cause });
         events.push(What::SandboxRemoved);
         self.append(events)
+    }
+
+    /// Writes down what the sandbox's gateway reports, until it is gone.
+    pub fn network(&self, sandbox: &Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
+        let Some((gateway, policies)) = sandbox.gateway.as_ref().zip(sandbox.policies()) else {
+            return Ok(None);
+        };
+        let (log, id) = (audit_log(&Paths::of_user()?, &Policy::load()?)?, self.id.clone());
+        let actor = Actor::this_process(self.program);
+        let write = move |events: Vec<What>| {
+            for event in &events {
+                if let What::GatewayLost { reason, .. } = event {
+                    output::note(format_args!(
+                        "the sandbox has lost its network: its gateway is gone: {}",
+                        escape::text(reason)
+                    ));
+                }
+            }
+            let event = |what| Event::now(actor.clone(), what).in_sandbox(id.clone(), None);
+            let events: Vec<_> = events.into_iter().map(event).collect();
+            if let Err(error) = log.append(&events) {
+                output::failure(&error);
+            }
+        };
+        let start = || Recorder::start(gateway, policies.clone(), write);
+        Ok(Some(sys::apart_from_signals(start)?))
+    }
+
+    /// The sandbox's id.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     /// The work's number.
@@ -93,5 +124,16 @@ impl Record {
             .map(|what| Event::now(actor.clone(), what).in_sandbox(self.id.clone(), None))
             .collect();
         Ok(self.log.append(&events)?)
+    }
+}
+
+/// Ends a sandbox, and waits until all that its gateway reported is written down.
+pub fn end(sandbox: Sandbox, network: Option<Recorder>) {
+    if let Some(network) = &network {
+        network.expect_end();
+    }
+    drop(sandbox);
+    if let Some(network) = network {
+        network.finish();
     }
 }

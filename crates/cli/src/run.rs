@@ -11,14 +11,14 @@ use bathy_sandbox::attach::{Times, What};
 use bathy_sandbox::engine::{self, Choice};
 use bathy_sandbox::manager::NewSandbox;
 use bathy_sandbox::{
-    Assets, Attach, CommandSpec, Manager, Paths, Sandbox, SandboxSpec, SpecError, command, launch,
+    Assets, Attach, CommandSpec, Manager, Paths, Policy, Sandbox, SandboxSpec, SpecError, command, launch,
 };
 use serde_json::{Value, json};
 
 use crate::ends::{Ends, Wiring};
 use crate::exec::{self, Done};
 use crate::progress::Progress;
-use crate::record::{Purpose, Record};
+use crate::record::{self, Purpose, Record};
 use crate::spec_args::SpecArgs;
 use crate::verdict::TimeLimit;
 use crate::{create, output, time, verdict};
@@ -123,13 +123,15 @@ impl Ephemeral {
         let work = |tag| command::exec_started(&exec, tag, None);
         let record =
             Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
-        let mut sandbox = match Sandbox::start(spec, engine.engine, &assets, paths) {
+        let mut sandbox = match Sandbox::start(spec, engine.engine, &assets, paths, Policy::load()?.network())
+        {
             Ok(sandbox) => sandbox,
             Err(error) => {
                 record.end(None)?;
                 return Err(error.into());
             }
         };
+        let network = record.network(&sandbox)?;
         let spawned = sandbox.spawned_unix_ns;
         let what = What::Start { exec, tag: record.tag(), job: None, leave: false };
         ends.enter()?;
@@ -137,7 +139,7 @@ impl Ephemeral {
             Attach::start(&mut sandbox.connection, what, command.timeout, ends.stdio()).and_then(Attach::run);
         let last_words = if finished.is_err() { sandbox.failure() } else { None };
         // Whatever happened, the sandbox is gone before anything is said about it.
-        drop(sandbox);
+        record::end(sandbox, network);
         let finished =
             finished.map(|mut finished| (std::mem::take(&mut finished.times), Done::new(finished)));
         let stop = ends.close();
@@ -157,6 +159,7 @@ impl Ephemeral {
                 "warnings": done.warnings,
                 "engine": engine.engine,
                 "engine_reason": engine.reason,
+                "sandbox": record.id(),
                 "kernel": times.timeline.kernel,
                 "phases_ms": phases(self.started, spawned, &times),
             }))?;

@@ -16,12 +16,14 @@ use bathy_sandbox::spec::{CpuQuota, Seconds, Security, label, variable};
 use bathy_sandbox::{Engine, SandboxSpec, Size};
 use serde_json::Value;
 
+use crate::net_args::NetArgs;
 use crate::{escape, output, time};
 
 /// A description of a sandbox, in options.
 #[derive(clap::Args, Debug, Default)]
 pub struct SpecArgs {
-    /// Read the description of the sandbox from this file; options win over it. [default: ./bathysphere.toml, if it exists]
+    /// Read the description of the sandbox from this file; options win over it. A file that is not named but found may not
+    /// open the network further than the defaults do. [default: ./bathysphere.toml, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
     config: Option<PathBuf>,
     /// Do not use ./bathysphere.toml.
@@ -88,21 +90,31 @@ pub struct SpecArgs {
     /// Remove a kept sandbox, with its disk and logs, when it has ended.
     #[arg(long, help_heading = "Sandbox")]
     rm: bool,
+    #[command(flatten)]
+    net: NetArgs,
     /// How long the guest may take to get ready, in seconds.
     #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds, hide = true)]
     ready_timeout: Option<Duration>,
+}
+
+/// A file that describes a sandbox.
+#[derive(Debug, PartialEq, Eq)]
+enum File {
+    /// The caller wants this one.
+    Named(PathBuf),
+    /// It was there.
+    Found(PathBuf),
 }
 
 impl SpecArgs {
     /// All layers together, within what the operator allows. `command` is the main command, if there is one.
     pub fn spec(&self, command: &[OsString]) -> Result<SandboxSpec, Box<dyn Error>> {
         let policy = Policy::load()?;
-        let usual = config::find(Path::new("."));
-        let file = self.file(usual.as_deref());
-        if self.config.is_none() && file.is_some() {
+        let file = self.file(config::find(Path::new(".")));
+        if let Some(File::Found(_)) = &file {
             output::note(format_args!("using ./{}", config::FILE_NAME));
         }
-        let spec = self.layered(Layers::over(&policy.defaults()), file)?;
+        let spec = self.layered(Layers::over(&policy.defaults()), file.as_ref())?;
         let command = command_texts(command)?;
         let command = if command.is_empty() { spec.command.clone() } else { command };
         let allowed = policy.apply(SandboxSpec { command, ..spec })?;
@@ -124,14 +136,21 @@ impl SpecArgs {
     }
 
     /// The file to use, if any.
-    fn file<'a>(&'a self, usual: Option<&'a Path>) -> Option<&'a Path> {
-        self.config.as_deref().or_else(|| usual.filter(|_| !self.no_config))
+    fn file(&self, usual: Option<PathBuf>) -> Option<File> {
+        let named = self.config.clone().map(File::Named);
+        named.or_else(|| usual.filter(|_| !self.no_config).map(File::Found))
     }
 
-    fn layered(&self, mut layers: Layers, file: Option<&Path>) -> Result<SandboxSpec, Box<dyn Error>> {
-        if let Some(file) = file {
-            layers = layers.file(file)?;
-        }
+    fn layered(&self, mut layers: Layers, file: Option<&File>) -> Result<SandboxSpec, Box<dyn Error>> {
+        let (network, ports) = (self.net.policy()?, self.net.ports());
+        layers = match file {
+            Some(File::Named(path)) => layers.file(path)?,
+            Some(File::Found(path)) => {
+                let replaced = [network.as_ref().map(|_| "network"), ports.map(|_| "ports")];
+                layers.found(path, &replaced.into_iter().flatten().collect::<Vec<_>>())?
+            }
+            None => layers,
+        };
         let env = self.variables();
         let labels: BTreeMap<String, String> = self.label.iter().cloned().collect();
         let ready = self.ready_timeout.map(|time| u64::try_from(time.as_millis())).transpose()?;
@@ -155,6 +174,8 @@ impl SpecArgs {
             .set_some("idle_timeout", self.idle_timeout)
             .set_some("pause_idle", self.pause_idle)
             .set_some("auto_remove", self.rm.then_some(true))
+            .set_some("network", network)
+            .set_some("ports", ports)
             .set_some("ready_timeout_ms", ready)
             .build()?;
         Ok(spec)
@@ -206,7 +227,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(config::FILE_NAME);
         std::fs::write(&path, file).unwrap();
-        args(line).layered(Layers::new(), Some(&path)).map_err(|error| error.to_string())
+        args(line).layered(Layers::new(), Some(&File::Found(path))).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -271,11 +292,22 @@ mod tests {
 
     #[test]
     fn the_usual_file_can_be_replaced_and_ignored() {
-        let usual = Path::new("usual");
-        assert_eq!(args(&[]).file(Some(usual)), Some(usual));
+        let usual = || Some(PathBuf::from("usual"));
+        assert_eq!(args(&[]).file(usual()), usual().map(File::Found));
         assert_eq!(args(&[]).file(None), None);
-        assert_eq!(args(&["--no-config"]).file(Some(usual)), None);
-        assert_eq!(args(&["--config", "other"]).file(Some(usual)), Some(Path::new("other")));
+        assert_eq!(args(&["--no-config"]).file(usual()), None);
+        assert_eq!(args(&["--config", "other"]).file(usual()), Some(File::Named("other".into())));
+    }
+
+    #[test]
+    fn a_file_that_was_found_opens_nothing_and_options_say_what_they_like() {
+        let open = "ports = [\"0.0.0.0:80:80\"]\n[network]\nrules = [\"allow private\"]";
+        assert!(layered(&[], open).unwrap_err().contains("`allow private`"));
+        let error = layered(&["--net", "public"], open).unwrap_err();
+        assert!(error.contains("`0.0.0.0:80:80`"), "{error}");
+        let spec = layered(&["--allow", "host:80", "-p", "0.0.0.0:81:81"], open).unwrap();
+        assert_eq!(spec.network.rules.iter().map(ToString::to_string).collect::<Vec<_>>(), ["allow host:80"]);
+        assert_eq!(spec.ports.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0.0.0.0:81:81"]);
     }
 
     #[test]

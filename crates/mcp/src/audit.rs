@@ -169,17 +169,20 @@ mod tests {
     #[test]
     fn every_text_that_tools_take_is_known_to_be_shown_or_hidden() {
         let shown = [
+            "allow",
             "argv",
             "code",
             "command",
             "context_id",
             "cwd",
+            "deny",
             "encoding",
             "image",
             "labels",
             "language",
             "mounts",
             "name",
+            "network",
             "path",
             "repl_id",
             "sandbox_id",

@@ -42,9 +42,9 @@ const READ: &str = "resources/read";
 const INSTRUCTIONS: &str = "Bathysphere runs code that nobody should trust, in sandboxes with their own Linux kernel. \
     Call run_code with a language and code: without sandbox_id it makes a sandbox and returns its sandbox_id; pass that \
     id to later calls, which then see the same files, variables and imports. run_command runs shell commands, and \
-    read_file, write_file, edit_file and list_directory work on the sandbox's files. Sandboxes have no network, see \
-    nothing of the host, live one hour by default and are removed after 15 minutes without use; sandbox_delete \
-    removes one at once. For Python state that outlives pauses use create_python_repl and run_python_in_repl. \
+    read_file, write_file, edit_file and list_directory work on the sandbox's files. Sandboxes reach the public \
+    internet only, unless the operator or sandbox_create allow less, see nothing of the host, live one hour by default \
+    and are removed after 15 minutes without use; sandbox_delete removes one at once. For Python state that outlives pauses use create_python_repl and run_python_in_repl. \
     Long output is cut in the middle; the whole is at the resource that the answer links to.";
 
 /// The server cannot be set up.

@@ -10,7 +10,7 @@ use bathy_sandbox::{ConnectionError, Sandboxed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{CHANGES, Spec, env, sandbox_id, timeout};
+use super::{RUNS, Spec, env, sandbox_id, timeout};
 use crate::answer::{Answer, arguments};
 use crate::call::Call;
 use crate::error::ToolError;
@@ -32,11 +32,11 @@ pub fn run_code() -> Spec {
             sandbox_id a new sandbox is made and its sandbox_id returned; it lives one hour by default and is removed \
             after 15 minutes without use. Code may change anything in its sandbox and nothing outside. The default \
             image has Python 3.13 with numpy, pandas, scipy, sympy, matplotlib and requests, Node.js 20, git, and starts in \
-            /home/user. There is no network, so pip and npm cannot download anything. Python understands top-level \
-            await, `!command`, %cd and %%bash; input() is refused. Code \
+            /home/user. It reaches the public internet only, unless the operator or sandbox_create allow less; what is \
+            denied is refused at once. Python understands top-level await, `!command`, %cd and %%bash; input() is refused. Code \
             that reaches its time limit is interrupted and keeps its state; if it does not react it is killed and the \
             state is lost. Long output is cut in the middle and linked as a resource.",
-        hints: CHANGES,
+        hints: RUNS,
         takes: || {
             vec![
                 Field::choice(

@@ -16,7 +16,7 @@ use bathy_sandbox::{Attach, CommandSpec, Outcome, Sandboxed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{CHANGES, Spec, env, sandbox_id, timeout};
+use super::{RUNS, Spec, env, sandbox_id, timeout};
 use crate::answer::{Answer, arguments};
 use crate::call::Call;
 use crate::error::ToolError;
@@ -39,11 +39,11 @@ pub fn run_command() -> Spec {
         description: "Runs a command in a sandbox and returns its standard output, standard error and exit code. Give `command` \
             for a line of /bin/sh, or `argv` for a program and its arguments without a shell. Without sandbox_id a \
             new sandbox is made and its sandbox_id returned; it lives one hour by default and is removed after 15 \
-            minutes without use. The command may change anything in its sandbox and nothing outside; there is no \
-            network and no terminal. Each command is a process of its own: `cd` and variables do not last, files \
-            do. At its time limit, or when the call is cancelled, it is ended. An exit code other than 0 is no error \
+            minutes without use. The command may change anything in its sandbox and nothing outside. It reaches the \
+            public internet only, unless the operator or sandbox_create allow less, and has no terminal. Each command is a \
+            process of its own: `cd` and variables do not last, files do. At its time limit, or when the call is cancelled, it is ended. An exit code other than 0 is no error \
             of the tool. Long output is cut in the middle and linked as a resource.",
-        hints: CHANGES,
+        hints: RUNS,
         takes: || {
             let mut fields = command_fields();
             fields.push(sandbox_id());

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::command::{Command, command_fields};
-use super::{CHANGES, READS, SETTLES, Spec, sandbox_id};
+use super::{READS, RUNS, SETTLES, Spec, sandbox_id};
 use crate::answer::{Answer, arguments};
 use crate::call::Call;
 use crate::error::ToolError;
@@ -43,7 +43,7 @@ fn job_start() -> Spec {
         description: "Starts a command in a sandbox that goes on after the call, such as a server, and returns its job number. Its \
             output is kept (the newest 16 MiB of a sandbox) and read with job_logs; job_kill ends it. It ends with its \
             sandbox, and does not by itself keep an idle sandbox from being removed.",
-        hints: CHANGES,
+        hints: RUNS,
         takes: || {
             let mut fields = vec![sandbox_id().required()];
             fields.extend(command_fields());

@@ -5,6 +5,7 @@ pub mod command;
 pub mod contexts;
 pub mod files;
 pub mod jobs;
+pub mod network;
 pub mod repl;
 pub mod sandbox;
 
@@ -20,7 +21,7 @@ use crate::call::Call;
 use crate::error::ToolError;
 use crate::schema::{self, Field};
 
-/// What a client may expect of a tool. No tool reaches out of its sandbox: none has an open world.
+/// What a client may expect of a tool.
 #[derive(Clone, Copy, Debug)]
 pub struct Hints {
     /// It changes nothing.
@@ -29,16 +30,20 @@ pub struct Hints {
     pub destructive: bool,
     /// Doing it twice is doing it once.
     pub idempotent: bool,
+    /// What runs may reach the network, so that not everything about it is in the sandbox.
+    pub open_world: bool,
 }
 
 /// A tool that changes nothing.
-const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
+const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true, open_world: false };
 /// A tool that adds something.
-const ADDS: Hints = Hints { read_only: false, destructive: false, idempotent: false };
+const ADDS: Hints = Hints { read_only: false, destructive: false, idempotent: false, open_world: false };
 /// A tool that may change anything in a sandbox.
-const CHANGES: Hints = Hints { read_only: false, destructive: true, idempotent: false };
+const CHANGES: Hints = Hints { read_only: false, destructive: true, idempotent: false, open_world: false };
+/// A tool that runs what may do anything in a sandbox, and reach the network.
+const RUNS: Hints = Hints { open_world: true, ..CHANGES };
 /// A tool that brings something to a state, however often it is called.
-const SETTLES: Hints = Hints { read_only: false, destructive: true, idempotent: true };
+const SETTLES: Hints = Hints { read_only: false, destructive: true, idempotent: true, open_world: false };
 
 /// A tool.
 pub struct Spec {
@@ -70,7 +75,7 @@ impl Spec {
             .read_only(self.hints.read_only)
             .destructive(self.hints.destructive)
             .idempotent(self.hints.idempotent)
-            .open_world(false);
+            .open_world(self.hints.open_world);
         Tool::new(self.name, self.description, self.input())
             .with_title(self.title)
             .with_raw_output_schema(Arc::new(schema::object((self.returns)(), false)))

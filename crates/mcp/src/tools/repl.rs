@@ -8,7 +8,8 @@ use bathy_sandbox::{Manager, ManagerError, Size, StoreError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{ADDS, CHANGES, READS, SETTLES, Spec, code, timeout};
+use super::network::{self, Network};
+use super::{ADDS, READS, RUNS, SETTLES, Spec, code, timeout};
 use crate::answer::{Answer, arguments};
 use crate::call::{Call, LABEL};
 use crate::error::ToolError;
@@ -40,10 +41,11 @@ fn create_python_repl() -> Spec {
             until it is deleted with sandbox_delete: after a minute without use it is paused and uses no \
             processor time, and the next call goes on where the last one ended. Its variables are lost if the host \
             restarts or the operator's time limit ends it (the answer then says so); its files are kept. repl_id \
-            also serves as sandbox_id for the file tools and run_command. The same packages as in run_code; no network.",
+            also serves as sandbox_id for the file tools and run_command. The same packages as in run_code, and the \
+            same network unless `network`, `allow` or `deny` narrow it.",
         hints: ADDS,
         takes: || {
-            vec![
+            let mut fields = vec![
                 Field::text(
                     "name",
                     "A name for it, to be used as repl_id; letters, digits, '_', '.' and '-'",
@@ -52,7 +54,9 @@ fn create_python_repl() -> Spec {
                 .at_most(63),
                 Field::integer("memory_mb", "Memory in MiB").between(64, MAX_MIB),
                 Field::integer("disk_mb", "Disk in MiB").between(16, MAX_MIB),
-            ]
+            ];
+            fields.extend(network::fields());
+            fields
         },
         returns: || {
             vec![
@@ -70,10 +74,13 @@ struct New {
     name: Option<String>,
     memory_mb: Option<u64>,
     disk_mb: Option<u64>,
+    #[serde(flatten)]
+    network: Network,
 }
 
 fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let given: New = arguments(given)?;
+    let network = given.network.policy()?;
     call.progress.step("making the REPL");
     let repl = call.manager(|manager| {
         let mut spec = manager.policy().defaults();
@@ -82,6 +89,9 @@ fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
         }
         if let Some(disk) = given.disk_mb {
             spec.disk = Size(disk * MIB);
+        }
+        if let Some(network) = network {
+            spec.network = network;
         }
         let (key, value) = LABEL;
         spec.labels.insert(key.to_owned(), value.to_owned());
@@ -108,7 +118,7 @@ fn run_python_in_repl() -> Spec {
             expression, displayed values, pictures and errors. Variables, imports and files of earlier calls are there. \
             One call runs at a time; others wait. A paused REPL is resumed by itself. If earlier state is lost, the \
             notes say what and why. Code that reaches its time limit is interrupted and keeps its state.",
-        hints: CHANGES,
+        hints: RUNS,
         takes: || {
             vec![
                 repl_id(),

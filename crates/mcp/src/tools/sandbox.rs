@@ -8,6 +8,7 @@ use bathy_sandbox::{Policy, Sandboxed, Seconds, Size};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::network::{self, Network};
 use super::{ADDS, READS, SETTLES, Spec, sandbox_id};
 use crate::answer::{Answer, arguments};
 use crate::call::{Call, IDLE_SECONDS, LABEL, LIFETIME_SECONDS};
@@ -33,13 +34,15 @@ fn sandbox_create() -> Spec {
         name: "sandbox_create",
         title: "Create a sandbox",
         description: "Makes and starts a sandbox with its own Linux kernel and returns its sandbox_id for the other tools. Use \
-            it when the defaults of run_code do not fit: more memory, another image, a longer life. It is removed with \
-            all its files when its lifetime is over (one hour by default), or after idle_seconds without use (15 \
-            minutes by default). It has no network and sees nothing of the host; directories of the host cannot be \
-            mounted. The operator's limits hold; a refusal names the limit.",
+            it when the defaults of run_code do not fit: more memory, another image, a longer life, less of the network. \
+            It is removed with all its files when its lifetime is over (one hour by default), or after idle_seconds \
+            without use (15 minutes by default). It reaches the public internet only, and less of it by `network`, \
+            `allow` and `deny`; private networks, the host and whatever else the operator keeps from agents stay out of \
+            reach, whatever is allowed here. It sees nothing of the host; directories of the host cannot be mounted. \
+            The operator's limits hold; a refusal names the limit.",
         hints: ADDS,
         takes: || {
-            vec![
+            let mut fields = vec![
                 Field::text("name", "A name for it; letters, digits, '_', '.' and '-'")
                     .not_empty()
                     .at_most(63),
@@ -55,7 +58,9 @@ fn sandbox_create() -> Spec {
                 Field::map("env", "Environment variables of everything that runs in it, by name"),
                 Field::map("labels", "Labels to find it by; the label created-by is always mcp"),
                 Field::texts("mounts", "Directories of the host. Always refused: the operator allows none"),
-            ]
+            ];
+            fields.extend(network::fields());
+            fields
         },
         returns: || {
             let mut fields = vec![Field::texts("notes", "What the operator made stricter").required()];
@@ -80,6 +85,8 @@ struct New {
     labels: BTreeMap<String, String>,
     #[serde(default)]
     mounts: Vec<String>,
+    #[serde(flatten)]
+    network: Network,
 }
 
 fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
@@ -93,6 +100,7 @@ fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
             "The label {key} is {value} for every sandbox that an agent makes."
         )));
     }
+    let network = given.network.policy()?;
     let (sandbox, notes) = call.make_sandbox(given.name, |spec| {
         if let Some(image) = given.image {
             spec.image = image;
@@ -111,6 +119,9 @@ fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
         }
         spec.env = given.env;
         spec.labels = given.labels;
+        if let Some(network) = network {
+            spec.network = network;
+        }
         Ok(())
     })?;
     let mut structured = object(describe(&sandbox));

@@ -1,0 +1,189 @@
+//! `bathy net log`: what a sandbox reached, and what it was kept from.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+
+use crate::events::{self, Selection};
+use crate::{escape, time};
+
+/// What can be looked at.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// Print what sandboxes reached and what they were kept from: by which rule, how much, for how long.
+    Log(LogArgs),
+}
+
+/// Arguments of `bathy net log`.
+#[derive(clap::Args)]
+pub struct LogArgs {
+    /// Only of this sandbox, which may be gone already: its name or id.
+    name: Option<String>,
+    /// Go on with what happens.
+    #[arg(short, long)]
+    follow: bool,
+    /// Only what happened since: a time ago such as 10m, a date, or seconds since 1970.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
+    since: Option<time::Since>,
+    /// Print as JSON: one array, or with --follow one event per line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The events of a network.
+const KINDS: [&str; 8] = [
+    "net_allowed",
+    "net_denied",
+    "net_closed",
+    "name_resolved",
+    "name_unresolved",
+    "net_dropped",
+    "gateway_lost",
+    "policy_changed",
+];
+
+/// Prints them.
+pub fn run(verb: &Verb) -> Result<u8, Box<dyn Error>> {
+    let Verb::Log(args) = verb;
+    events::print(&Selection {
+        sandbox: args.name.as_deref(),
+        follow: args.follow,
+        since: args.since,
+        json: args.json,
+        wanted: is_of_network,
+        sentence,
+    })
+}
+
+fn is_of_network(event: &Map<String, Value>) -> bool {
+    let kind = event.get("event").and_then(Value::as_str).unwrap_or_default();
+    // Other limits turn nobody away.
+    KINDS.contains(&kind) || (kind == "limit_hit" && event.contains_key("turned_away"))
+}
+
+/// One line: when, what, to whom, by which rule, how much.
+fn sentence(event: &Map<String, Value>) -> String {
+    let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
+    let number = |key: &str| event.get(key).and_then(Value::as_u64).unwrap_or_default();
+    let list = |key: &str| {
+        let all = event.get(key).and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(Value::as_str).collect::<Vec<_>>().join(" ")
+    };
+    let mut line = time::date(number("time_unix_ns"));
+    let kind = text("event");
+    let peer = || {
+        let arrow = if text("direction") == "in" { "from" } else { "to" };
+        let mut peer = format!("{} {arrow} ", text("protocol"));
+        if !text("host").is_empty() {
+            let _ = write!(peer, "{} ", text("host"));
+        }
+        let address = text("address");
+        let address = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
+        let port = number("port");
+        let at = if text("direction") == "in" { " at port " } else { ":" };
+        let _ = if port == 0 { write!(peer, "{address}") } else { write!(peer, "{address}{at}{port}") };
+        peer
+    };
+    let cure = || match text("cure") {
+        "" => String::new(),
+        cure => format!("; to allow it: bathy policy allow {} {cure}", sandbox(event)),
+    };
+    // Writing to a string cannot fail.
+    let _ = match kind {
+        "net_allowed" => write!(line, " allowed {} by {}", peer(), text("rule")),
+        "net_denied" => {
+            let _ = write!(line, " denied {} by {}", peer(), text("rule"));
+            if number("count") > 1 {
+                let _ = write!(line, " ({} times)", number("count"));
+            }
+            write!(line, "{}", cure())
+        }
+        "net_closed" => write!(
+            line,
+            " closed {} after {} ms, {} bytes sent, {} received: {}",
+            peer(),
+            number("took_ms"),
+            number("sent"),
+            number("received"),
+            text("reason")
+        ),
+        "name_resolved" => {
+            let _ = write!(line, " resolved {} {} to {}", text("host"), text("kind"), list("addresses"));
+            match list("removed").as_str() {
+                "" => Ok(()),
+                removed => write!(line, "; kept back: {removed}"),
+            }
+        }
+        "name_unresolved" => {
+            let how = if event.get("denied") == Some(&Value::Bool(true)) { "denied" } else { "unresolved" };
+            write!(line, " {how} name {} {}: {}{}", text("host"), text("kind"), text("reason"), cure())
+        }
+        "limit_hit" => write!(line, " limited: {}: {}", text("limit"), text("detail")),
+        "net_dropped" => write!(line, " dropped {} frames: {}", number("count"), text("reason")),
+        "gateway_lost" if event.get("restarted") == Some(&Value::Bool(true)) => {
+            write!(line, " gateway is back")
+        }
+        "gateway_lost" => write!(line, " gateway is gone: {}", text("reason")),
+        _ => write!(line, " policy is {} {}", text("preset"), list("rules")),
+    };
+    escape::word(&line)
+}
+
+fn sandbox(event: &Map<String, Value>) -> &str {
+    let text = |key: &str| event.get(key).and_then(Value::as_str);
+    text("name").or_else(|| text("sandbox")).unwrap_or("NAME")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_denial_tells_rule_and_cure() {
+        let event = json!({
+            "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "name": "web", "protocol": "tcp",
+            "direction": "out", "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
+            "count": 3,
+        });
+        assert_eq!(
+            sentence(event.as_object().unwrap()),
+            "1970-01-01T00:00:00.000Z denied tcp to 10.0.0.5:22 by preset public (3 times); to allow it: bathy policy allow web tcp://10.0.0.5:22"
+        );
+    }
+
+    #[test]
+    fn a_denied_name_and_a_limit_are_told() {
+        let name = json!({
+            "time_unix_ns": 0, "event": "name_unresolved", "name": "web", "host": "a.example", "kind": "A",
+            "reason": "preset allow-list", "denied": true, "cure": "a.example",
+        });
+        let line = sentence(name.as_object().unwrap());
+        assert!(
+            line.ends_with(
+                " denied name a.example A: preset allow-list; to allow it: bathy policy allow web a.example"
+            ),
+            "{line}"
+        );
+        let mut limit = json!({
+            "time_unix_ns": 0, "event": "limit_hit", "limit": "connections at once", "detail": "7 turned away",
+            "turned_away": 7,
+        });
+        let limit = limit.as_object_mut().unwrap();
+        assert!(is_of_network(limit));
+        assert!(sentence(limit).ends_with(" limited: connections at once: 7 turned away"));
+        limit.remove("turned_away");
+        assert!(!is_of_network(limit), "the sandbox's time, say");
+    }
+
+    #[test]
+    fn c1_names_of_a_guest_stay_in_their_line() {
+        let event = json!({
+            "time_unix_ns": 0, "event": "name_unresolved", "host": "a\n\u{1b}[2J", "kind": "A", "reason": "x", "denied": true,
+        });
+        let line = sentence(event.as_object().unwrap());
+        assert!(!line.contains('\n') && !line.contains('\u{1b}'), "{line:?}");
+    }
+}
