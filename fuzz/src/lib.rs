@@ -6,6 +6,7 @@
 pub mod block;
 pub mod console;
 pub mod mmio;
+pub mod net;
 
 use std::cell::OnceCell;
 use std::sync::Arc;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::console::Console;
+use bathy_devices::net::Net;
 use bathy_devices::testing::Driver;
 use bathy_devices::{GuestRam, Outcome, VirtioDevice};
 use bathy_fuzz::{Input, RAM, drive, ram};
@@ -31,12 +32,15 @@ fuzz_target!(|data: &[u8]| {
     let ram = ram();
     let mut input = Input::new(data);
     let lowest = lowest_free_descriptor(&ram);
-    if input.u8() & 1 == 0 {
-        let disk = memfd_create("disk", MemfdFlags::CLOEXEC).expect("a memory file");
-        rustix::fs::ftruncate(&disk, 8192).expect("a size");
-        Client::new(Block::new(disk.into(), BlockConfig::default()).expect("a disk"), &ram).run(&mut input);
-    } else {
-        Client::new(Console::new(), &ram).run(&mut input);
+    match input.u8() % 3 {
+        0 => {
+            let disk = memfd_create("disk", MemfdFlags::CLOEXEC).expect("a memory file");
+            rustix::fs::ftruncate(&disk, 8192).expect("a size");
+            let disk = Block::new(disk.into(), BlockConfig::default()).expect("a disk");
+            Client::new(disk, &ram).run(&mut input);
+        }
+        1 => Client::new(Console::new(), &ram).run(&mut input),
+        _ => Client::new(Net::new([2, 0, 0, 0, 0, 1]), &ram).run(&mut input),
     }
     assert_eq!(lowest_free_descriptor(&ram), lowest, "a descriptor was left open");
 });
