@@ -154,6 +154,15 @@ impl Home {
         pid_in(&self.inspect(name), "keeper_pid").expect("it runs, so it has a keeper")
     }
 
+    /// The gateway's process of a running sandbox, if it has one at present.
+    pub fn gateway(&self, name: &str) -> Option<u32> {
+        let is_gateway = |pid: &u32| {
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.starts_with(b"bathy-gateway")
+        };
+        children(self.monitor(name)).into_iter().filter(is_gateway).find(|pid| is_alive(*pid))
+    }
+
     /// The process that the guest of a running sandbox runs in: its kernel's own, or the keeper, whose threads are the
     /// processors of a virtual machine.
     #[track_caller]

@@ -2,6 +2,7 @@
 
 pub mod kept;
 pub mod mcp;
+pub mod world;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -64,12 +65,18 @@ pub fn at_once(wanted: usize) -> usize {
     if is_emulated() { wanted.min(4) } else { wanted }
 }
 
+/// How many of something a test does or expects, that does or expects `count` of them on an ordinary machine.
+pub fn fewer(count: u64) -> u64 {
+    (count / u64::from(slowness())).max(1)
+}
+
 /// Whether this is the nested test bed, or another machine that is many times slower than usual.
 pub fn is_emulated() -> bool {
     slowness() > 1
 }
 
-fn slowness() -> u32 {
+/// How many times slower than an ordinary machine this one is.
+pub fn slowness() -> u32 {
     std::env::var("BATHY_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 

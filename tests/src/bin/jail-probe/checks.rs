@@ -13,10 +13,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::report::Report;
 use crate::sys::{self, Fate};
 
-/// What the guest kernel is given, and nothing else: input, console twice, memory, stub, initramfs, four devices, and
+/// What the guest kernel is given, and nothing else: input, console twice, memory, stub, initramfs, five devices, and
 /// the input's other end.
-const DESCRIPTORS: [&str; 11] =
-    ["pipe", "pipe", "pipe", "file", "file", "file", "socket", "socket", "socket", "socket", "pipe"];
+const DESCRIPTORS: [&str; 12] = [
+    "pipe", "pipe", "pipe", "file", "file", "file", "socket", "socket", "socket", "socket", "socket", "pipe",
+];
 const RAM: i32 = 3;
 const STUB: i32 = 4;
 const INITRAMFS: i32 = 5;

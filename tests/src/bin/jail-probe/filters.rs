@@ -3,7 +3,7 @@
 //! In this way the verdict is certain: a refused call kills, and nothing but the filter sends that signal.
 
 use bathy_jail::filter::{
-    Filter, GUEST_PTRACE, GUEST_SECCOMP, Group, KEEPER, KEEPER_KVM, Otherwise, Rule, VCPU,
+    Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, Group, KEEPER, KEEPER_KVM, Otherwise, Rule, VCPU,
 };
 
 use crate::report::Report;
@@ -16,6 +16,7 @@ pub fn run(table: &str, installed: &str) -> Result<Report, String> {
     let table = match table {
         "keeper" => KEEPER,
         "keeper-kvm" => KEEPER_KVM,
+        "gateway" => GATEWAY,
         "vcpu" => VCPU,
         // The real guest filters refuse by an error, which the kernel gives for reasons of its own too.
         "guest-seccomp" => Filter { otherwise: Otherwise::Kill, ..GUEST_SECCOMP },

@@ -1,0 +1,183 @@
+//! A sandbox in a world, and what programs in it try. Other network suites use it too.
+
+#![allow(dead_code, reason = "every suite uses a part of it")]
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use bathy_tests::world::World;
+use bathy_tests::{Ran, finish, patience, slowness};
+use serde_json::Value;
+
+/// What runs in the sandbox.
+pub const PROBE: &str = include_str!("probe.py");
+/// The gateway as its guest sees it.
+pub const GATEWAY: &str = "192.0.0.1";
+/// How long a denial may take.
+pub const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// The probe for a machine of this speed, with more Python before its rows.
+pub fn probe(more: &str) -> String {
+    PROBE.replacen("SLOWNESS = 1", &format!("SLOWNESS = {}", slowness()), 1).replacen(
+        "if __name__",
+        &format!("{more}\n\nif __name__"),
+        1,
+    )
+}
+
+/// A running sandbox.
+pub struct Guest<'world> {
+    pub world: &'world World,
+    pub name: &'static str,
+}
+
+impl<'world> Guest<'world> {
+    /// Makes and starts one.
+    #[track_caller]
+    pub fn start(world: &'world World, name: &'static str, options: &[&str]) -> Self {
+        world.ok(&[&["create", "--name", name], options].concat());
+        world.ok(&["start", name]);
+        Self { world, name }
+    }
+
+    /// Runs a command as root.
+    pub fn run(&self, command: &[&str]) -> Ran {
+        self.world.bathy(&[&["exec", "-u", "root", self.name, "--"], command].concat())
+    }
+
+    /// What a command prints as the ordinary user; it has to succeed.
+    #[track_caller]
+    pub fn user(&self, command: &[&str]) -> String {
+        self.world.ok(&[&["exec", self.name, "--"], command].concat())
+    }
+
+    /// Runs rows of the probe as root, with more Python before them, and returns what came of each.
+    #[track_caller]
+    pub fn try_with(&self, more: &str, rows: &[Value]) -> Vec<Outcome> {
+        let rows_text = Value::from(rows.to_vec()).to_string();
+        let ran = self.run(&["python3", "-c", &probe(more), &rows_text]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let results: Vec<_> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(results.len(), rows.len(), "{ran:?}");
+        rows.iter().zip(results).map(|(row, result)| Outcome { row: row.clone(), result }).collect()
+    }
+
+    /// As [`Guest::try_with`], without more Python.
+    #[track_caller]
+    pub fn try_all(&self, rows: &[Value]) -> Vec<Outcome> {
+        self.try_with("", rows)
+    }
+
+    /// As [`Guest::try_all`], with one row.
+    #[track_caller]
+    pub fn try_one(&self, row: Value) -> Outcome {
+        self.try_all(&[row]).remove(0)
+    }
+
+    /// Changes the policy: `allow`, `deny` or `set`, and what follows the sandbox's name.
+    #[track_caller]
+    pub fn policy(&self, verb: &str, rest: &[&str]) -> String {
+        self.world.ok(&[&["policy", verb, self.name], rest].concat())
+    }
+
+    /// The network's events so far.
+    #[track_caller]
+    pub fn net_log(&self) -> Vec<Value> {
+        let text = self.world.ok(&["net", "log", self.name, "--json"]);
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// All events of one kind so far.
+    #[track_caller]
+    pub fn events(&self, kind: &str) -> Vec<Value> {
+        let text = self.world.ok(&["events", "--json", "--sandbox", self.name]);
+        let events: Vec<Value> = serde_json::from_str(&text).unwrap();
+        events.into_iter().filter(|event| event["event"] == kind).collect()
+    }
+
+    /// Waits for an event of the network.
+    #[track_caller]
+    pub fn until_event(&self, what: &str, is_it: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + patience(Duration::from_secs(4));
+        loop {
+            let log = self.net_log();
+            if log.iter().any(&is_it) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no event of {what} in {log:#?}");
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Ordinary traffic still works.
+    #[track_caller]
+    pub fn still_works(&self) {
+        let outcome = self.try_one(serde_json::json!(["curl", "http://site.example/still"]));
+        outcome.is("status 200");
+    }
+}
+
+/// What came of a row.
+#[derive(Debug)]
+pub struct Outcome {
+    pub row: Value,
+    pub result: Value,
+}
+
+impl Outcome {
+    /// In one word.
+    pub fn word(&self) -> &str {
+        self.result["outcome"].as_str().unwrap_or_default()
+    }
+
+    /// What was heard.
+    pub fn heard(&self) -> &str {
+        self.result["heard"].as_str().unwrap_or_default()
+    }
+
+    /// It came out like this.
+    #[track_caller]
+    pub fn is(&self, word: &str) -> &Self {
+        assert_eq!(self.word(), word, "{self:?}");
+        self
+    }
+
+    /// Whether it was denied, in one of the ways in which that is told, without a wait.
+    pub fn was_denied(&self) -> bool {
+        let explained = self.heard().contains("HTTP/1.1 403 Forbidden") || self.word() == "status 403";
+        let told =
+            ["refused", "unreachable", "reset", "alert", "unresolved", "code 5"].contains(&self.word());
+        (told || explained) && self.took() <= patience(AT_ONCE)
+    }
+
+    /// As [`Outcome::was_denied`], and it has to be.
+    #[track_caller]
+    pub fn is_denied(&self) -> &Self {
+        assert!(self.was_denied(), "{self:?}");
+        self
+    }
+
+    /// How long it took.
+    pub fn took(&self) -> Duration {
+        Duration::from_millis(self.result["ms"].as_u64().unwrap_or(u64::MAX))
+    }
+
+    /// It did not take longer.
+    #[track_caller]
+    pub fn took_at_most(&self, time: Duration) -> &Self {
+        assert!(self.took() <= patience(time), "{self:?}");
+        self
+    }
+
+    /// It tells this.
+    #[track_caller]
+    pub fn says(&self, text: &str) -> &Self {
+        assert!(self.result.to_string().contains(text), "no {text:?} in {self:#?}");
+        self
+    }
+}
+
+/// Runs a command on the world's host.
+pub fn on_host(world: &World, program: &str, arguments: &[&str]) -> Ran {
+    finish(world.command(program).args(arguments), b"")
+}

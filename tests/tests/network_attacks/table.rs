@@ -1,0 +1,169 @@
+//! Rows of attacks: what is tried, what came of it, whether the defence held. Every row is printed, and is a line in a file of
+//! its test, from which `tests/network/table.py` makes the table.
+
+#![allow(dead_code, reason = "every suite uses a part of it")]
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+
+use bathy_tests::repository;
+use bathy_tests::world::World;
+use serde_json::Value;
+
+use crate::guest::{Guest, Outcome};
+
+/// Everything that a policy can allow.
+pub const UNDEFENDED: [&str; 14] = [
+    "--net",
+    "open",
+    "--allow",
+    "any",
+    "--allow",
+    "private",
+    "--allow",
+    "loopback",
+    "--allow",
+    "link-local",
+    "--allow",
+    "metadata",
+    "--allow",
+    "host",
+];
+
+thread_local! {
+    /// The file of the test that this thread runs.
+    static FILE: RefCell<Option<File>> = const { RefCell::new(None) };
+}
+
+/// One row.
+#[derive(Debug)]
+pub struct Attack {
+    pub id: &'static str,
+    pub what: String,
+    pub row: Value,
+    /// Whether the row gets through where nothing defends.
+    pub works: bool,
+}
+
+/// A row that gets through where nothing defends.
+pub fn attack(id: &'static str, what: impl Into<String>, row: Value) -> Attack {
+    Attack { id, what: what.into(), row, works: true }
+}
+
+/// A row that no policy lets through: nobody is there who would answer, or it is refused for what it is.
+pub fn hopeless(id: &'static str, what: impl Into<String>, row: Value) -> Attack {
+    Attack { works: false, ..attack(id, what, row) }
+}
+
+/// What comes before a row, and is none itself.
+pub fn step(row: Value) -> Attack {
+    hopeless("", "", row)
+}
+
+/// The rows as the probe takes them.
+pub fn rows(attacks: &[Attack]) -> Vec<Value> {
+    attacks.iter().map(|attack| attack.row.clone()).collect()
+}
+
+/// Where the files are: with the results of the nested test bed, or among what cargo makes.
+fn folder() -> PathBuf {
+    let target =
+        || std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+    std::env::var_os("BED_RESULTS").map_or_else(target, PathBuf::from).join("attack-table")
+}
+
+/// A file of its own for each test, named after it: tests run at the same time, and a second run replaces the first.
+fn begun() -> File {
+    let folder = folder();
+    fs::create_dir_all(&folder).expect("the folder for results can be written");
+    let test = std::thread::current().name().unwrap_or("other").replace("::", ".");
+    File::create(folder.join(format!("{test}.tsv"))).expect("the folder for results can be written")
+}
+
+/// Writes down a row: the attack's number, the attack, what came of it, and one word that says whether that is good.
+fn note(id: &str, what: &str, outcome: &str, verdict: &str) {
+    let clean = |text: &str| text.replace(|character: char| character.is_control(), " ");
+    let (what, outcome) = (clean(what), clean(outcome));
+    println!("{id:3} {what:60} {outcome:20} {verdict}");
+    FILE.with_borrow_mut(|file| {
+        let file = file.get_or_insert_with(begun);
+        writeln!(file, "{id}\t{what}\t{outcome}\t{verdict}").expect("the file for results can be written");
+    });
+}
+
+/// A row, and whether its defence held; it has to.
+#[track_caller]
+pub fn row(id: &str, what: &str, outcome: &str, held: bool) {
+    note(id, what, outcome, if held { "held" } else { "NOT HELD" });
+    assert!(held, "{id} {what}: {outcome}");
+}
+
+/// A row that got through without its defence, or did not; it has to.
+#[track_caller]
+pub fn undefended(id: &str, what: &str, outcome: &str, through: bool) {
+    note(id, what, outcome, if through { "through" } else { "NOT THROUGH" });
+    assert!(through, "{id} {what}: without the defence it has to work: {outcome}");
+}
+
+/// Tries all rows: each is denied, and nothing is reached beyond what is allowed.
+#[track_caller]
+pub fn all_held(guest: &Guest<'_>, more: &str, attacks: &[Attack], allowed: &[&str]) -> Vec<Outcome> {
+    all_held_by(guest, more, attacks, allowed, Outcome::was_denied)
+}
+
+/// As [`all_held`], where a row is held if `holds` says so.
+#[track_caller]
+pub fn all_held_by(
+    guest: &Guest<'_>,
+    more: &str,
+    attacks: &[Attack],
+    allowed: &[&str],
+    holds: impl Fn(&Outcome) -> bool,
+) -> Vec<Outcome> {
+    guest.world.forget_contacts();
+    let outcomes = guest.try_with(more, &rows(attacks));
+    for (attack, outcome) in attacks.iter().zip(&outcomes).filter(|(attack, _)| !attack.id.is_empty()) {
+        note(attack.id, &attack.what, outcome.word(), if holds(outcome) { "held" } else { "NOT HELD" });
+    }
+    let failed: Vec<_> = outcomes.iter().filter(|outcome| !holds(outcome)).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert_eq!(guest.world.contacts_beyond(allowed), []);
+    outcomes
+}
+
+/// Whether a row got through.
+pub fn is_through(outcome: &Outcome) -> bool {
+    ["open", "answered", "status 200", "code 0", "believed"].contains(&outcome.word())
+}
+
+/// Tries the same rows with nothing in the way: each one that can get through does.
+#[track_caller]
+pub fn all_work(world: &World, more: &str, attacks: &[Attack]) {
+    all_work_allowing(world, &[], more, attacks);
+}
+
+/// As [`all_work`], with more that is allowed: an address that can be read as another one has to be named itself.
+#[track_caller]
+pub fn all_work_allowing(world: &World, allowed: &[&str], more: &str, attacks: &[Attack]) {
+    let rules: Vec<_> = allowed.iter().flat_map(|target| ["--allow", target]).collect();
+    let open = Guest::start(world, "undefended", &[&UNDEFENDED[..], &rules].concat());
+    let possible: Vec<_> = attacks.iter().filter(|attack| attack.works).collect();
+    all_work_in(&open, more, &possible, is_through);
+    world.ok(&["rm", "-f", "undefended"]);
+}
+
+/// As [`all_work`], in a sandbox that is there already, where a row has got through if `is_through` says so. Rows that cannot
+/// get through are tried too: later ones may need them.
+#[track_caller]
+pub fn all_work_in(open: &Guest<'_>, more: &str, attacks: &[&Attack], is_through: impl Fn(&Outcome) -> bool) {
+    let rows: Vec<_> = attacks.iter().map(|attack| attack.row.clone()).collect();
+    for (attack, outcome) in attacks.iter().zip(open.try_with(more, &rows)) {
+        if attack.works {
+            let through = is_through(&outcome);
+            let told = if through { outcome.word().to_owned() } else { outcome.result.to_string() };
+            undefended(attack.id, &attack.what, &told, through);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Gateways that die or stop, and a monitor that does not listen: nothing slips through meanwhile.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bathy_tests::kept::{is_alive, signal, until};
+use bathy_tests::world::addresses::{SITE, SITE_V6};
+use bathy_tests::world::{Contact, World};
+use bathy_tests::{limit, patience, slowness};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::guest::{Guest, on_host};
+use crate::scene::{find_gateway, gateway};
+use crate::table::row;
+
+#[test]
+fn a_gateway_that_dies_is_replaced_and_nothing_slips_through() {
+    let world = World::new();
+    let web = Guest::start(&world, "web", &["--net", "public", "--deny", "api.example", "-p", "0:8000"]);
+    world.ok(&["exec", "-d", "web", "--", "python3", "-m", "http.server", "8000"]);
+    web.still_works();
+    let pid = gateway(&world, "web");
+    // Only a client that asks finds out that nobody has its connection any more.
+    let url = format!("http://site.example/slow/{}", 200 * slowness());
+    let curl = ["exec", "web", "--", "curl", "-sS", "--keepalive-time", "2", &url];
+    let download = world.bathy_command(&curl).spawn().unwrap();
+    let is_download =
+        |contact: &Contact| contact.detail.as_deref().is_some_and(|detail| detail.starts_with("GET /slow/"));
+    until("it has begun", 5, || world.contacts().iter().any(is_download));
+    world.forget_contacts();
+    let killed = Instant::now();
+    signal(pid, Signal::KILL);
+    until("it is gone", 2, || !is_alive(pid));
+    until("there is a new one", 5, || find_gateway(&world, "web").is_some_and(|new| new != pid));
+    row("N8", "a gateway that is killed", &format!("a new one after {:?}", killed.elapsed()), true);
+    // The sandbox and its processes live, its connections do not, and its policy holds.
+    assert_eq!(world.home().status("web"), "running");
+    until("it serves", 5, || web.try_one(json!(["curl", "http://site.example/"])).word() == "status 200");
+    assert!(killed.elapsed() < patience(Duration::from_secs(8)), "{:?}", killed.elapsed());
+    for url in ["http://api.example/", "http://10.0.0.5/"] {
+        let outcome = web.try_one(json!(["curl", url]));
+        row("N8", &format!("{url} after a new gateway"), outcome.word(), outcome.was_denied());
+    }
+    let output = download.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(world.contacts_beyond(&[SITE, SITE_V6]), []);
+    web.until_event("its end", |event| {
+        event["event"] == "gateway_lost"
+            && event["restarted"] == false
+            && event["reason"].as_str().is_some_and(|reason| reason.contains("signal 9"))
+    });
+    web.until_event("the new one", |event| event["event"] == "gateway_lost" && event["restarted"] == true);
+    // Published ports lead to the sandbox again, at the same place.
+    let ports: Value = serde_json::from_str(&world.ok(&["port", "web", "--json"])).unwrap();
+    let url = format!("http://127.0.0.1:{}/", ports[0]["host"]);
+    let seconds = patience(Duration::from_secs(2)).as_secs().to_string();
+    until("its port works", 5, || {
+        on_host(&world, "curl", &["-sS", "-m", &seconds, "-o", "/dev/null", &url]).code == Some(0)
+    });
+    // A new policy reaches the new gateway.
+    web.policy("deny", &["site.example"]);
+    web.try_one(json!(["curl", "http://site.example/"])).is_denied();
+}
+
+#[test]
+fn a_gateway_that_dies_again_and_again_leaves_a_sandbox_without_network_or_works() {
+    let world = World::new();
+    let web = Guest::start(&world, "web", &[]);
+    for _ in 0..6 {
+        if let Some(pid) = find_gateway(&world, "web") {
+            signal(pid, Signal::KILL);
+            until("it is gone", 2, || !is_alive(pid));
+        }
+        thread::sleep(Duration::from_millis(100));
+        web.try_one(json!(["connect", "10.0.0.5", 443]));
+    }
+    let contacts = world.contacts_beyond(&[]);
+    row(
+        "N8",
+        "calls inward while gateways are killed",
+        &format!("{} got through", contacts.len()),
+        contacts.is_empty(),
+    );
+    assert_eq!(world.home().status("web"), "running");
+    assert_eq!(web.user(&["echo", "alive"]), "alive\n");
+    until("it serves again", 40, || {
+        web.try_one(json!(["curl", "http://site.example/"])).word() == "status 200"
+    });
+    // Its end is the sandbox's only when that ends, and leaves nothing.
+    let pid = gateway(&world, "web");
+    world.ok(&["rm", "-f", "web"]);
+    until("nothing of it is left", 3, || !is_alive(pid));
+}
+
+#[test]
+fn a_gateway_that_stops_is_a_network_that_stops() {
+    let world = World::new();
+    let web = Guest::start(&world, "web", &[]);
+    web.still_works();
+    let pid = gateway(&world, "web");
+    signal(pid, Signal::STOP);
+    // Nothing gets out, the sandbox lives, and it can still be ended.
+    let outcome = web.try_one(json!(["connect", SITE, 80]));
+    row("N8", "a call while the gateway stands still", outcome.word(), outcome.word() == "timeout");
+    assert_eq!(web.user(&["echo", "alive"]), "alive\n");
+    world.forget_contacts();
+    let started = Instant::now();
+    world.ok(&["rm", "-f", "web"]);
+    assert!(started.elapsed() < patience(Duration::from_secs(5)), "{:?}", started.elapsed());
+    assert!(!is_alive(pid));
+    assert_eq!(world.contacts_beyond(&[]), []);
+}
+
+/// Calls as fast as it goes, until somebody says that it is enough.
+const CALLS: &str = "
+import os, socket
+while not os.path.exists('/tmp/enough'):
+    try:
+        socket.create_connection(('93.184.215.14', 7), 5).close()
+    except OSError:
+        pass
+";
+
+#[test]
+fn n8_what_nobody_writes_down_does_not_happen() {
+    let world = World::new();
+    let web = Guest::start(&world, "web", &[]);
+    let monitor = world.home().monitor("web");
+    world.ok(&["exec", "-d", "web", "--", "python3", "-c", CALLS]);
+    until("it calls", 5, || world.contacts_at(SITE, 7).len() > 10);
+    // From now on the gateway's events pile up, until there is no room for another one.
+    signal(monitor, Signal::STOP);
+    let mut last = (0, Instant::now());
+    let quiet = limit(Duration::from_secs(3));
+    until("the calls end", 60, || {
+        let now = world.contacts_at(SITE, 7).len();
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        last.1.elapsed() > quiet
+    });
+    row("N8", "calls that nobody would write down", &format!("ended after {} of them", last.0), true);
+    signal(monitor, Signal::CONT);
+    until("they go on", 20, || world.contacts_at(SITE, 7).len() > last.0);
+    web.user(&["touch", "/tmp/enough"]);
+    web.still_works();
+    // Every one of them is in the log.
+    let reached = world.contacts_at(SITE, 7).len();
+    let allowed =
+        |event: &Value| event["event"] == "net_allowed" && event["address"] == SITE && event["port"] == 7;
+    let mut told = 0;
+    until("all are told", 20, || {
+        told = web.net_log().iter().filter(|event| allowed(event)).count();
+        told >= reached
+    });
+    row("N8", "calls that were made", &format!("{reached}, and {told} are written down"), told >= reached);
+}
