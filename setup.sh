@@ -24,6 +24,9 @@ TEST_PACKAGES=(
   /usr/bin/g++:g++
   /usr/sbin/useradd:passwd
   /usr/bin/tmux:tmux
+  /usr/sbin/ip:iproute2
+  /usr/bin/openssl:openssl
+  /usr/bin/curl:curl
   /usr/bin/python3:python3
   /usr/share/doc/python3-venv:python3-venv
   /usr/bin/qemu-system-x86_64:qemu-system-x86
@@ -78,6 +81,6 @@ build_release() {
   say "building the programs (once; about two minutes)"
   local began=$EPOCHSECONDS quiet=--quiet
   [ -t 2 ] && quiet=
-  (cd "$here" && cargo build --release $quiet --locked -p bathy -p bathy-keeper -p bathy-agent) >&2
+  (cd "$here" && cargo build --release $quiet --locked -p bathy -p bathy-keeper -p bathy-gateway -p bathy-agent) >&2
   touch -d "@$began" "$stamp"
 }

@@ -10,8 +10,8 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 # shellcheck source=../../guest/mirror.sh
 . "$here/../../guest/mirror.sh"
 SUITE=bookworm
-# The shared folders, the writable layers above them, and KVM.
-MODULES=(virtio_pci virtiofs overlay kvm-amd)
+# The shared folders, the writable layers above them, KVM, and the cable of the network suites' world.
+MODULES=(virtio_pci virtiofs overlay kvm-amd veth)
 # Seconds that another set-up may take before this one gives up.
 PATIENCE=1200
 

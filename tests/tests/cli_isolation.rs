@@ -42,8 +42,9 @@ fn no_process_of_the_host() {
 }
 
 #[test]
-fn no_network_interface_but_its_own_loopback() {
-    assert_eq!(inside("ls /sys/class/net"), "lo\n");
+fn no_network_interface_but_its_own() {
+    assert_eq!(inside("ls /sys/class/net"), "eth0\nlo\n");
+    assert_eq!(run(&["run", "--net", "none", "--", "ls", "/sys/class/net"]).stdout, "lo\n");
     assert_eq!(
         inside("python3 -c \"import socket; s=socket.socket(); s.bind(('127.0.0.1',0)); print('ok')\""),
         "ok\n"

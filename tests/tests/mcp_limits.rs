@@ -4,9 +4,10 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
+use std::time::{Duration, Instant};
 
 use bathy_tests::kept::Home;
-use bathy_tests::{limit, patient_seconds};
+use bathy_tests::{limit, patience, patient_seconds};
 use serde_json::{Value, json};
 
 /// `bathy mcp`, spoken to by lines of JSON.
@@ -108,6 +109,75 @@ fn more_than_the_operator_allows_is_refused_with_the_limits_name() {
 }
 
 #[test]
+fn an_agent_narrows_its_network_and_never_widens_it() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let rows = [
+        (json!({"network": "open"}), ["open", "none, public, allow-list", "sandbox_create"]),
+        (json!({"allow": ["private"]}), ["`allow private`", "`network` for agents", "[mcp]"]),
+        (
+            json!({"network": "public", "allow": ["host:80"]}),
+            ["`allow host:80`", "`network` for agents", "[mcp]"],
+        ),
+        (json!({"allow": ["169.254.169.254"]}), ["169.254.169.254", "public addresses at most", "[mcp]"]),
+        (json!({"allow": ["0.0.0.0/0"]}), ["0.0.0.0/0", "public addresses at most", "[mcp]"]),
+        (json!({"network": "none", "allow": ["api.example"]}), ["api.example", "preset none", "allow-list"]),
+        (json!({"allow": ["pubilc"]}), ["`allow`", "pubilc", "public"]),
+    ];
+    for (arguments, words) in rows {
+        let said = agent.refusal("sandbox_create", &arguments);
+        assert!(words.iter().all(|word| said.contains(word)), "{arguments}: {said}");
+    }
+    let said = agent.refusal("create_python_repl", &json!({"allow": ["private"]}));
+    assert!(said.contains("`allow private`") && said.contains("[mcp]"), "{said}");
+    assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]), "a refusal made something");
+
+    let narrow = json!({"allow": ["*.example:443"], "deny": ["a.example"]});
+    let made = agent.done("sandbox_create", &narrow);
+    let id = made["sandbox_id"].as_str().unwrap().to_owned();
+    let shown = home.json(&["policy", "show", &id, "--json"]);
+    let own = json!({"preset": "allow-list", "rules": ["deny a.example", "allow *.example:443"]});
+    assert_eq!(shown["policy"], own, "{shown:#}");
+    assert_eq!(shown["ceilings"], json!([{"preset": "public", "rules": []}]), "{shown:#}");
+    let none = agent.done("sandbox_create", &json!({"network": "none"}));
+    let interfaces = json!({"sandbox_id": none["sandbox_id"], "command": "ls /sys/class/net"});
+    assert_eq!(agent.done("run_command", &interfaces)["stdout"], "lo\n");
+}
+
+#[test]
+fn what_agents_reach_is_the_operators_to_say() {
+    let home = Home::new();
+    let settings = "[mcp.network]\nrules = [\"allow api.example:443\"]\n";
+    let mut agent = Agent::under(&home, settings);
+    let made = agent.done("sandbox_create", &json!({}));
+    assert!(made["notes"].to_string().contains("`network` in [mcp]"), "{made:#}");
+    let id = made["sandbox_id"].as_str().unwrap();
+    let shown = home.json(&["policy", "show", id, "--json"]);
+    assert_eq!(shown["policy"]["preset"], "public", "{shown:#}");
+    let bound = json!([{"preset": "allow-list", "rules": ["allow api.example:443"]}]);
+    assert_eq!(shown["ceilings"], bound, "{shown:#}");
+    let ask = "import socket\ntry:\n    socket.getaddrinfo('other.example', 443)\nexcept OSError:\n    print('denied')";
+    let asked = agent.done("run_command", &json!({"sandbox_id": id, "argv": ["python3", "-c", ask]}));
+    assert_eq!(asked["stdout"], "denied\n", "{asked:#}");
+    let denied = until_logged(&home, id, "other.example");
+    assert_eq!(denied["reason"], "operator: preset allow-list", "{denied:#}");
+    assert!(denied.get("cure").is_none(), "no rule of the sandbox helps: {denied:#}");
+}
+
+/// What the log of a sandbox's network says about a name, which may take a moment to be written.
+fn until_logged(home: &Home, sandbox: &str, name: &str) -> Value {
+    let deadline = Instant::now() + patience(Duration::from_secs(5));
+    loop {
+        let log = home.json(&["net", "log", sandbox, "--json"]);
+        if let Some(event) = log.as_array().unwrap().iter().find(|event| event["host"] == name) {
+            return event.clone();
+        }
+        assert!(Instant::now() < deadline, "{log:#}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
 fn what_is_not_there_or_not_right_is_explained() {
     let home = Home::new();
     let mut agent = Agent::under(&home, "");
@@ -148,7 +218,7 @@ fn a_repl_gets_no_more_time_by_being_used_again() {
     let mut agent = Agent::under(&home, &format!("[mcp]\nmax_duration = \"{}s\"\n", patient_seconds(4)));
     let repl = agent.done("create_python_repl", &json!({}))["repl_id"].clone();
     agent.done("run_python_in_repl", &json!({"repl_id": repl, "code": "x = 1"}));
-    std::thread::sleep(limit(std::time::Duration::from_millis(4500)));
+    std::thread::sleep(limit(Duration::from_millis(4500)));
     let said = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": "x"}));
     assert!(said.contains("max_duration"), "{said}");
     assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]));

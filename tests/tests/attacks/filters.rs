@@ -2,7 +2,7 @@
 
 use crate::run::{probe_on_host, verdict};
 
-const TABLES: [&str; 5] = ["keeper", "keeper-kvm", "vcpu", "guest-seccomp", "guest-ptrace"];
+const TABLES: [&str; 6] = ["keeper", "keeper-kvm", "vcpu", "gateway", "guest-seccomp", "guest-ptrace"];
 
 fn assert_tight(table: &str) {
     let ran = probe_on_host(&["filter", table, "itself"]);
@@ -19,6 +19,11 @@ fn j2_keeper_filter_allows_its_table_and_kills_for_all_else() {
 #[test]
 fn j2_keeper_filter_of_a_virtual_machine_allows_its_table_and_kills_for_all_else() {
     assert_tight("keeper-kvm");
+}
+
+#[test]
+fn j2_gateway_filter_allows_its_table_and_kills_for_all_else() {
+    assert_tight("gateway");
 }
 
 #[test]

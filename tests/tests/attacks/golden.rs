@@ -10,7 +10,9 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use bathy_jail::filter::{Condition, Filter, GUEST_PTRACE, GUEST_SECCOMP, KEEPER, KEEPER_KVM, Test, VCPU};
+use bathy_jail::filter::{
+    Condition, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, KEEPER, KEEPER_KVM, Test, VCPU,
+};
 use bathy_tests::kept::Home;
 use bathy_tests::repository;
 
@@ -18,8 +20,9 @@ use crate::process::Process;
 use crate::run::Run;
 use crate::user::{NOBODY, ordinary_user};
 
-/// Where root's sandboxes have their users.
+/// Where root's sandboxes have their users, and where their gateways have.
 const FIRST_SANDBOX_USER: u32 = 0x4200_0000;
+const FIRST_GATEWAY_USER: u32 = 0x4300_0000;
 
 pub fn assert_golden(name: &str, found: &str) {
     let file = format!("{name}.txt");
@@ -53,6 +56,8 @@ fn assert_processes(suffix: &str, start: impl FnOnce(&[&str]) -> Run, mode: &str
     let (keeper, guest) = (family.keeper.expect("the keeper runs"), family.guest.expect("the guest runs"));
     assert_golden(&format!("keeper-{suffix}"), &describe(keeper, run.number()));
     assert_golden(&format!("guest-{suffix}"), &describe(guest, run.number()));
+    let gateway = family.gateway.expect("the gateway runs");
+    assert_golden(&format!("gateway-{suffix}"), &describe(gateway, run.number()));
     let mut stubs: Vec<_> = family.stubs.iter().map(|stub| describe(*stub, run.number())).collect();
     assert!(!stubs.is_empty(), "no guest program runs");
     // Whatever the guest runs, its host processes are alike.
@@ -86,7 +91,10 @@ fn j1_j4_j8_processes_of_a_kept_sandbox_are_confined_as_agreed() {
     // The client that just left has a descriptor until the keeper notices.
     sleep(Duration::from_millis(500));
     let caller = home.monitor("kept");
-    for (name, number) in [("keeper", home.keeper("kept")), ("guest", home.guest("kept"))] {
+    let gateway = home.gateway("kept").expect("its gateway runs");
+    for (name, number) in
+        [("keeper", home.keeper("kept")), ("guest", home.guest("kept")), ("gateway", gateway)]
+    {
         let process = Process::of(number).expect("it runs");
         assert_golden(&format!("{name}-kept"), &describe(process, caller));
     }
@@ -112,7 +120,7 @@ fn j1_an_unconfined_process_is_noticed() {
 fn j2_filters_are_as_agreed() {
     let guests = [("guest-seccomp", GUEST_SECCOMP), ("guest-ptrace", GUEST_PTRACE)];
     for (name, filter) in
-        [KEEPER, KEEPER_KVM, VCPU].map(|filter| (filter.name, filter)).into_iter().chain(guests)
+        [KEEPER, KEEPER_KVM, VCPU, GATEWAY].map(|filter| (filter.name, filter)).into_iter().chain(guests)
     {
         assert_golden(&format!("filter-{name}"), &describe_filter(&filter));
     }
@@ -179,6 +187,9 @@ fn namespaces(process: Process) -> String {
 fn user(number: u32) -> String {
     if number == NOBODY {
         return "the caller".to_owned();
+    }
+    if number >= FIRST_GATEWAY_USER {
+        return "sandbox gateway".to_owned();
     }
     match number.checked_sub(FIRST_SANDBOX_USER) {
         Some(offset) => format!("sandbox {}", if offset % 2 == 0 { "keeper" } else { "guest" }),
@@ -261,7 +272,7 @@ fn mount(line: &str) -> String {
 
 fn descriptors(process: Process, say: &mut impl FnMut(String)) {
     /// The last descriptor that a guest kernel is started with.
-    const LAST_GIVEN: u32 = 10;
+    const LAST_GIVEN: u32 = 11;
     let of_guest = process.file("cmdline").starts_with("bathysphere-guest");
     let folder = format!("/proc/{}/fd", process.number);
     let mut numbers: Vec<u32> = fs::read_dir(folder)

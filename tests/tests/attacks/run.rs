@@ -97,10 +97,15 @@ impl Run {
         self.seen.extend(tree.keys());
         let children_of =
             |parent| tree.iter().filter(move |(_, its)| **its == parent).map(|(process, _)| *process);
-        let keeper = children_of(self.child.id()).next();
+        let is_gateway = |process: &Process| {
+            fs::read(format!("/proc/{}/cmdline", process.number))
+                .is_ok_and(|line| line.starts_with(b"bathy-gateway"))
+        };
+        let gateway = children_of(self.child.id()).find(is_gateway);
+        let keeper = children_of(self.child.id()).find(|process| Some(*process) != gateway);
         let guest = keeper.and_then(|keeper| children_of(keeper.number).next());
         let stubs = guest.map(|guest| children_of(guest.number).collect()).unwrap_or_default();
-        Family { keeper, guest, stubs }
+        Family { keeper, gateway, guest, stubs }
     }
 
     /// Waits until a guest program runs and prints `word`; returns the sandbox's processes.
@@ -176,6 +181,7 @@ impl Drop for Run {
 #[derive(Debug)]
 pub struct Family {
     pub keeper: Option<Process>,
+    pub gateway: Option<Process>,
     pub guest: Option<Process>,
     pub stubs: Vec<Process>,
 }

@@ -40,7 +40,7 @@ impl OrdinaryUser {
         let user = Self { folder: tempfile::tempdir().expect("there is room in /tmp") };
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(user.folder.path(), open).expect("our own folder");
-        for program in ["bathy", "bathy-keeper", "bathy-agent"] {
+        for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent"] {
             fs::copy(bathy().with_file_name(program), user.path(program)).expect("./test builds it");
         }
         fs::copy(probe(), user.path("jail-probe")).expect("the probe is built");
