@@ -50,12 +50,18 @@ def verdicts(goals_list):
     yield "\ngoals"
     for goal in goals_list:
         verdict = "holds" if goal["holds"] else "MISSED"
-        yield f"  {verdict:7} {goal['goal']}: {goal['measured']} (at most {goal['limit']})"
+        bound = goal.get("bound", "at most")
+        yield f"  {verdict:7} {goal['goal']}: {goal['measured']} ({bound} {goal['limit']})"
 
 
 def goal(text, limit, measured):
     """One promise, held against what was measured."""
     return {"goal": text, "limit": limit, "measured": round(measured, 3), "holds": measured <= limit}
+
+
+def at_least(text, limit, measured):
+    """The same for what more of is better."""
+    return {"goal": text, "limit": limit, "measured": round(measured, 3), "holds": measured >= limit, "bound": "at least"}
 
 
 def goals(commands, phases):
