@@ -52,7 +52,8 @@ pub fn run(verb: &Verb) -> Result<u8, Box<dyn Error>> {
         since: args.since,
         json: args.json,
         wanted: is_of_network,
-        sentence,
+        // Lines of one sandbox need not tell which it is.
+        sentence: if args.name.is_some() { sentence } else { sentence_with_sandbox },
     })
 }
 
@@ -64,13 +65,26 @@ fn is_of_network(event: &Map<String, Value>) -> bool {
 
 /// One line: when, what, to whom, by which rule, how much.
 fn sentence(event: &Map<String, Value>) -> String {
+    escape::word(&format!("{}{}", date(event), words(event)))
+}
+
+/// The same with the sandbox.
+fn sentence_with_sandbox(event: &Map<String, Value>) -> String {
+    escape::word(&format!("{} {}{}", date(event), sandbox(event), words(event)))
+}
+
+fn date(event: &Map<String, Value>) -> String {
+    time::date(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
+}
+
+fn words(event: &Map<String, Value>) -> String {
     let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
     let number = |key: &str| event.get(key).and_then(Value::as_u64).unwrap_or_default();
-    let list = |key: &str| {
+    let list = |key: &str, between: &str| {
         let all = event.get(key).and_then(Value::as_array).into_iter().flatten();
-        all.filter_map(Value::as_str).collect::<Vec<_>>().join(" ")
+        all.filter_map(Value::as_str).collect::<Vec<_>>().join(between)
     };
-    let mut line = time::date(number("time_unix_ns"));
+    let mut line = String::new();
     let kind = text("event");
     let peer = || {
         let arrow = if text("direction") == "in" { "from" } else { "to" };
@@ -87,6 +101,8 @@ fn sentence(event: &Map<String, Value>) -> String {
     };
     let cure = || match text("cure") {
         "" => String::new(),
+        // One that was not kept is gone by now: the next one is made with an option.
+        cure if !is_kept(event) => format!("; to allow it: --allow {cure}"),
         cure => format!("; to allow it: bathy policy allow {} {cure}", sandbox(event)),
     };
     // Writing to a string cannot fail.
@@ -109,15 +125,18 @@ fn sentence(event: &Map<String, Value>) -> String {
             text("reason")
         ),
         "name_resolved" => {
-            let _ = write!(line, " resolved {} {} to {}", text("host"), text("kind"), list("addresses"));
-            match list("removed").as_str() {
+            let _ = write!(line, " resolved {} {} to {}", text("host"), text("kind"), list("addresses", " "));
+            match list("removed", " ").as_str() {
                 "" => Ok(()),
                 removed => write!(line, "; kept back: {removed}"),
             }
         }
         "name_unresolved" => {
             let how = if event.get("denied") == Some(&Value::Bool(true)) { "denied" } else { "unresolved" };
-            write!(line, " {how} name {} {}: {}{}", text("host"), text("kind"), text("reason"), cure())
+            match text("host") {
+                "" => write!(line, " {how} a question for a name: {}", text("reason")),
+                host => write!(line, " {how} name {host} {}: {}{}", text("kind"), text("reason"), cure()),
+            }
         }
         "limit_hit" => write!(line, " limited: {}: {}", text("limit"), text("detail")),
         "net_dropped" => write!(line, " dropped {} frames: {}", number("count"), text("reason")),
@@ -125,9 +144,18 @@ fn sentence(event: &Map<String, Value>) -> String {
             write!(line, " gateway is back")
         }
         "gateway_lost" => write!(line, " gateway is gone: {}", text("reason")),
-        _ => write!(line, " policy is {} {}", text("preset"), list("rules")),
+        _ => match list("rules", ", ").as_str() {
+            "" => write!(line, " policy is {}", text("preset")),
+            rules => write!(line, " policy is {rules}, otherwise {}", text("preset")),
+        },
     };
-    escape::word(&line)
+    line
+}
+
+/// Whether the sandbox outlives its command: only such have a monitor.
+fn is_kept(event: &Map<String, Value>) -> bool {
+    let program = event.get("actor").and_then(|actor| actor.get("program")).and_then(Value::as_str);
+    !matches!(program, Some("bathy run" | "bathy code"))
 }
 
 fn sandbox(event: &Map<String, Value>) -> &str {
@@ -151,6 +179,19 @@ mod tests {
         assert_eq!(
             sentence(event.as_object().unwrap()),
             "1970-01-01T00:00:00.000Z denied tcp to 10.0.0.5:22 by preset public (3 times); to allow it: bathy policy allow web tcp://10.0.0.5:22"
+        );
+    }
+
+    #[test]
+    fn what_is_gone_is_not_told_to_be_changed_and_lines_of_all_tell_whose_they_are() {
+        let event = json!({
+            "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "protocol": "tcp", "direction": "out",
+            "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
+            "actor": {"program": "bathy run"},
+        });
+        assert_eq!(
+            sentence_with_sandbox(event.as_object().unwrap()),
+            "1970-01-01T00:00:00.000Z abc denied tcp to 10.0.0.5:22 by preset public; to allow it: --allow tcp://10.0.0.5:22"
         );
     }
 

@@ -111,10 +111,19 @@ impl Judge {
             |name| format!("{name}:{} ({})", place.remote.port(), place.remote.ip()),
         );
         let command = self.cure(place, name).map_or_else(
-            || "none: the operator of this host denies it for every sandbox".to_owned(),
+            || self.no_command().to_owned(),
             |target| format!("{} {}", self.command, quoted(&target)),
         );
         denial(&Denial { destination: &destination, rule, command: &command, without_body })
+    }
+
+    /// What to do where no rule helps.
+    fn no_command(&self) -> &'static str {
+        if self.policies.own().has_network() {
+            "none, as the operator of this host denies it for every sandbox"
+        } else {
+            "bathy policy set, with another preset than none"
+        }
     }
 }
 

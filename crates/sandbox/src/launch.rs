@@ -121,7 +121,7 @@ impl Sandbox {
         ceilings: Vec<NetworkPolicy>,
     ) -> Result<Self, LaunchError> {
         let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
-        let cure = "bathy run --allow".to_owned();
+        let cure = format!("bathy run --net {} --allow", spec.network.preset);
         let (kept, before_keeper, before_gateway) = (None, None, None);
         let resources =
             Resources { engine, assets, paths, disk, kept, before_keeper, before_gateway, ceilings, cure };
