@@ -356,7 +356,7 @@ fn ports_lead_into_a_sandbox() {
     // Callers have rules of their own.
     web.policy("deny", &["in loopback"]);
     let refused = fetched(&local);
-    assert!([Some(7), Some(52), Some(56)].contains(&refused.code), "{refused:?}");
+    assert!([Some(7), Some(52), Some(55), Some(56)].contains(&refused.code), "{refused:?}");
     web.until_event("the denied caller", |event| {
         event["event"] == "net_denied" && event["direction"] == "in" && event["rule"] == "deny in loopback"
     });
