@@ -120,8 +120,10 @@ impl Running {
         let keeper = children(child.id())[0];
         let all = descendants(child.id());
         match engine() {
-            Engine::Uml => assert!(all.len() >= 3, "keeper, guest kernel and a guest process: {all:?}"),
-            Engine::Kvm => assert_eq!(all, BTreeSet::from([keeper]), "the keeper has it all"),
+            Engine::Uml => {
+                assert!(all.len() >= 4, "keeper, gateway, guest kernel and a guest process: {all:?}")
+            }
+            Engine::Kvm => assert_eq!(all.len(), 2, "keeper and gateway: {all:?}"),
         }
         Self { child, keeper, all }
     }
