@@ -64,10 +64,15 @@ fn every_class_of_denied_address_fails_at_once_with_a_reason() {
         all.iter().map(|address| json!(["curl", format!("http://{}/", in_url(address))])).collect();
     let connections: Vec<_> =
         all.iter().map(|address| json!(["curl", format!("https://{}/", in_url(address))])).collect();
-    let mut times = Vec::new();
+    // One that was slow while the machine had other work is tried again: then it has to be at once.
+    let at_once = |outcome: &guest::Outcome| {
+        if outcome.took() > patience(AT_ONCE) {
+            web.try_one(outcome.row.clone()).is_denied().took_at_most(AT_ONCE);
+        }
+    };
     for (address, outcome) in all.iter().zip(web.try_all(&requests)) {
         outcome.is_denied();
-        times.push(outcome.took());
+        at_once(&outcome);
         if address.starts_with("fe80:") {
             continue;
         }
@@ -75,11 +80,8 @@ fn every_class_of_denied_address_fails_at_once_with_a_reason() {
         outcome.is("status 403").says("The network policy of this sandbox denies").says("preset public");
     }
     for outcome in web.try_all(&connections) {
-        times.push(outcome.is_denied().took());
+        at_once(outcome.is_denied());
     }
-    times.sort_unstable();
-    let most = times[times.len() * 9 / 10];
-    assert!(most <= patience(AT_ONCE), "nine of ten were denied in {most:?}");
     assert_eq!(world.contacts_beyond(&[]), []);
 
     let log = web.net_log();
