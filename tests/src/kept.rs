@@ -238,10 +238,13 @@ pub fn all_processes() -> impl Iterator<Item = u32> {
     listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Whether a process is there and has not ended.
+/// Whether a process is there and has not ended. It has not while one of its threads is still ending: that one holds its
+/// files, and with them its locks.
 pub fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).any(|stat| {
+        stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']))
+    })
 }
 
 /// The processes that this one started, oldest number first.

@@ -164,10 +164,11 @@ fn time_limits_end_a_paused_sandbox_and_what_it_wrote_is_kept() {
     }
     for (name, limit) in [("old", "max-duration"), ("lonely", "idle-timeout")] {
         until("its time is up", 20, || home.status(name) == "stopped");
-        assert!(home.inspect(name)["end_cause"].as_str().unwrap().contains(limit));
+        let cause = format!("the sandbox is stopped by its --{limit}");
+        assert_eq!(home.inspect(name)["end_cause"], cause, "{name}: it went down in good order");
         assert!(events(&home, name, &PAUSE_EVENTS).contains(&"sandbox_paused".to_owned()));
         home.ok(&["start", name]);
-        assert_eq!(home.sh(name, "cat file"), "kept\n", "{name}: it went down in good order");
+        assert_eq!(home.sh(name, "cat file"), "kept\n", "{name}");
     }
 }
 
@@ -198,7 +199,7 @@ fn a_sandbox_with_rm_is_gone_when_it_has_ended() {
     let (monitor, keeper) = (home.monitor("shot"), home.keeper("shot"));
     signal(monitor, Signal::KILL);
     signal(keeper, Signal::KILL);
-    until("nobody is left to remove it", 10, || !is_alive(keeper));
+    until("nobody is left to remove it", 10, || !is_alive(monitor) && !is_alive(keeper));
     assert!(home.fails(&["exec", &id, "--", "true"], 125).contains("There is no sandbox"));
     gone("shot");
     home.started("waited", &["--rm", "--", "sleep", "1"]);

@@ -22,6 +22,8 @@ use crate::store::{Change, State};
 
 /// How long a guest may take to go down after its processes' grace.
 pub(super) const POWER_OFF: Duration = Duration::from_secs(5);
+/// What is said of one that took longer.
+const OVERDUE: &str = "; it did not go down in time and was ended: what it had not written to its disk by then is lost";
 /// What a sandbox's processes have when a time limit or the end of the main command stops it.
 const LIMIT_GRACE_MS: u32 = 2000;
 /// How long somebody waits for the keeper's figures.
@@ -52,6 +54,8 @@ pub(super) struct Loop {
     pub pause: Pause,
     /// Why the sandbox is being stopped, and when it is ended if it does not.
     pub stopping: Option<(String, Instant)>,
+    /// It did not, and was.
+    overdue: bool,
     /// Since when nobody is connected.
     pub idle_since: Option<Instant>,
     main_tag: u64,
@@ -207,8 +211,8 @@ impl Monitor {
     fn next_alarm(&self, state: &Loop) -> Option<Instant> {
         let visitors = state.visitors.iter().map(|visitor| visitor.until);
         let visitors = visitors.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
-        let stopping = state.stopping.as_ref().map(|(_, until)| *until);
-        let limits = if stopping.is_some() { [None, None] } else { self.limits(state) };
+        let stopping = state.stopping.as_ref().filter(|_| !state.overdue).map(|(_, until)| *until);
+        let limits = if state.stopping.is_some() { [None, None] } else { self.limits(state) };
         let others = [visitors, stopping, self.pause_due(state), state.network.due()];
         limits.into_iter().chain(others).flatten().min()
     }
@@ -225,8 +229,10 @@ impl Monitor {
         state.visitors.retain(|visitor| visitor.until > now);
         state.waiting.retain(|waiting| waiting.until > now);
         self.keep_network(state, now);
-        if let Some((_, until)) = &state.stopping {
-            if *until <= now {
+        if let Some((why, until)) = &mut state.stopping {
+            if *until <= now && !state.overdue {
+                state.overdue = true;
+                why.push_str(OVERDUE);
                 self.sandbox.kill();
             }
             return;
