@@ -242,9 +242,9 @@ pub fn all_processes() -> impl Iterator<Item = u32> {
 /// files, and with them its locks.
 pub fn is_alive(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).any(|stat| {
-        stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']))
-    })
+    threads
+        .filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok())
+        .any(|stat| stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X'])))
 }
 
 /// The processes that this one started, oldest number first.
@@ -290,8 +290,10 @@ pub fn cpu_ticks(pid: u32) -> u64 {
 pub fn until(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
     let limit = patience(Duration::from_secs(seconds));
     let deadline = Instant::now() + limit;
+    // Looking takes a processor as well.
+    let pause = crate::limit(Duration::from_millis(30));
     while !holds() {
         assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
-        sleep(Duration::from_millis(30));
+        sleep(pause);
     }
 }

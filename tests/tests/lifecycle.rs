@@ -7,8 +7,9 @@ use std::fs;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, until};
+use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, signal, until};
 use bathy_tests::{engine, finish, patient_seconds};
+use rustix::process::Signal;
 use serde_json::Value;
 
 fn causes(home: &Home, name: &str) -> Vec<String> {
@@ -137,6 +138,20 @@ fn the_disk_survives_a_stop_and_also_a_kill() {
     assert_eq!(home.inspect("whale")["end_cause"], "it was killed");
     home.ok(&["start", "whale"]);
     assert_eq!(home.sh("whale", "cat /home/user/file"), "kept\nmore\n");
+}
+
+#[test]
+fn one_that_does_not_go_down_is_ended_and_that_is_said() {
+    let home = Home::new();
+    home.started("stuck", &[]);
+    let keeper = home.keeper("stuck");
+    signal(keeper, Signal::STOP);
+    home.ok(&["stop", "-t", "0", "stuck"]);
+    let cause = home.inspect("stuck")["end_cause"].as_str().unwrap().to_owned();
+    assert!(cause.starts_with("it was stopped; it did not go down in time and was ended"), "{cause}");
+    assert!(!is_alive(keeper));
+    home.ok(&["start", "stuck"]);
+    assert_eq!(home.exec("stuck", &["true"]).code, Some(0));
 }
 
 #[test]

@@ -19,8 +19,8 @@ use crate::disk;
 use crate::engine;
 use crate::folder::Folder;
 use crate::launch::unix_ns;
-use crate::monitor::Report;
 use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
+use crate::monitor::{POWER_OFF, Report};
 use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
 use crate::store::{self, Change, NewRecord, StoreError};
@@ -223,7 +223,7 @@ impl Manager {
             Status::Created | Status::Stopped | Status::Dead => return Ok(()),
         }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-        self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + BURIAL)
+        self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + POWER_OFF + BURIAL)
     }
 
     /// Ends a sandbox at once.

@@ -36,6 +36,7 @@ use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
 use crate::store::{Change, Record, State, Store, StoreError};
 use limits::Place;
+pub use serve::POWER_OFF;
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]

@@ -20,10 +20,12 @@ use crate::launch::unix_ns;
 use crate::spec::CommandSpec;
 use crate::store::{Change, State};
 
-/// How long a guest may take to go down after its processes' grace.
-pub(super) const POWER_OFF: Duration = Duration::from_secs(5);
+/// How long a guest may take to go down after its processes' grace. It writes what it has not written yet to a disk that may
+/// be slow, on a host that may be busy.
+pub const POWER_OFF: Duration = Duration::from_secs(30);
 /// What is said of one that took longer.
-const OVERDUE: &str = "; it did not go down in time and was ended: what it had not written to its disk by then is lost";
+const OVERDUE: &str =
+    "; it did not go down in time and was ended: what it had not written to its disk by then is lost";
 /// What a sandbox's processes have when a time limit or the end of the main command stops it.
 const LIMIT_GRACE_MS: u32 = 2000;
 /// How long somebody waits for the keeper's figures.
