@@ -290,7 +290,7 @@ impl Keeper {
     }
 
     /// Lets the devices work. A closed connection is how the guest's end looks from here; its process tells more.
-    fn settle(
+    pub(crate) fn settle(
         &mut self,
         work: impl FnOnce(&mut Devices) -> Result<Outcome, PortError>,
     ) -> Result<Outcome, End> {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bathy_devices::GuestRam;
-use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_MAX_CPUID_ENTRIES, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, VcpuFd, VmFd};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
@@ -90,6 +90,7 @@ impl Machine {
         vm.set_tss_address(task_state).map_err(refused("take the address of its own pages"))?;
         sys::give_memory(&vm, &ram).map_err(refused("take the guest's memory"))?;
         vm.create_irq_chip().map_err(refused("create interrupt controllers"))?;
+        disable_counters(&kvm, &vm).map_err(refused("do without performance counters"))?;
         let cpus = (0..count).map(|number| processor(&kvm, &vm, number, count)).collect::<Result<_, _>>()?;
         Ok(Self { vm, cpus, ram })
     }
@@ -137,6 +138,18 @@ impl Machine {
     pub(crate) fn into_parts(self) -> (VmFd, Vec<VcpuFd>, Arc<GuestRam>) {
         (self.vm, self.cpus, self.ram)
     }
+}
+
+/// Keeps the guest from counting the processor's events, which tells more about its neighbours than about itself. Where KVM
+/// cannot be told, the processors are only not told that they could.
+fn disable_counters(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    let offered = kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into());
+    if u32::try_from(offered).is_ok_and(|offered| offered & KVM_PMU_CAP_DISABLE != 0) {
+        let args = [KVM_PMU_CAP_DISABLE.into(), 0, 0, 0];
+        let cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, args, ..kvm_enable_cap::default() };
+        vm.enable_cap(&cap)?;
+    }
+    Ok(())
 }
 
 fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, MachineError> {

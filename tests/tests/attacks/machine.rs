@@ -1,5 +1,7 @@
 //! J1, J4, J8 for the kvm engine: the keeper of a virtual machine and its processors' threads. In the nested test bed.
 
+mod storm;
+
 use std::fmt::Write;
 use std::fs;
 

@@ -26,6 +26,11 @@ use crate::sys::Pieces;
 /// After this much data the device lets others work before it goes on.
 const ROUND_BYTES: u64 = 16 << 20;
 
+/// What a request counts for besides its data where it makes the host work: few of them are done before others have
+/// their turn.
+const FLUSH_COST: u64 = ROUND_BYTES / 4;
+const RANGE_COST: u64 = ROUND_BYTES / 64;
+
 /// How the driver is told to align discards: to the pages that the host's file systems give back.
 const DISCARD_ALIGNMENT: u32 = 8;
 
@@ -140,19 +145,37 @@ impl Block {
                 Err(ParseError::Ring(error)) => return Err(error.into()),
                 Err(ParseError::Block(error)) => return Err(error.into()),
             };
+            let cost = self.cost(&request);
             let (status, written) = self.execute(request, chain, ring.mem())?;
             // The status is the last byte of the last writable buffer, wherever the data ended.
             let status_at = chain.writable_bytes() - 1;
             chain.write(ring.mem(), status_at, &[status.to_byte()])?;
             ring.complete(chain, written + 1)?;
 
-            left = left.saturating_sub(u64::from(chain.readable_bytes()) + u64::from(chain.writable_bytes()));
+            let data = u64::from(chain.readable_bytes()) + u64::from(chain.writable_bytes());
+            left = left.saturating_sub(data.saturating_add(cost));
             if left == 0 {
                 ring.cut_short();
                 break;
             }
         }
         Ok(())
+    }
+
+    /// What it counts for besides its data.
+    fn cost(&self, request: &Request) -> u64 {
+        match request {
+            Request::Flush if self.is_durable() => FLUSH_COST,
+            Request::Discard(list) | Request::WriteZeroes(list) => {
+                list.iter().fold(0, |cost, _| cost.saturating_add(RANGE_COST))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether somebody relies on what was written after the sandbox's end.
+    fn is_durable(&self) -> bool {
+        !self.config.volatile && !self.config.read_only
     }
 
     /// Carries a request out; returns its status and how many bytes of data were put into guest memory.
@@ -210,10 +233,7 @@ impl Block {
     }
 
     fn flush(&self) -> io::Result<()> {
-        if self.config.volatile || self.config.read_only {
-            return Ok(());
-        }
-        Ok(fdatasync(&self.file)?)
+        if self.is_durable() { Ok(fdatasync(&self.file)?) } else { Ok(()) }
     }
 
     /// Gives space back. Discarding is a hint, so a host file system that cannot do it is no failure.

@@ -8,6 +8,9 @@ use bathy_protocol::{
 
 use super::{Hub, HubError, Logged};
 
+/// How much of a text is kept.
+const MOST_TEXT: usize = 4096;
+
 impl Hub {
     /// Bytes arrived from the guest.
     pub fn hear_guest(&mut self, bytes: &[u8], now: u64) -> Result<(), HubError> {
@@ -43,7 +46,7 @@ impl Hub {
         }
         self.timeline.pid1 = ready.pid1_unix_ns;
         self.timeline.mounted = ready.mounted_unix_ns;
-        self.timeline.kernel = ready.kernel;
+        self.timeline.kernel = cut(ready.kernel);
         self.timeline.ready = now;
         self.tell_all(&FromKeeper::Ready(self.timeline.clone()));
         Ok(())
@@ -99,7 +102,8 @@ impl Hub {
                 self.end(number, WorkEnd::Exited(exit), &Answer::Exited(exit));
                 return Ok(());
             }
-            ToHost::Refused(refused) => {
+            ToHost::Refused(mut refused) => {
+                refused.message = cut(refused.message);
                 let end = WorkEnd::Refused(refused.message.clone());
                 self.end(number, end, &Answer::Refused(refused));
                 return Ok(());
@@ -121,4 +125,10 @@ impl Hub {
         }
         self.tell_owner(&FromKeeper::WorkEnded { tag: stream.tag, job: stream.job, end });
     }
+}
+
+/// A text of the guest's. It is passed on in messages that say more, and that have the same limit.
+fn cut(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(MOST_TEXT));
+    text
 }

@@ -1,6 +1,8 @@
 use bathy_protocol::frame;
 use bathy_protocol::message::decode;
-use bathy_protocol::{Answer, Exec, Exit, Ready, Request, ToHost, ToKeeper, Work, WorkEnd};
+use bathy_protocol::{
+    Answer, Exec, Exit, Ready, RefusalKind, Refused, Request, ToHost, ToKeeper, Work, WorkEnd,
+};
 
 use super::*;
 
@@ -209,6 +211,21 @@ fn r4_a_job_that_nobody_reads_is_slowed_down_to_the_logs_rate() {
         assert!(taken <= 2 * LOGGED_PER_PERIOD, "the rate is not kept");
     }
     assert!(taken >= LOGGED_PER_PERIOD && hub.owes_grants());
+}
+
+#[test]
+fn c1_a_guests_longest_words_fit_into_what_is_told_of_them() {
+    let mut hub = ready_hub();
+    hub.hear_client(OWNER, &message(1, &start(u64::MAX, Some(u32::MAX)))).unwrap();
+    // Almost all that a frame can hold, of characters that are longer than a byte.
+    let words = "é".repeat(32_760);
+    let refused = Refused { kind: RefusalKind::NotFound, message: words };
+    hub.hear_guest(&message(1, &ToHost::Refused(refused)), NOW).unwrap();
+    let heard = answers(&mut hub, OWNER);
+    let told = |(stream, answer): &(u32, Option<Answer>)| {
+        *stream == 1 && matches!(answer, Some(Answer::Refused(refused)) if refused.message.len() == 4096)
+    };
+    assert!(heard.iter().any(told), "{heard:?}");
 }
 
 #[test]

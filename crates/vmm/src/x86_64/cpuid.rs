@@ -62,6 +62,10 @@ const REMOVED: &[Removal] = &[
     (0x8000_000a, None, Eax, u32::MAX),
     (0x8000_000a, None, Ebx, u32::MAX),
     (0x8000_000a, None, Edx, u32::MAX),
+    // Performance counters of later AMD processors.
+    (0x8000_0022, None, Eax, u32::MAX),
+    (0x8000_0022, None, Ebx, u32::MAX),
+    (0x8000_0022, None, Ecx, u32::MAX),
 ];
 
 /// Extended state, and the instructions that need it.
@@ -209,6 +213,9 @@ mod tests {
         assert_eq!(basic.ecx & (1 << 5), 0, "VMX");
         assert_eq!(told(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 2), 0, "SVM");
         assert_eq!(told(0xa, 0, SECOND_OF_TWO).eax, 0, "performance counters");
+        assert_eq!(told(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 23), 0, "AMD's performance counters");
+        let later = told(0x8000_0022, 0, SECOND_OF_TWO);
+        assert_eq!((later.eax, later.ebx, later.ecx), (0, 0, 0), "AMD's later performance counters");
     }
 
     #[test]

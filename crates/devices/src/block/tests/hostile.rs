@@ -361,6 +361,35 @@ fn one_round_moves_a_bounded_amount_of_data() {
 }
 
 #[test]
+fn v11_one_round_makes_the_host_do_a_bounded_amount_of_work() {
+    let ram = GuestRam::create(32 << 20).unwrap();
+    let mut bench = Bench::new(&ram);
+    bench.file.set_len(64 << 20).unwrap();
+    let disk = |volatile| BlockConfig { volatile, ..BlockConfig::default() };
+    let mut round = |requests: &dyn Fn(&mut Bench<'_>), volatile| {
+        bench.block = Block::new(bench.file.try_clone().unwrap(), disk(volatile)).unwrap();
+        (0..16).for_each(|_| requests(&mut bench));
+        let first = bench.process().unwrap().more;
+        let done = bench.driver.take_used().len();
+        while bench.process().unwrap().more {}
+        assert_eq!(done + bench.driver.take_used().len(), 16, "the others have their turn as well");
+        (first, done)
+    };
+    let flush = |bench: &mut Bench<'_>| bench.push(FLUSH, 0, &[]);
+    assert_eq!(round(&flush, false), (true, 4));
+    assert_eq!(round(&flush, true), (false, 16), "they are nothing to a disk that nobody relies on");
+    // Sixteen ranges of sixteen sectors each.
+    let ranges: Vec<_> = (0..16).map(|range| (range * 16, 16, 0)).collect();
+    for kind in [DISCARD, WRITE_ZEROES] {
+        let clear = |bench: &mut Bench<'_>| {
+            let part = bench.ranges(&ranges);
+            bench.push(kind, 0, &[part]);
+        };
+        assert_eq!(round(&clear, false), (true, 4), "{kind}");
+    }
+}
+
+#[test]
 fn write_error_of_the_host_is_reported() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
