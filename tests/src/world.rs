@@ -10,7 +10,9 @@
 
 pub mod addresses;
 mod contact;
+pub mod guest;
 mod servers;
+pub mod table;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -3,17 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-#[path = "network_attacks/guest.rs"]
-mod guest;
-
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
 use bathy_tests::world::addresses::{self, SITE, SITE_V6};
+use bathy_tests::world::guest::{AT_ONCE, GATEWAY, Guest};
 use bathy_tests::world::{Kind, World};
 use bathy_tests::{finish, limit};
-use guest::{AT_ONCE, GATEWAY, Guest};
 use serde_json::json;
 
 #[test]

@@ -4,6 +4,7 @@ mod cell;
 mod code;
 mod copy;
 mod create;
+mod denials;
 mod doctor;
 mod ends;
 mod escape;

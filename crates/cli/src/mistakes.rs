@@ -10,6 +10,9 @@ const WITH_COMMANDS: [&str; 2] = ["run", "create"];
 pub fn mend(error: Error, command: &mut Command, line: &[String]) -> Error {
     match error.kind() {
         ErrorKind::InvalidSubcommand => without_hidden(error, command),
+        ErrorKind::UnknownArgument if line.iter().skip(1).take(2).eq(["policy", "set"]) => {
+            as_rules(error, command)
+        }
         ErrorKind::UnknownArgument => with_dashes(error, command, line),
         _ => error,
     }
@@ -52,6 +55,16 @@ fn with_dashes(error: Error, command: &mut Command, line: &[String]) -> Error {
     command.bin_name(format!("bathy {verb}")).error(ErrorKind::UnknownArgument, message)
 }
 
+/// What is an option of `run` and `create` is a word of a rule where there is nothing but rules.
+fn as_rules(error: Error, command: &mut Command) -> Error {
+    let option = text(&error, ContextKind::InvalidArg);
+    let Some(action @ ("allow" | "deny")) = option.strip_prefix("--") else { return error };
+    let message = format!(
+        "a rule is one word here, without dashes:\n\n  bathy policy set NAME PRESET '{action} api.example:443'"
+    );
+    command.error(ErrorKind::UnknownArgument, message)
+}
+
 fn text(error: &Error, kind: ContextKind) -> String {
     match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
@@ -78,6 +91,15 @@ mod tests {
         assert!(told("bathy run -m 1G ls x").contains("bathy run -m 1G -- ls x\n"));
         assert!(told("bathy create --name a sleep").contains("bathy create --name a -- sleep\n"));
         assert!(!told("bathy run --nonsense").contains("Did you mean"));
+    }
+
+    #[test]
+    fn rules_of_a_policy_are_no_options() {
+        for action in ["allow", "deny"] {
+            let told = told(&format!("bathy policy set web public --{action} a.example"));
+            assert!(told.contains(&format!("'{action} api.example:443'")), "{told}");
+        }
+        assert!(!told("bathy policy set web public --nonsense").contains("api.example"));
     }
 
     #[test]

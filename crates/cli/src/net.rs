@@ -77,6 +77,11 @@ fn date(event: &Map<String, Value>) -> String {
     time::date(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
 }
 
+/// The same without its time, for whoever was there.
+pub fn told(event: &Map<String, Value>) -> String {
+    escape::word(words(event).trim_start())
+}
+
 fn words(event: &Map<String, Value>) -> String {
     let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
     let number = |key: &str| event.get(key).and_then(Value::as_u64).unwrap_or_default();
@@ -102,7 +107,11 @@ fn words(event: &Map<String, Value>) -> String {
     let cure = || match text("cure") {
         "" => String::new(),
         // One that was not kept is gone by now: the next one is made with an option.
-        cure if !is_kept(event) => format!("; to allow it: --allow {cure}"),
+        cure if !is_kept(event) => {
+            // Of all rules the first that matches counts, and one that denies it would still come first.
+            let place = if by_rule(event) { ", before the other rules" } else { "" };
+            format!("; to allow it: --allow {cure}{place}")
+        }
         cure => format!("; to allow it: bathy policy allow {} {cure}", sandbox(event)),
     };
     // Writing to a string cannot fail.
@@ -152,6 +161,12 @@ fn words(event: &Map<String, Value>) -> String {
     line
 }
 
+/// Whether a rule denied it, and not what holds where there is none.
+fn by_rule(event: &Map<String, Value>) -> bool {
+    let text = |key: &str| event.get(key).and_then(Value::as_str);
+    text("rule").or_else(|| text("reason")).is_some_and(|by| by.starts_with("deny "))
+}
+
 /// Whether the sandbox outlives its command: only such have a monitor.
 fn is_kept(event: &Map<String, Value>) -> bool {
     let program = event.get("actor").and_then(|actor| actor.get("program")).and_then(Value::as_str);
@@ -193,6 +208,20 @@ mod tests {
             sentence_with_sandbox(event.as_object().unwrap()),
             "1970-01-01T00:00:00.000Z abc denied tcp to 10.0.0.5:22 by preset public; to allow it: --allow tcp://10.0.0.5:22"
         );
+    }
+
+    #[test]
+    fn a_cure_for_a_rule_stands_before_it() {
+        let mut event = json!({
+            "event": "net_denied", "protocol": "tcp", "direction": "out", "address": "10.0.0.5", "port": 22,
+            "rule": "deny private", "cure": "tcp://10.0.0.5:22", "actor": {"program": "bathy run"},
+        });
+        let event = event.as_object_mut().unwrap();
+        assert!(told(event).ends_with("to allow it: --allow tcp://10.0.0.5:22, before the other rules"));
+        // `bathy policy allow` puts it there by itself.
+        event.remove("actor");
+        event.insert("name".to_owned(), json!("web"));
+        assert!(told(event).ends_with("to allow it: bathy policy allow web tcp://10.0.0.5:22"));
     }
 
     #[test]

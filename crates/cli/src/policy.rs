@@ -40,6 +40,17 @@ pub enum Verb {
     Allow(Targets),
     /// Keep a sandbox from targets, before all its other rules. Connections to them are closed.
     Deny(Targets),
+    /// Take rules back, each as `bathy policy show` prints it. Connections that only they allowed are closed.
+    Rm {
+        /// The sandbox: its name, its id or the beginning of it.
+        name: String,
+        /// The rules, each beginning with allow or deny.
+        #[arg(required = true, value_name = "RULE", value_parser = |text: &str| text.parse::<Rule>())]
+        rules: Vec<Rule>,
+        /// Print the new policy as JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// A sandbox and targets.
@@ -70,6 +81,10 @@ pub fn run(verb: Verb) -> Result<u8, Box<dyn Error>> {
         }
         Verb::Allow(targets) => add(&mut manager, Action::Allow, &targets)?,
         Verb::Deny(targets) => add(&mut manager, Action::Deny, &targets)?,
+        Verb::Rm { name, rules, json } => {
+            let sandbox = manager.find(&name)?;
+            change(&mut manager, &sandbox, json, |policy| policy.without(&rules))?;
+        }
     }
     Ok(0)
 }
@@ -155,6 +170,9 @@ pub fn ports(args: &PortArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy port")?;
     let sandbox = manager.find(&args.name)?;
     let ports = manager.ports(&sandbox);
+    if !sandbox.is_alive() && !ports.is_empty() {
+        output::note(format_args!("`{}` does not run: nobody is let in there", sandbox.name()));
+    }
     if args.json {
         let document: Vec<_> = ports
             .iter()

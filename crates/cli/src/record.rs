@@ -8,6 +8,7 @@ use bathy_sandbox::engine::Chosen;
 use bathy_sandbox::net_events::Recorder;
 use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
 
+use crate::denials::Denials;
 use crate::{escape, output, sys};
 
 /// A sandbox in the record.
@@ -16,6 +17,7 @@ pub struct Record {
     program: &'static str,
     id: String,
     tag: u64,
+    denials: Denials,
 }
 
 /// Who makes the sandbox, and what for.
@@ -35,7 +37,13 @@ impl Record {
         purpose: &Purpose<'_>,
     ) -> Result<Self, Box<dyn Error>> {
         let log = audit_log(paths, &Policy::load()?)?;
-        let record = Self { log, program: purpose.program, id: name::new_id()?, tag: command::new_tag()? };
+        let record = Self {
+            log,
+            program: purpose.program,
+            id: name::new_id()?,
+            tag: command::new_tag()?,
+            denials: Denials::default(),
+        };
         let created = What::SandboxCreated {
             image: spec.image.clone(),
             engine: engine.as_str().to_owned(),
@@ -87,7 +95,7 @@ impl Record {
             return Ok(None);
         };
         let (log, id) = (audit_log(&Paths::of_user()?, &Policy::load()?)?, self.id.clone());
-        let actor = Actor::this_process(self.program);
+        let (actor, denials) = (Actor::this_process(self.program), self.denials.clone());
         let write = move |events: Vec<What>| {
             for event in &events {
                 if let What::GatewayLost { reason, .. } = event {
@@ -99,12 +107,18 @@ impl Record {
             }
             let event = |what| Event::now(actor.clone(), what).in_sandbox(id.clone(), None);
             let events: Vec<_> = events.into_iter().map(event).collect();
+            events.iter().for_each(|event| denials.hear(event));
             if let Err(error) = log.append(&events) {
                 output::failure(&error);
             }
         };
         let start = || Recorder::start(gateway, policies.clone(), write);
         Ok(Some(sys::apart_from_signals(start)?))
+    }
+
+    /// What the sandbox was kept from, line by line.
+    pub fn denials(&self) -> Vec<String> {
+        self.denials.lines(&self.id)
     }
 
     /// The sandbox's id.

@@ -157,6 +157,7 @@ impl Ephemeral {
                 "stdout": done.stdout,
                 "stderr": done.stderr,
                 "warnings": done.warnings,
+                "denied": record.denials(),
                 "engine": engine.engine,
                 "engine_reason": engine.reason,
                 "sandbox": record.id(),
@@ -167,6 +168,10 @@ impl Ephemeral {
             done.warn();
             if let Some(message) = message {
                 output::note(message);
+            }
+            // One that did its work has not missed them.
+            for line in record.denials().iter().filter(|_| code != 0) {
+                output::note(line);
             }
         }
         Ok(code)

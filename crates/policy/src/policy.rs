@@ -39,6 +39,18 @@ pub enum PolicyError {
         "Publishing {0} needs a network, and the preset none has none. Take the preset allow-list, where the sandbox itself reaches nothing"
     )]
     NonePublishes(PublishedPort),
+    /// A rule is taken back that is not there.
+    #[error("The policy has no rule {rule:?}. It has {}", listed(.has))]
+    NoSuchRule {
+        /// What was to be taken back.
+        rule: String,
+        /// What could be.
+        has: Vec<String>,
+    },
+}
+
+fn listed(rules: &[String]) -> String {
+    if rules.is_empty() { "none at all".to_owned() } else { format!("{rules:?}") }
 }
 
 /// What a sandbox may do, or in the operator's hands what any sandbox may do at most.
@@ -100,6 +112,20 @@ impl NetworkPolicy {
         let others = self.rules.iter().filter(|other| **other != rule).cloned();
         let rules = std::iter::once(rule.clone()).chain(others).collect();
         Self::from_options(Some(self.preset), rules)
+    }
+
+    /// The same policy without some of its rules.
+    ///
+    /// # Errors
+    /// When one of them is not there.
+    pub fn without(&self, rules: &[Rule]) -> Result<Self, PolicyError> {
+        if let Some(rule) = rules.iter().find(|rule| !self.rules.contains(rule)) {
+            let has = self.rules.iter().map(ToString::to_string).collect();
+            return Err(PolicyError::NoSuchRule { rule: rule.to_string(), has });
+        }
+        let rest = self.rules.iter().filter(|rule| !rules.contains(rule)).cloned().collect();
+        // What holds where no rule does stays as it is, also when nothing is allowed any more.
+        Self::from_options(Some(self.preset), rest)
     }
 
     /// Whether ports can be published under this policy.

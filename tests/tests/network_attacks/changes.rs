@@ -8,8 +8,10 @@ use bathy_tests::world::addresses::{SITE, SITE_V6};
 use bathy_tests::world::{Kind, World};
 use serde_json::json;
 
-use crate::guest::Guest;
-use crate::table::{UNDEFENDED, all_held, all_held_by, all_work_in, attack, hopeless, is_through, row, step};
+use bathy_tests::world::guest::Guest;
+use bathy_tests::world::table::{
+    UNDEFENDED, all_held, all_held_by, all_work_in, attack, hopeless, is_through, row, step,
+};
 
 #[test]
 fn n7_what_a_sandbox_changes_in_itself_changes_nothing() {

@@ -4,8 +4,8 @@ use bathy_tests::world::World;
 use bathy_tests::world::addresses::{self, HOST_OWN, LINK_LOCAL, METADATA, PRIVATE, SPECIAL};
 use serde_json::json;
 
-use crate::guest::{Guest, Outcome};
-use crate::table::{
+use bathy_tests::world::guest::{Guest, Outcome};
+use bathy_tests::world::table::{
     Attack, all_held, all_held_by, all_work_allowing, attack, hopeless, is_through, undefended,
 };
 
@@ -163,7 +163,7 @@ fn n2_sandboxes_do_not_reach_each_other() {
     let ask =
         format!("import socket; print(socket.create_connection(('127.0.0.1', {port}), 3).recv(9).decode())");
     bathy_tests::kept::until("the victim listens", 5, || {
-        crate::guest::on_host(&world, "python3", &["-c", &ask]).stdout == "victim\n"
+        bathy_tests::world::guest::on_host(&world, "python3", &["-c", &ask]).stdout == "victim\n"
     });
     let web = Guest::start(&world, "web", &[]);
     let attacks: Vec<_> = [

@@ -7,9 +7,9 @@ use bathy_tests::world::World;
 use bathy_tests::world::addresses::{SITE, SITE_V6};
 use serde_json::json;
 
-use crate::guest::{AT_ONCE, Guest, probe};
 use crate::others::{few_packets, packets_out};
-use crate::table::{row, undefended};
+use bathy_tests::world::guest::{AT_ONCE, Guest, probe};
+use bathy_tests::world::table::{row, undefended};
 
 const FRAMES: &str = include_str!("frames.py");
 

@@ -3,8 +3,8 @@
 use bathy_tests::world::{Kind, World};
 use serde_json::{Value, json};
 
-use crate::guest::Guest;
-use crate::table::{all_held, all_held_by, all_work, attack, is_through, row};
+use bathy_tests::world::guest::Guest;
+use bathy_tests::world::table::{all_held, all_held_by, all_work, attack, is_through, row};
 
 const GREETINGS: &str = include_str!("greetings.py");
 const API: &str = "151.101.1.10";

@@ -11,7 +11,5 @@ mod changes;
 mod destinations;
 mod frames;
 mod greetings;
-mod guest;
 mod names;
 mod others;
-mod table;

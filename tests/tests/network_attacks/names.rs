@@ -4,8 +4,8 @@ use bathy_tests::world::addresses::{SITE, SITE_V6};
 use bathy_tests::world::{Kind, World};
 use serde_json::json;
 
-use crate::guest::{GATEWAY, Guest};
-use crate::table::{
+use bathy_tests::world::guest::{GATEWAY, Guest};
+use bathy_tests::world::table::{
     UNDEFENDED, all_held, all_held_by, all_work, attack, hopeless, is_through, row, undefended,
 };
 

@@ -5,8 +5,10 @@ use bathy_tests::world::addresses::{SITE, SITE_V6};
 use bathy_tests::world::{Contact, Kind, World};
 use serde_json::{Value, json};
 
-use crate::guest::{Guest, Outcome, on_host};
-use crate::table::{Attack, UNDEFENDED, all_held, all_held_by, all_work, all_work_in, attack, hopeless, row};
+use bathy_tests::world::guest::{Guest, Outcome, on_host};
+use bathy_tests::world::table::{
+    Attack, UNDEFENDED, all_held, all_held_by, all_work, all_work_in, attack, hopeless, row,
+};
 
 const FRAMES: &str = include_str!("frames.py");
 const API: &str = "151.101.1.10";

@@ -10,9 +10,9 @@ use bathy_tests::world::addresses::{SILENT, SITE};
 use bathy_tests::{fewer, patience};
 use serde_json::{Value, json};
 
-use crate::guest::{AT_ONCE, GATEWAY, Guest, on_host};
 use crate::scene::Scene;
-use crate::table::{row, undefended};
+use bathy_tests::world::guest::{AT_ONCE, GATEWAY, Guest, on_host};
+use bathy_tests::world::table::{row, undefended};
 
 const FRAMES: &str = include_str!("../network_attacks/frames.py");
 /// What a sandbox may begin in a second if nobody says otherwise, and as much at once.

@@ -8,7 +8,7 @@ use bathy_tests::world::addresses::{SITE, SITE_V6};
 use serde_json::json;
 
 use crate::scene::Scene;
-use crate::table::row;
+use bathy_tests::world::table::row;
 
 #[test]
 fn r5_datagrams() {

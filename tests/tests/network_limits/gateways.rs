@@ -10,9 +10,9 @@ use bathy_tests::{limit, patience, slowness};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::guest::{Guest, on_host};
 use crate::scene::{find_gateway, gateway};
-use crate::table::row;
+use bathy_tests::world::guest::{Guest, on_host};
+use bathy_tests::world::table::row;
 
 #[test]
 fn a_gateway_that_dies_is_replaced_and_nothing_slips_through() {

@@ -7,9 +7,5 @@
 mod connections;
 mod datagrams;
 mod gateways;
-#[path = "../network_attacks/guest.rs"]
-mod guest;
 mod rates;
 mod scene;
-#[path = "../network_attacks/table.rs"]
-mod table;

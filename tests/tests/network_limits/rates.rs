@@ -8,9 +8,9 @@ use bathy_tests::world::{Kind, World};
 use bathy_tests::{is_emulated, patience};
 use serde_json::{Value, json};
 
-use crate::guest::{AT_ONCE, Guest};
 use crate::scene::Scene;
-use crate::table::{row, undefended};
+use bathy_tests::world::guest::{AT_ONCE, Guest};
+use bathy_tests::world::table::{row, undefended};
 
 /// What a row moved, and how long that took. Packets that were sent count when they arrive, and what waits in the sandbox
 /// still does: they are counted in the same moment as the time.

@@ -4,7 +4,7 @@ use bathy_tests::kept::until;
 use bathy_tests::world::World;
 use serde_json::Value;
 
-use crate::guest::{Guest, Outcome};
+use bathy_tests::world::guest::{Guest, Outcome};
 
 /// The gateway's process: the monitor's child that has its name.
 #[track_caller]

@@ -55,6 +55,21 @@ fn rules_are_counted() {
 }
 
 #[test]
+fn rules_are_taken_back_and_the_preset_stays() {
+    let both = policy(Preset::AllowList, &["allow a.example:443", "deny private"]);
+    assert_eq!(
+        both.without(&[rule("allow a.example:443")]),
+        Ok(policy(Preset::AllowList, &["deny private"]))
+    );
+    assert_eq!(both.without(&both.rules), Ok(policy(Preset::AllowList, &[])));
+    let error =
+        both.without(&[rule("deny private"), rule("deny public")]).expect_err("not there").to_string();
+    assert!(error.contains("no rule \"deny public\"") && error.contains("allow a.example:443"), "{error}");
+    let error = policy(Preset::Public, &[]).without(&[rule("deny any")]).expect_err("not there").to_string();
+    assert!(error.ends_with("none at all"), "{error}");
+}
+
+#[test]
 fn json_is_strict() {
     let text = r#"{"preset":"public","rules":["deny private","allow api.example:443"]}"#;
     let read: NetworkPolicy = serde_json::from_str(text).expect("a policy");

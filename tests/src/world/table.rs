@@ -1,18 +1,16 @@
 //! Rows of attacks: what is tried, what came of it, whether the defence held. Every row is printed, and is a line in a file of
 //! its test, from which `tests/network/table.py` makes the table.
 
-#![allow(dead_code, reason = "every suite uses a part of it")]
-
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
 
-use bathy_tests::repository;
-use bathy_tests::world::World;
+use super::World;
+use crate::repository;
 use serde_json::Value;
 
-use crate::guest::{Guest, Outcome};
+use super::guest::{Guest, Outcome};
 
 /// Everything that a policy can allow.
 pub const UNDEFENDED: [&str; 14] = [
@@ -40,8 +38,11 @@ thread_local! {
 /// One row.
 #[derive(Debug)]
 pub struct Attack {
+    /// The attack's number.
     pub id: &'static str,
+    /// The attack, in words.
     pub what: String,
+    /// What the probe is given.
     pub row: Value,
     /// Whether the row gets through where nothing defends.
     pub works: bool,

@@ -1,12 +1,10 @@
 //! A sandbox in a world, and what programs in it try. Other network suites use it too.
 
-#![allow(dead_code, reason = "every suite uses a part of it")]
-
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bathy_tests::world::World;
-use bathy_tests::{Ran, finish, patience, slowness};
+use super::World;
+use crate::{Ran, finish, patience, slowness};
 use serde_json::Value;
 
 /// What runs in the sandbox.
@@ -15,8 +13,6 @@ pub const PROBE: &str = include_str!("probe.py");
 pub const GATEWAY: &str = "192.0.0.1";
 /// How long a denial may take.
 pub const AT_ONCE: Duration = Duration::from_secs(1);
-/// How long a single one may take on a machine that has other work.
-const FOR_ONCE: Duration = Duration::from_secs(3);
 
 /// The probe for a machine of this speed, with more Python before its rows.
 pub fn probe(more: &str) -> String {
@@ -29,7 +25,9 @@ pub fn probe(more: &str) -> String {
 
 /// A running sandbox.
 pub struct Guest<'world> {
+    /// Where it is.
     pub world: &'world World,
+    /// What it is called.
     pub name: &'static str,
 }
 
@@ -54,12 +52,28 @@ impl<'world> Guest<'world> {
     }
 
     /// Runs rows of the probe as root, with more Python before them, and returns what came of each.
+    ///
+    /// A denial that was slow while the machine had other work is tried again by itself: then it has to be at once.
     #[track_caller]
     pub fn try_with(&self, more: &str, rows: &[Value]) -> Vec<Outcome> {
+        let outcomes = self.try_once(more, rows);
+        let again = |outcome: Outcome| {
+            if outcome.tells_denial() && outcome.took() > patience(AT_ONCE) {
+                let second = self.try_once(more, std::slice::from_ref(&outcome.row)).remove(0);
+                return if second.tells_denial() { second } else { outcome };
+            }
+            outcome
+        };
+        outcomes.into_iter().map(again).collect()
+    }
+
+    #[track_caller]
+    fn try_once(&self, more: &str, rows: &[Value]) -> Vec<Outcome> {
         let rows_text = Value::from(rows.to_vec()).to_string();
         let ran = self.run(&["python3", "-c", &probe(more), &rows_text]);
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        let results: Vec<_> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let results: Vec<_> =
+            ran.stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
         assert_eq!(results.len(), rows.len(), "{ran:?}");
         rows.iter().zip(results).map(|(row, result)| Outcome { row: row.clone(), result }).collect()
     }
@@ -86,14 +100,14 @@ impl<'world> Guest<'world> {
     #[track_caller]
     pub fn net_log(&self) -> Vec<Value> {
         let text = self.world.ok(&["net", "log", self.name, "--json"]);
-        serde_json::from_str(&text).unwrap()
+        serde_json::from_str(&text).expect("a JSON document")
     }
 
     /// All events of one kind so far.
     #[track_caller]
     pub fn events(&self, kind: &str) -> Vec<Value> {
         let text = self.world.ok(&["events", "--json", "--sandbox", self.name]);
-        let events: Vec<Value> = serde_json::from_str(&text).unwrap();
+        let events: Vec<Value> = serde_json::from_str(&text).expect("a JSON document");
         events.into_iter().filter(|event| event["event"] == kind).collect()
     }
 
@@ -122,7 +136,9 @@ impl<'world> Guest<'world> {
 /// What came of a row.
 #[derive(Debug)]
 pub struct Outcome {
+    /// What was tried.
     pub row: Value,
+    /// What the probe printed.
     pub result: Value,
 }
 
@@ -146,10 +162,14 @@ impl Outcome {
 
     /// Whether it was denied, in one of the ways in which that is told, without a wait.
     pub fn was_denied(&self) -> bool {
+        self.tells_denial() && self.took() <= patience(AT_ONCE)
+    }
+
+    fn tells_denial(&self) -> bool {
         let explained = self.heard().contains("HTTP/1.1 403 Forbidden") || self.word() == "status 403";
         let told =
             ["refused", "unreachable", "reset", "alert", "unresolved", "code 5"].contains(&self.word());
-        (told || explained) && self.took() <= patience(FOR_ONCE)
+        told || explained
     }
 
     /// As [`Outcome::was_denied`], and it has to be.
