@@ -33,7 +33,7 @@ pub struct SpecArgs {
     #[arg(long, help_heading = "Sandbox")]
     image: Option<String>,
     /// The engine: kvm (a hardware virtual machine), uml (needs no hardware for it), or auto for kvm where this machine has
-    /// it and uml elsewhere. The variable BATHY_ENGINE stands for it where it is left out. [default: auto]
+    /// it and uml elsewhere. The variable BATHY_ENGINE decides where neither this nor a file names kvm or uml. [default: auto]
     #[arg(long, value_parser = parse_engine, help_heading = "Sandbox")]
     engine: Option<Engine>,
     /// How the uml engine contains guest processes: seccomp (fast) or ptrace (users inside the guest are kept apart). The
@@ -62,7 +62,7 @@ pub struct SpecArgs {
     /// Guest memory. [default: 512M]
     #[arg(short, long, value_name = "SIZE", help_heading = "Limits")]
     memory: Option<Size>,
-    /// Processors; more than one takes the kvm engine. [default: 1]
+    /// Processors; more than one needs the kvm engine. [default: 1]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     cpus: Option<u32>,
     /// Share of processor time, such as 0.5 for half of one. [default: all of --cpus]
@@ -146,7 +146,11 @@ impl SpecArgs {
         layers = match file {
             Some(File::Named(path)) => layers.file(path)?,
             Some(File::Found(path)) => {
-                let replaced = [network.as_ref().map(|_| "network"), ports.map(|_| "ports")];
+                let replaced = [
+                    network.as_ref().map(|_| "network"),
+                    ports.map(|_| "ports"),
+                    self.engine.map(|_| "engine"),
+                ];
                 layers.found(path, &replaced.into_iter().flatten().collect::<Vec<_>>())?
             }
             None => layers,

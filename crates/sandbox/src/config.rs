@@ -16,7 +16,7 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use crate::name;
 use crate::policy::inward;
-use crate::spec::SandboxSpec;
+use crate::spec::{Engine, SandboxSpec};
 
 /// The file that describes a sandbox beside the code that runs in it.
 pub const FILE_NAME: &str = "bathysphere.toml";
@@ -68,7 +68,7 @@ pub enum ConfigError {
         /// What is expected.
         reason: String,
     },
-    /// A network that is nobody's word but the file's.
+    /// A network or a boundary that is nobody's word but the file's.
     #[error(
         "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
     )]
@@ -136,7 +136,7 @@ impl Layers {
     }
 
     /// Lays a file on top that nobody named, except for the keys in `replaced`. It came with code that nobody has to trust, so
-    /// it may not let the sandbox reach more than it would without, nor others reach it.
+    /// it may not let the sandbox reach more than it would without, nor others reach it, nor choose the weaker boundary.
     pub fn found(mut self, path: &Path, replaced: &[&str]) -> Result<Self, ConfigError> {
         let mut values = read::<SandboxSpec>(path)?;
         values.retain(|key, _| !replaced.contains(&key.as_str()));
@@ -154,6 +154,10 @@ impl Layers {
         }
         if let Some(port) = spec.ports.iter().find(|port| !port.bind.is_loopback()) {
             return Err(refuse("ports", port.to_string(), "other machines get to", "--publish"));
+        }
+        if spec.engine == Engine::Uml {
+            let why = "is the weaker boundary where there is hardware virtualization";
+            return Err(refuse("engine", spec.engine.as_str().to_owned(), why, "--engine"));
         }
         join(&mut self.values, values);
         Ok(self)
@@ -560,6 +564,7 @@ mod tests {
             ("[network]\nrules = [\"allow 169.254.169.254\"]", "network", "allow 169.254.169.254", "--allow"),
             ("ports = [\"8080:80\", \"0.0.0.0:8081:81\"]", "ports", "0.0.0.0:8081:81", "--publish"),
             ("ports = [\"[::]:8081:81/udp\"]", "ports", "[::]:8081:81/udp", "--publish"),
+            ("engine = \"uml\"", "engine", "uml", "--engine"),
         ] {
             let error = found(text, &[]).unwrap_err();
             let place = format!("its `{key}` has `{part}`");
@@ -572,7 +577,7 @@ mod tests {
             assert_eq!(found(text, &[key]), Ok(SandboxSpec::default()), "somebody else says it: {text}");
         }
         for text in [
-            "memory = \"1G\"",
+            "memory = \"1G\"\nengine = \"kvm\"",
             "[network]\npreset = \"none\"",
             "ports = [\"8080:80\", \"[::1]:8080:80\"]\n[network]\nrules = [\"allow *.example:443\", \"deny public\"]",
         ] {

@@ -16,7 +16,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::config::{self, ConfigError};
-use crate::spec::{SandboxSpec, Security, Size};
+use crate::spec::{Engine, SandboxSpec, Security, Size};
 use limits::{AGENTS, Agents, Ceiling, EVERYBODY, Limits};
 
 /// The machine's file.
@@ -94,6 +94,7 @@ struct Form {
 #[serde(deny_unknown_fields, default)]
 struct Floor {
     security: Option<Security>,
+    engine: Option<Engine>,
 }
 
 /// How much of the audit log is kept. Of two files, each number counts that keeps more.
@@ -112,6 +113,8 @@ pub struct Policy {
     /// How much of the audit log is kept.
     pub audit: Audit,
     security: Option<(Security, PathBuf)>,
+    /// The file that asks for hardware virtual machines, the stronger boundary.
+    only_kvm: Option<PathBuf>,
     limits: Limits,
     agents: Limits,
     /// What any sandbox may reach at most: every one of them has to allow it.
@@ -160,6 +163,9 @@ impl Policy {
         {
             self.security = Some((floor, path.to_owned()));
         }
+        if form.floor.engine == Some(Engine::Kvm) {
+            self.only_kvm.get_or_insert_with(|| path.to_owned());
+        }
         self.limits.lower(form.ceiling, EVERYBODY, path);
         self.agents.lower(form.mcp.ceiling, AGENTS, path);
         self.agents.bound(form.mcp.network, path);
@@ -199,7 +205,18 @@ impl Policy {
             spec.security = *floor;
             notes.push(format!("The operator requires {} security, by {}", floor.as_str(), file.display()));
         }
+        if let Some(file) = &self.only_kvm
+            && spec.engine != Engine::Kvm
+        {
+            spec.engine = Engine::Kvm;
+            notes.push(format!("The operator requires the kvm engine, by {}", file.display()));
+        }
         Ok(Allowed { spec, notes })
+    }
+
+    /// The engine for somebody who wants this one. A sandbox may be older than the operator's floor.
+    pub fn engine(&self, wanted: Engine) -> Engine {
+        if self.only_kvm.is_some() { Engine::Kvm } else { wanted }
     }
 
     /// The refusal of a path of the host, of which sandboxes get none.

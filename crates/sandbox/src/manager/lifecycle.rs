@@ -123,7 +123,7 @@ impl Manager {
         let cache = Cache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
         // Anew at every start: what the machine offers may have changed, and a disk is the same for both engines.
-        let engine = engine::choose(spec.engine, &self.paths)?;
+        let engine = engine::choose(self.policy.engine(spec.engine), &self.paths)?;
         spec.fits(&engine)?;
         drop(Assets::ensure(&cache, engine.engine, &spec.image, None, progress)?);
         let folder = self.folder(sandbox);

@@ -3,7 +3,7 @@ use std::fs;
 use bathy_protocol::launch::UmlMode;
 
 use super::*;
-use crate::spec::{CpuQuota, Seconds};
+use crate::spec::{CpuQuota, Engine, Seconds};
 
 /// The policy of files with these texts, named `0`, `1` and so on.
 fn policy(texts: &[&str]) -> Result<Policy, PolicyError> {
@@ -80,6 +80,19 @@ fn the_floor_raises_and_says_so() {
     assert_eq!((allowed.spec.security, allowed.spec.mode()), (Security::Restricted, UmlMode::Ptrace));
     assert!(allowed.notes[0].contains("restricted"), "{:?}", allowed.notes);
     assert_eq!(policy.apply(allowed.spec).unwrap().notes, Vec::<String>::new());
+}
+
+#[test]
+fn an_engine_that_is_asked_for_by_the_operator_is_everybodys() {
+    for (text, expected) in [("kvm", Engine::Kvm), ("uml", Engine::Uml), ("auto", Engine::Uml)] {
+        let policy = policy(&[&format!("[floor]\nengine = \"{text}\"\n")]).unwrap();
+        let allowed = policy.apply(SandboxSpec { engine: Engine::Uml, ..SandboxSpec::default() }).unwrap();
+        assert_eq!((allowed.spec.engine, policy.engine(Engine::Uml)), (expected, expected), "{text}");
+        assert_eq!(allowed.notes.len(), usize::from(expected == Engine::Kvm), "{:?}", allowed.notes);
+        assert_eq!(policy.engine(Engine::Kvm), Engine::Kvm);
+    }
+    let two = policy(&["[floor]\nengine = \"kvm\"\n", "[floor]\nengine = \"uml\"\n"]).unwrap();
+    assert_eq!(two.apply(SandboxSpec::default()).unwrap().spec.engine, Engine::Kvm);
 }
 
 #[test]
