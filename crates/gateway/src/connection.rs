@@ -234,6 +234,11 @@ impl Connection {
         matches!(self.stage, Stage::Questions(_) | Stage::Answering)
     }
 
+    /// Whether somebody outside may have heard of a call that never stood.
+    pub fn was_only_dialled(&self) -> bool {
+        self.host.is_some() && !self.inbound && !self.is_noted
+    }
+
     /// Lets through what was judged last. Whether something has to be dialled for it.
     pub fn accept(&mut self, found: Found) -> bool {
         if let Some(inspector) = &mut self.inspector {
@@ -371,7 +376,7 @@ impl Connection {
         }
         if let Err(error) = host::dialled(&host.socket) {
             self.abort();
-            return Some(Pumped::Ended(format!("not connected: {}", describe(error))));
+            return Some(Pumped::Ended(format!("not connected: {}", host::describe(error))));
         }
         if let Stage::Dialling(syn) = std::mem::replace(&mut self.stage, Stage::Open) {
             let Some(mut stack) = Stack::answering(self.ends, room, clock, link) else {
@@ -558,7 +563,7 @@ impl Connection {
 
     fn broken(&mut self, error: Errno) -> Pumped {
         self.abort();
-        Pumped::Ended(format!("the other side broke it off: {}", describe(error)))
+        Pumped::Ended(format!("the other side broke it off: {}", host::describe(error)))
     }
 }
 
@@ -584,17 +589,4 @@ fn read_into(inspector: &mut Inspector, stack: &mut Stack) -> u64 {
         }
     }
     taken
-}
-
-/// In words that do not depend on the language of the host.
-fn describe(error: Errno) -> &'static str {
-    match error {
-        Errno::CONNREFUSED => "refused",
-        Errno::CONNRESET | Errno::PIPE => "reset",
-        Errno::TIMEDOUT => "no answer in time",
-        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL => "no way there",
-        error if host::is_shortage(error) => "the host has no room",
-        Errno::ACCESS | Errno::PERM => "the host does not permit it",
-        _ => "an error of the host",
-    }
 }

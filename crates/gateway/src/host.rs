@@ -69,6 +69,19 @@ pub fn is_shortage(error: Errno) -> bool {
     matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }
 
+/// In words that do not depend on the language of the host.
+pub fn describe(error: Errno) -> &'static str {
+    match error {
+        Errno::CONNREFUSED => "refused",
+        Errno::CONNRESET | Errno::PIPE => "reset",
+        Errno::TIMEDOUT => "no answer in time",
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL => "no way there",
+        error if is_shortage(error) => "the host has no room",
+        Errno::ACCESS | Errno::PERM => "the host does not permit it",
+        _ => "an error of the host",
+    }
+}
+
 /// Makes the other side notice that the connection broke, instead of ending well.
 pub fn break_off(socket: &impl AsFd) {
     // If that fails it ends well, which is the lesser evil.

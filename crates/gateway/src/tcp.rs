@@ -234,6 +234,10 @@ impl Gateway {
         let Some(mut connection) = self.table.remove(number) else { return };
         connection.bury(self.now, &mut self.link);
         self.resolver.forget(number);
+        if connection.was_only_dialled() {
+            // Somebody outside has heard of it, although it never stood.
+            self.notes.event(NetEvent::Allowed { peer: peer_of(&connection), rule: connection.rule.clone() });
+        }
         if connection.is_noted || !connection.is_local() {
             self.note_end(peer_of(&connection), connection.moved, connection.started, reason);
         }

@@ -213,11 +213,7 @@ impl Keeper {
                             cable.wake();
                         }
                     }
-                    GUEST => {
-                        // What it sent before it ended still counts: a command's last output and status.
-                        self.exchange()?;
-                        return Err(End::GuestGone);
-                    }
+                    GUEST => return Err(self.guest_gone()),
                     token if token >= FIRST_CLIENT => {
                         let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
                         self.serve_client(token - FIRST_CLIENT, hung_up)?;
@@ -290,7 +286,7 @@ impl Keeper {
     }
 
     /// Lets the devices work. A closed connection is how the guest's end looks from here; its process tells more.
-    pub(crate) fn settle(
+    fn settle(
         &mut self,
         work: impl FnOnce(&mut Devices) -> Result<Outcome, PortError>,
     ) -> Result<Outcome, End> {
@@ -299,6 +295,14 @@ impl Keeper {
             Err(error) if error.is_gone() => Ok(Outcome::default()),
             Err(error) => Err(End::Because(Cause::Violation(chain(&error)))),
         }
+    }
+
+    /// The guest has ended. What it sent before still counts, a command's last output and status, also if nobody has looked at
+    /// it yet.
+    pub(crate) fn guest_gone(&mut self) -> End {
+        let heard =
+            self.exchange().and_then(|_| self.settle(Devices::service_control)).and_then(|_| self.exchange());
+        heard.err().unwrap_or(End::GuestGone)
     }
 
     /// Moves bytes between the agent and the hub until neither side has any for the other.

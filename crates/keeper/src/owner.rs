@@ -7,7 +7,6 @@ use bathy_protocol::{Cause, FromKeeper, Usage};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
-use crate::devices::Devices;
 use crate::event_loop::{CHUNK, End, GUEST, Keeper, failed, wait};
 use crate::hub::{Demand, OWNER};
 use crate::parking;
@@ -89,11 +88,7 @@ impl Keeper {
     fn park(&mut self, release_memory: bool) -> Result<(), End> {
         self.guest.pause();
         if self.guest.has_ended() {
-            // What it sent before it ended still counts, also if we have not looked at it yet.
-            self.exchange()?;
-            self.settle(Devices::service_control)?;
-            self.exchange()?;
-            return Err(End::GuestGone);
+            return Err(self.guest_gone());
         }
         let moved = if release_memory { self.move_memory_away() } else { Ok(0) };
         match &moved {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use bathy_tests::kept::Home;
-use bathy_tests::{Engine, engine};
+use bathy_tests::{Engine, engine, patient_seconds};
 use measure::{Scene, Taken, Victim, judged};
 
 #[test]
@@ -226,7 +226,8 @@ fn a_neighbour_that_suffers_is_noticed() {
 #[test]
 fn a_quota_of_processor_time_is_held() {
     let home = Home::new();
-    home.started("slow", &["--cpu-quota", "0.2"]);
+    // It is held while the guest boots as well.
+    home.started("slow", &["--cpu-quota", "0.2", "--ready-timeout", &patient_seconds(30)]);
     home.started("free", &[]);
     let how = home.inspect("slow")["enforcement"]["cpu"].as_str().unwrap().to_owned();
     println!("the quota is held by: {how}");
