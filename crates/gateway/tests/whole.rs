@@ -394,6 +394,27 @@ fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
     });
 }
 
+#[test]
+fn n8_a_call_that_its_client_breaks_off_before_it_stands_is_told_with_its_rule() {
+    let listener = TcpListener::bind((LOCAL, 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut scene = Scene::new(&[&allow(address)]);
+    let mut client = Client::open_unanswered(&scene, 30000, address);
+    scene.until("somebody outside hears of it", |_| listener.accept().is_ok());
+    client.next += 1;
+    let ended = |event: &NetEvent| matches!(event, NetEvent::Closed { reason, .. } if reason == "the client broke it off");
+    scene.until("it is broken off", |scene| {
+        // Also after the gateway has noticed that it was heard outside.
+        client.say(scene, TcpControl::Rst, &[]);
+        scene.events.iter().any(ended)
+    });
+    let [NetEvent::Allowed { peer, rule }, NetEvent::Closed { .. }] = &scene.events[..] else {
+        unreachable!("{:?}", scene.events)
+    };
+    assert_eq!((peer.port, rule.as_str()), (address.port(), allow(address).as_str()));
+}
+
 /// A ClientHello with this name, and nothing else that matters.
 fn hello(name: &str) -> Vec<u8> {
     let short = |length: usize| u16::try_from(length).unwrap().to_be_bytes();
