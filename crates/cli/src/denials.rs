@@ -10,7 +10,7 @@ use crate::net;
 /// How many are told one by one.
 const MOST: usize = 3;
 
-/// The first of them, and how many others there were. A guest may be kept from very much: only so many are remembered.
+/// The first of them, and whether there were others. A guest may be kept from very much: only so many are remembered.
 #[derive(Clone, Debug, Default)]
 pub struct Denials(Arc<Mutex<Found>>);
 

@@ -1,4 +1,4 @@
-//! A sandbox in a world, and what programs in it try. Other network suites use it too.
+//! A sandbox in a world, and what programs in it try.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};

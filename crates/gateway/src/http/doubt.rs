@@ -47,9 +47,12 @@ pub(super) fn is_meant_as_http(start: &[u8]) -> Option<bool> {
     let has_version = line.windows(5).any(|part| part.eq_ignore_ascii_case(b"HTTP/"));
     // Servers answer methods that they do not know, and go on with what comes behind.
     let has_target = matches!(rest.trim_ascii_start(), [b'/' | b'*', ..]);
-    if is_method || has_version || has_target || within.len() == MAX_DOUBT {
-        Some(true)
-    } else {
-        end.map(|_| false)
+    if is_method || has_version || has_target {
+        return Some(true);
+    }
+    // Only the line counts, however much came with it: how a stream is cut is the client's choice.
+    match end {
+        Some(_) => Some(false),
+        None => (within.len() == MAX_DOUBT).then_some(true),
     }
 }

@@ -361,7 +361,7 @@ fn one_round_moves_a_bounded_amount_of_data() {
 }
 
 #[test]
-fn v11_one_round_makes_the_host_do_a_bounded_amount_of_work() {
+fn v8_one_round_makes_the_host_do_a_bounded_amount_of_work() {
     let ram = GuestRam::create(32 << 20).unwrap();
     let mut bench = Bench::new(&ram);
     bench.file.set_len(64 << 20).unwrap();

@@ -285,6 +285,9 @@ fn other_protocols_are_told_from_http() {
     ];
     for bytes in rows {
         assert_eq!(follow(bytes).refused, Some(HttpRefusal::NotHttp), "{}", bytes.escape_ascii());
+        // And so are they with all that they say afterwards, in one piece.
+        let more = [bytes, &[0; 2000][..]].concat();
+        assert_eq!(follow(&more).refused, Some(HttpRefusal::NotHttp), "{}, and more", bytes.escape_ascii());
     }
     // It could still become either.
     assert_eq!(follow(b"SSH-2.0").refused, None);
