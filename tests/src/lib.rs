@@ -2,6 +2,7 @@
 
 pub mod kept;
 pub mod mcp;
+pub mod random;
 pub mod world;
 
 use std::path::{Path, PathBuf};

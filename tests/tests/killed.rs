@@ -11,6 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use bathy_tests::kept::{Home, children, is_alive, signal, until};
+use bathy_tests::random::{Random, seed_of};
 use bathy_tests::{Engine, engine, patience};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -18,24 +19,6 @@ use serde_json::Value;
 const ROUNDS: usize = 50;
 /// A client whose sandbox is killed notices: it does not wait for its own deadline.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Numbers that are the same for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
-    }
-
-    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        let count = u64::try_from(choices.len()).unwrap();
-        choices[usize::try_from(self.below(count)).unwrap()]
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Work {
@@ -82,7 +65,7 @@ impl Trial {
     fn new(seed: u64) -> Self {
         Self {
             home: Home::new(),
-            random: Random(seed),
+            random: Random::new(seed),
             copied: Vec::new(),
             ids: BTreeSet::new(),
             processes: BTreeSet::new(),
@@ -311,11 +294,7 @@ fn wait(client: &mut Child, label: &str) -> Option<i32> {
 
 #[test]
 fn fifty_kills_at_random_moments() {
-    let given = std::env::var("BATHY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        u64::from(now.subsec_nanos()) ^ now.as_secs()
-    });
+    let seed = seed_of("BATHY_SEED");
     println!("BATHY_SEED={seed}");
     let mut trial = Trial::new(seed);
     trial.home.create("main", &["--memory", "256M"]);
