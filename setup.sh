@@ -24,6 +24,7 @@ TEST_PACKAGES=(
   /usr/bin/g++:g++
   /usr/sbin/useradd:passwd
   /usr/bin/tmux:tmux
+  /usr/sbin/mkfs.xfs:xfsprogs
   /usr/sbin/ip:iproute2
   /usr/bin/openssl:openssl
   /usr/bin/curl:curl

@@ -2,6 +2,7 @@
 
 pub mod kept;
 pub mod mcp;
+pub mod power;
 pub mod random;
 pub mod world;
 

@@ -1,0 +1,75 @@
+//! What a machine that is switched off must not leave, and what it leaves because it only was a part of this one.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const GROUPS: &str = "/sys/fs/cgroup";
+const PREFIX: &str = "bathysphere-";
+/// Below a tree's root, a session has some levels of its own, and a sandbox two.
+const DEPTH: usize = 6;
+
+/// The control groups of the sandboxes that have a folder here, the innermost first. A machine that is switched off has
+/// none; these have to be removed by hand.
+pub fn groups_of(sandboxes: &Path) -> Vec<PathBuf> {
+    let names = |entry: fs::DirEntry| entry.file_name().into_string().ok();
+    let ids: BTreeSet<String> =
+        fs::read_dir(sandboxes).into_iter().flatten().flatten().filter_map(names).collect();
+    let mut found = Vec::new();
+    if !ids.is_empty() {
+        collect(Path::new(GROUPS), &ids, false, DEPTH, &mut found);
+    }
+    found
+}
+
+fn collect(folder: &Path, ids: &BTreeSet<String>, is_inside: bool, depth: usize, found: &mut Vec<PathBuf>) {
+    let Some(deeper) = depth.checked_sub(1) else { return };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let id = name.strip_prefix(PREFIX).unwrap_or_default();
+        // A folder that is not whole yet may have a prefix before its id.
+        let is_ours = is_inside || !id.is_empty() && ids.iter().any(|folder| folder.ends_with(id));
+        collect(&entry.path(), ids, is_ours, deeper, found);
+        if is_ours {
+            found.push(entry.path());
+        }
+    }
+}
+
+/// Removes groups whose processes have been killed.
+pub fn remove(groups: &[PathBuf]) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    for group in groups {
+        while group.exists() {
+            match fs::remove_dir(group) {
+                Err(error) if group.exists() && Instant::now() > deadline => {
+                    return Err(format!("{} is left: {error}", group.display()));
+                }
+                Err(_) => sleep(Duration::from_millis(2)),
+                Ok(()) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// That no loop device and no mount of this machine has to do with this folder.
+pub fn check_released(folder: &Path) -> Result<(), String> {
+    for device in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        if Path::new(file.trim_end()).starts_with(folder) {
+            return Err(format!("{} still serves {file}", device.path().display()));
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+    let name = folder.to_string_lossy();
+    match mounts.lines().find(|line| line.contains(&*name)) {
+        Some(line) => Err(format!("still mounted: {line}")),
+        None => Ok(()),
+    }
+}
