@@ -110,6 +110,11 @@ impl Bed {
         image
     }
 
+    /// The disk of the machine that runs, or of the last one.
+    pub fn disk(&self) -> PathBuf {
+        self.path().join("running.img")
+    }
+
     /// Starts a machine with a copy of this disk. It has a boot id of its own.
     pub fn boot(&self, image: &Path, options: &str) -> Machine {
         self.try_boot(image, options).expect("power-disk has ended; its message is above")
@@ -117,8 +122,8 @@ impl Bed {
 
     /// As [`Bed::boot`]; none if the disk cannot be mounted.
     pub fn try_boot(&self, image: &Path, options: &str) -> Option<Machine> {
-        let disk = self.path().join("running.img");
-        succeeds(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(image).arg(&disk));
+        let disk = self.disk();
+        copy(image, &disk);
         let boot_id = fs::read("/proc/sys/kernel/random/uuid").expect("the kernel makes numbers");
         fs::write(self.path().join("boot_id"), boot_id).expect("it is our own folder");
         let mut server = Command::new(&self.server)
@@ -131,13 +136,13 @@ impl Bed {
             .stdout(Stdio::piped())
             .spawn()
             .expect("power-disk is built");
-        let cuts = server.stdin.take();
+        let requests = server.stdin.take();
         let answers = BufReader::new(server.stdout.take().expect("its output is a pipe"));
         let shell = Shell { init: 0, folder: self.path().to_owned() };
-        let mut machine = Machine { server, cuts, answers, shell };
+        let mut machine = Machine { server, requests, answers, shell };
         let Some(line) = machine.answer() else {
             // There is nothing to switch off.
-            machine.cuts = None;
+            machine.requests = None;
             let _ = machine.server.wait();
             return None;
         };
@@ -157,13 +162,13 @@ fn templates() -> PathBuf {
 #[derive(Debug)]
 pub struct Machine {
     server: Child,
-    cuts: Option<ChildStdin>,
+    requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     shell: Shell,
 }
 
 /// What a cut did to what the disk had not flushed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Cut {
     /// Which kind of loss it was.
     pub mode: String,
@@ -178,6 +183,9 @@ pub struct Cut {
 impl fmt::Display for Cut {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, writes, damaged, sectors } = self;
+        if mode.is_empty() {
+            return write!(out, "killed");
+        }
         write!(
             out,
             "{mode}: of {writes} unflushed writes {damaged} were lost or torn, {} KiB",
@@ -192,12 +200,15 @@ impl Machine {
         &self.shell
     }
 
-    /// Leaves the disk of a power cut in a new file. The machine goes on, but nothing that happens after the first cut is
-    /// in any image.
+    /// Lets the power fail after so many more writes, but not later than after this time, and waits for that.
+    pub fn fail_after(&mut self, writes: u64, limit: Duration) {
+        self.request(&format!("fail {writes} {}", limit.as_millis()));
+    }
+
+    /// Leaves the disk of the power failure in a new file; the power fails now if it has not before. The machine goes on,
+    /// but nothing that happens later is in any image.
     pub fn cut(&mut self, seed: u64, image: &Path) -> Cut {
-        let cuts = self.cuts.as_mut().expect("the machine is on");
-        writeln!(cuts, "{seed} {}", image.display()).expect("power-disk runs");
-        let line = self.answer().expect("power-disk has ended; its message is above");
+        let line = self.request(&format!("cut {seed} {}", image.display()));
         let mut parts = line.split(' ');
         let mode = parts.next().unwrap_or_default().to_owned();
         let mut number =
@@ -205,11 +216,18 @@ impl Machine {
         Cut { mode, writes: number(), damaged: number(), sectors: number() }
     }
 
-    /// Kills all processes of the machine and waits until everything is released.
+    /// Kills all processes of the machine and waits until everything is released. Without a power failure before, the
+    /// disk then has everything that was written: [`Bed::disk`].
     pub fn off(mut self) {
         if let Err(problem) = self.release() {
             unreachable!("{problem}");
         }
+    }
+
+    fn request(&mut self, line: &str) -> String {
+        let requests = self.requests.as_mut().expect("the machine is on");
+        writeln!(requests, "{line}").expect("power-disk runs");
+        self.answer().expect("power-disk has ended; its message is above")
     }
 
     /// The server's next line; none if it has ended.
@@ -220,9 +238,9 @@ impl Machine {
     }
 
     fn release(&mut self) -> Result<(), String> {
-        let Some(cuts) = self.cuts.take() else { return Ok(()) };
+        let Some(requests) = self.requests.take() else { return Ok(()) };
         let groups = leftovers::groups_of(&self.shell.outside("bathysphere/sandboxes"));
-        drop(cuts);
+        drop(requests);
         let deadline = Instant::now() + patience(RELEASE);
         let status = loop {
             match self.server.try_wait() {
@@ -332,6 +350,12 @@ fn content(file: &mut File) -> String {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut bytes)).expect("a file can be read");
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Copies an image, without what is empty in it.
+#[track_caller]
+pub fn copy(from: &Path, to: &Path) {
+    succeeds(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to));
 }
 
 #[track_caller]

@@ -133,8 +133,7 @@ fn the_file_system_is_whole_after_every_cut() {
         busy.wait().unwrap();
         // What the journal of the cut image mends by itself, and nothing else.
         bed.boot(&image, "errors=remount-ro").off();
-        let disk = bed.path().join("running.img");
-        let output = Command::new("/usr/sbin/e2fsck").args(["-f", "-n"]).arg(disk).output().unwrap();
+        let output = Command::new("/usr/sbin/e2fsck").args(["-f", "-n"]).arg(bed.disk()).output().unwrap();
         assert!(output.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&output.stdout));
     }
 }

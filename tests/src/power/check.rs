@@ -1,6 +1,7 @@
 //! What has to hold on a machine that has just been started after a power cut.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -42,6 +43,16 @@ impl Checked {
     }
 }
 
+impl fmt::Display for Checked {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sandboxes, started, removed, rules, files } = self;
+        write!(
+            out,
+            "{sandboxes} sandboxes there, {removed} removed, {started} started, {rules} rules, {files} synced files"
+        )
+    }
+}
+
 /// One check of one machine.
 struct Check<'machine> {
     shell: &'machine Shell,
@@ -59,9 +70,11 @@ struct Found {
 /// Checks everything, and corrects in the journal what could be either way. Returns how much it was, and what is wrong.
 pub fn check(shell: &Shell, journal: &Journal, random: &mut Random) -> (Checked, Vec<String>) {
     let check = Check { shell, journal, facts: journal.facts(), found: Mutex::default() };
-    // First of all, before any other command could repair or continue the log.
-    check.ok("audit-at-once", &["audit", "verify"]);
-    check.ok("events-at-once", &["events"]);
+    if check.facts.is_used {
+        // First of all, before any other command could repair or continue the log.
+        check.ok("audit-at-once", &["audit", "verify"]);
+        check.ok("events-at-once", &["events"]);
+    }
     if let Some(listed) = check.listed() {
         check.compare(&listed);
         check.use_all(&listed);
@@ -70,6 +83,7 @@ pub fn check(shell: &Shell, journal: &Journal, random: &mut Random) -> (Checked,
     }
     check.ok("audit-after-use", &["audit", "verify"]);
     check.ok("events-after-use", &["events", "--json"]);
+    journal.correct(|facts| facts.is_used = true);
     let found = check.found.into_inner().unwrap_or_else(PoisonError::into_inner);
     (found.checked, found.problems)
 }
@@ -137,7 +151,8 @@ impl Check<'_> {
             }
         }
         for (name, record) in listed {
-            if !self.facts.sandboxes.contains_key(name) {
+            let is_removed = self.facts.removed.iter().any(|id| record["id"] == **id);
+            if !is_removed && !self.facts.sandboxes.contains_key(name) {
                 self.problem("unknown-sandbox", format!("{name} is listed: {record}"));
             }
             let status = record["status"].as_str().unwrap_or_default();
@@ -222,6 +237,10 @@ impl Check<'_> {
         }
         let paths: Vec<&str> = certain.iter().map(|(path, _)| path.as_str()).collect();
         let ran = self.shell.bathy(&[&["exec", name, "--", "sha256sum"], paths.as_slice()].concat());
+        // It is 1 if a file is missing.
+        if !matches!(ran.code, Some(0 | 1)) {
+            return self.problem("exec", format!("the files of {name} cannot be read: {ran:?}"));
+        }
         let found: BTreeMap<&str, &str> = ran
             .stdout
             .lines()
@@ -265,11 +284,13 @@ impl Check<'_> {
         self.journal.correct(|facts| facts.sandboxes.retain(|name, _| listed.contains_key(name)));
         for (index, (name, record)) in listed.iter().enumerate() {
             let id = record["id"].as_str().unwrap_or_default();
-            if index >= MOST && self.ok("rm", &["rm", "-f", name]).is_some() {
-                self.journal.correct(|facts| {
-                    facts.sandboxes.remove(name);
-                    facts.removed.insert(id.to_owned());
-                });
+            if index >= MOST {
+                if self.ok("rm", &["rm", "-f", name]).is_some() {
+                    self.journal.correct(|facts| {
+                        facts.sandboxes.remove(name);
+                        facts.removed.insert(id.to_owned());
+                    });
+                }
                 continue;
             }
             let stays = random.chance(1, 2) || self.ok("stop", &["stop", "-t", "1", name]).is_none();

@@ -79,6 +79,8 @@ pub struct Facts {
     pub counter: u64,
     /// Commands that were done in all.
     pub done: u64,
+    /// Whether the product has ever been used on this disk. On a new one there is no audit log.
+    pub is_used: bool,
 }
 
 /// The journal.

@@ -31,9 +31,11 @@ pub struct Disk {
     cache: Vec<Write>,
     /// What a reader sees in place of the stable sectors.
     newest: HashMap<u64, Sector>,
-    /// After the first cut, stable sectors and cache stay as they were at that moment. Writes still succeed, so that
-    /// the file system can be unmounted in peace; no image ever contains them.
-    is_cut: bool,
+    /// After this many more writes the power fails.
+    fails_after: Option<u64>,
+    /// Then stable sectors and cache stay as they were at that moment. Writes still succeed, so that the file system can
+    /// be unmounted in peace; no image ever contains them.
+    has_failed: bool,
 }
 
 /// How much of the write cache a cut loses.
@@ -75,7 +77,14 @@ impl Disk {
         if !size.is_multiple_of(SECTOR as u64) {
             return Err(io::Error::other("a disk has whole sectors"));
         }
-        Ok(Self { stable, size, cache: Vec::new(), newest: HashMap::new(), is_cut: false })
+        Ok(Self {
+            stable,
+            size,
+            cache: Vec::new(),
+            newest: HashMap::new(),
+            fails_after: None,
+            has_failed: false,
+        })
     }
 
     /// How large it is.
@@ -105,15 +114,38 @@ impl Disk {
         }
         let sectors = data.as_chunks::<SECTOR>().0.to_vec();
         self.newest.extend((first..).zip(sectors.iter().copied()));
-        if !self.is_cut {
-            self.cache.push(Write { first, sectors });
+        if self.has_failed {
+            return Ok(());
+        }
+        self.cache.push(Write { first, sectors });
+        self.fails_after = self.fails_after.map(|writes| writes.saturating_sub(1));
+        if self.fails_after == Some(0) {
+            self.fail();
         }
         Ok(())
     }
 
+    /// Lets the power fail after this many more writes: at a moment when the cache has something to lose.
+    pub fn fail_after(&mut self, writes: u64) {
+        self.fails_after = Some(writes);
+        if writes == 0 {
+            self.fail();
+        }
+    }
+
+    /// Lets the power fail now, if it has not.
+    pub fn fail(&mut self) {
+        self.has_failed = true;
+    }
+
+    /// Whether the power has failed.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
     /// Makes stable what is in the cache: everything that was acknowledged before.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.is_cut {
+        if self.has_failed {
             return Ok(());
         }
         for write in self.cache.drain(..) {
@@ -123,9 +155,9 @@ impl Disk {
         Ok(())
     }
 
-    /// Leaves in a new file what a power cut leaves. Of one moment, the first cut's, any number of images can be made.
+    /// Leaves in a new file what the power failure leaves. Of its one moment any number of images can be made.
     pub fn cut(&mut self, seed: u64, image: &Path) -> io::Result<Loss> {
-        self.is_cut = true;
+        self.fail();
         let image = copy(&self.stable, image)?;
         let mut random = Random::new(seed);
         let mode =

@@ -104,6 +104,18 @@ fn a_sector_that_was_written_twice_has_any_of_its_contents() {
 }
 
 #[test]
+fn the_power_fails_after_some_writes() {
+    let mut scene = Scene::new();
+    scene.disk.fail_after(2);
+    for sector in 0..4 {
+        scene.write(sector, 1, 1);
+        assert_eq!(scene.disk.has_failed(), sector > 0);
+    }
+    let found: BTreeSet<Vec<u8>> = (0..200).map(|seed| scene.cut(seed).0[..4].to_vec()).collect();
+    assert_eq!(found, BTreeSet::from([[0, 0], [0, 1], [1, 0], [1, 1]].map(|[a, b]| vec![a, b, 0, 0])));
+}
+
+#[test]
 fn parts_of_sectors_and_places_beyond_the_end_are_refused() {
     let mut scene = Scene::new();
     assert_eq!(scene.disk.write(1, &[0; SECTOR]).unwrap_err().kind(), io::ErrorKind::InvalidInput);

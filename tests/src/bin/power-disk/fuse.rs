@@ -93,13 +93,13 @@ fn answer(request: &Request<'_>, disk: &mut Disk) -> io::Result<Vec<u8>> {
     match request.operation {
         INIT => Ok(greeting()),
         GETATTR => Ok(attributes(disk.size())),
-        OPEN => Ok(words(&[0, 0, DIRECT_IO, 0])),
+        OPEN => Ok(encode(&[0, 0, DIRECT_IO, 0])),
         READ_DATA => disk.read(u64_at(body, 8)?, size_at(body, 16)?),
         WRITE_DATA => {
             let size = size_at(body, 16)?;
             let data = body.get(WRITE..WRITE + size).ok_or(io::ErrorKind::UnexpectedEof)?;
             disk.write(u64_at(body, 8)?, data)?;
-            Ok(words(&[u32_at(body, 16)?, 0]))
+            Ok(encode(&[u32_at(body, 16)?, 0]))
         }
         FSYNC => disk.flush().map(|()| Vec::new()),
         FLUSH | RELEASE | DESTROY => Ok(Vec::new()),
@@ -123,7 +123,7 @@ fn reply(unique: u64, answer: io::Result<Vec<u8>>) -> Vec<u8> {
         }
     };
     let length = u32::try_from(16 + body.len()).expect("an answer is not larger than a read");
-    let header = [words(&[length, error.cast_unsigned()]), unique.to_le_bytes().to_vec()].concat();
+    let header = [encode(&[length, error.cast_unsigned()]), unique.to_le_bytes().to_vec()].concat();
     [header, body].concat()
 }
 
@@ -131,33 +131,33 @@ fn greeting() -> Vec<u8> {
     let most = u32::try_from(MOST).expect("a megabyte");
     let pages = u32::try_from(MOST / PAGE).expect("some hundred");
     let (major, minor) = VERSION;
-    // Read-ahead, then the flags; two numbers of background requests share one word; a granularity of one nanosecond.
+    // Read-ahead, then the flags; two numbers of background requests share one number; a granularity of one nanosecond.
     let mut all = vec![major, minor, most, BIG_WRITES | MAX_PAGES, 12 << 16 | 16, most, 1, pages];
     all.resize(16, 0);
-    words(&all)
+    encode(&all)
 }
 
 fn attributes(size: u64) -> Vec<u8> {
     const FILE: u32 = 0o100_600;
     let block = u32::try_from(SECTOR).expect("a sector is small");
     // Valid for a second. Then: inode, size, blocks, three times; their nanoseconds, mode, links, owner, group, device.
-    let valid = [words(&[1, 0, 0, 0]), 1u64.to_le_bytes().to_vec(), size.to_le_bytes().to_vec()].concat();
-    let rest = words(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, FILE, 1, 0, 0, 0, block, 0]);
+    let valid = [encode(&[1, 0, 0, 0]), 1u64.to_le_bytes().to_vec(), size.to_le_bytes().to_vec()].concat();
+    let rest = encode(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, FILE, 1, 0, 0, 0, block, 0]);
     [valid, rest].concat()
 }
 
-fn words(all: &[u32]) -> Vec<u8> {
-    all.iter().flat_map(|word| word.to_le_bytes()).collect()
+fn encode(all: &[u32]) -> Vec<u8> {
+    all.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> io::Result<u32> {
-    let word = bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(u32::from_le_bytes(*word))
+    let part = bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(u32::from_le_bytes(*part))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> io::Result<u64> {
-    let word = bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(u64::from_le_bytes(*word))
+    let part = bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(u64::from_le_bytes(*part))
 }
 
 fn size_at(bytes: &[u8], at: usize) -> io::Result<usize> {
