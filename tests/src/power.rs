@@ -239,7 +239,7 @@ impl Machine {
 
     fn release(&mut self) -> Result<(), String> {
         let Some(requests) = self.requests.take() else { return Ok(()) };
-        let groups = leftovers::groups_of(&self.shell.outside("bathysphere/sandboxes"));
+        let folders = leftovers::folders(&self.shell.outside("bathysphere/sandboxes"));
         drop(requests);
         let deadline = Instant::now() + patience(RELEASE);
         let status = loop {
@@ -254,7 +254,7 @@ impl Machine {
                 }
             }
         };
-        leftovers::remove(&groups)?;
+        leftovers::remove_groups(&folders)?;
         leftovers::check_released(&self.shell.folder)?;
         if status.success() { Ok(()) } else { Err(format!("power-disk failed: {status}")) }
     }

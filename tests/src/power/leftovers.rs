@@ -11,15 +11,17 @@ const PREFIX: &str = "bathysphere-";
 /// Below a tree's root, a session has some levels of its own, and a sandbox two.
 const DEPTH: usize = 6;
 
-/// The control groups of the sandboxes that have a folder here, the innermost first. A machine that is switched off has
-/// none; these have to be removed by hand.
-pub fn groups_of(sandboxes: &Path) -> Vec<PathBuf> {
+/// The names of the sandboxes' folders.
+pub fn folders(sandboxes: &Path) -> BTreeSet<String> {
     let names = |entry: fs::DirEntry| entry.file_name().into_string().ok();
-    let ids: BTreeSet<String> =
-        fs::read_dir(sandboxes).into_iter().flatten().flatten().filter_map(names).collect();
+    fs::read_dir(sandboxes).into_iter().flatten().flatten().filter_map(names).collect()
+}
+
+/// The control groups of the sandboxes that had these folders, the innermost first.
+fn groups_of(folders: &BTreeSet<String>) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    if !ids.is_empty() {
-        collect(Path::new(GROUPS), &ids, false, DEPTH, &mut found);
+    if !folders.is_empty() {
+        collect(Path::new(GROUPS), folders, false, DEPTH, &mut found);
     }
     found
 }
@@ -41,12 +43,12 @@ fn collect(folder: &Path, ids: &BTreeSet<String>, is_inside: bool, depth: usize,
     }
 }
 
-/// Removes groups whose processes have been killed.
-pub fn remove(groups: &[PathBuf]) -> Result<(), String> {
+/// Removes the control groups of killed sandboxes that had these folders. A machine that has been switched off has none.
+pub fn remove_groups(folders: &BTreeSet<String>) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(5);
-    for group in groups {
+    for group in groups_of(folders) {
         while group.exists() {
-            match fs::remove_dir(group) {
+            match fs::remove_dir(&group) {
                 Err(error) if group.exists() && Instant::now() > deadline => {
                     return Err(format!("{} is left: {error}", group.display()));
                 }
