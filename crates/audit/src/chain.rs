@@ -21,6 +21,8 @@ pub(crate) struct Chain {
     torn: Option<Vec<u8>>,
     /// How many halves were accounted for.
     pub recovered: u64,
+    /// How many lines are missing that were lost with the machine's power, as a later line tells.
+    pub lost: u64,
 }
 
 /// What became of a line.
@@ -50,7 +52,7 @@ pub(crate) enum Break {
 impl Chain {
     /// After this line.
     pub fn after(seq: u64, hash: String) -> Self {
-        Self { seq, hash, torn: None, recovered: 0 }
+        Self { seq, hash, torn: None, recovered: 0, lost: 0 }
     }
 
     /// The halves that are not accounted for yet.
@@ -73,7 +75,7 @@ impl Chain {
 
     fn whole(&mut self, link: Link, line: &[u8]) -> Result<Step, Break> {
         if link.seq != self.seq.wrapping_add(1) {
-            return Err(self.earlier_or(Break::Number(link.seq)));
+            return self.behind_a_gap(link, line);
         }
         if link.prev != self.hash {
             return Err(self.earlier_or(Break::Replaced));
@@ -91,6 +93,21 @@ impl Chain {
         }
         self.torn = None;
         self.recovered += u64::from(matches!(recovery, Some(What::Recovered { .. })));
+        self.seq = link.seq;
+        self.hash = link.hash;
+        Ok(Step::Next)
+    }
+
+    /// Lines are missing before this one. It is the next one all the same if it tells that exactly these were lost.
+    fn behind_a_gap(&mut self, link: Link, line: &[u8]) -> Result<Step, Break> {
+        let expected = self.seq.wrapping_add(1);
+        let tells = |what: What| matches!(what, What::Recovered { from: RecoveredFrom::PowerLoss, lost_from, .. } if lost_from == Some(expected));
+        let event = may_be_recovery(line).then(|| serde_json::from_slice::<Event>(line).ok()).flatten();
+        if self.torn.is_some() || link.seq < expected || !event.is_some_and(|event| tells(event.what)) {
+            return Err(self.earlier_or(Break::Number(link.seq)));
+        }
+        self.lost += link.seq - expected;
+        self.recovered += 1;
         self.seq = link.seq;
         self.hash = link.hash;
         Ok(Step::Next)
@@ -125,4 +142,77 @@ fn accounts_for(recovery: Option<&What>, torn: &[u8]) -> bool {
         return false;
     };
     u64::try_from(torn.len()) == Ok(*bytes) && *digest == blake3::hash(torn).to_hex().as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::line::GENESIS;
+    use crate::testing::event;
+
+    /// A beginning of the first line that is `length` bytes long.
+    fn half(length: usize) -> Vec<u8> {
+        let mut text = line::beginning(1, GENESIS).into_bytes();
+        text.resize(length, b'x');
+        text
+    }
+
+    #[test]
+    fn halves_have_a_bound_together() {
+        let mut chain = Chain::after(0, GENESIS.to_owned());
+        assert_eq!(chain.step(&half(MAX_TORN - 100)), Ok(Step::Torn));
+        assert_eq!(chain.step(&half(101)), Err(Break::ChangedBefore));
+        assert_eq!(chain.step(&half(100)), Ok(Step::Torn), "exactly as much as there may be");
+        assert_eq!(chain.step(b"{"), Err(Break::ChangedBefore));
+        let mut chain = Chain::after(0, GENESIS.to_owned());
+        assert_eq!(chain.step(&half(MAX_TORN + 1)), Err(Break::Changed));
+        assert_eq!(chain.step(&half(MAX_TORN)), Ok(Step::Torn));
+    }
+
+    #[test]
+    fn a_half_is_a_beginning_of_the_next_line_and_not_empty() {
+        for (text, fits) in [(&b""[..], false), (b"{", true), (b"x", false), (b"{\"seq\":2", false)] {
+            let step = Chain::after(0, GENESIS.to_owned()).step(text);
+            assert_eq!(step.is_ok(), fits, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_half_is_accounted_for_by_its_length_and_its_digest() {
+        let torn = half(200);
+        let account = |bytes: u64, digest: String| What::Recovered {
+            from: RecoveredFrom::TornLine,
+            detail: String::new(),
+            torn_bytes: Some(bytes),
+            torn_digest: Some(digest),
+            lost_from: None,
+        };
+        let right = crate::event::digest(&torn);
+        for (what, fits) in [
+            (account(200, right.clone()), true),
+            (account(199, right), false),
+            (account(200, crate::event::digest(b"other")), false),
+            (What::SandboxRemoved, false),
+        ] {
+            let mut chain = Chain::after(0, GENESIS.to_owned());
+            chain.step(&torn).unwrap();
+            let mut text = vec![];
+            line::encode(&mut text, 1, GENESIS, &Event { what: what.clone(), ..event(1) }).unwrap();
+            let found = chain.step(text.trim_ascii_end());
+            let expected = if fits { Ok(Step::Next) } else { Err(Break::ChangedBefore) };
+            assert_eq!(found, expected, "{what:?}");
+            assert_eq!(chain.recovered, u64::from(fits));
+        }
+    }
+
+    #[test]
+    fn only_recoveries_are_counted_as_such() {
+        let mut chain = Chain::after(0, GENESIS.to_owned());
+        let mut text = vec![];
+        // It has the text of a recovery in it, and is none.
+        let what = What::SandboxEnded { cause: "\"event\":\"recovered\"".to_owned() };
+        line::encode(&mut text, 1, GENESIS, &Event { what, ..event(1) }).unwrap();
+        assert_eq!(chain.step(text.trim_ascii_end()), Ok(Step::Next));
+        assert_eq!(chain.recovered, 0);
+    }
 }

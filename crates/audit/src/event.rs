@@ -345,12 +345,15 @@ pub enum What {
         from: RecoveredFrom,
         /// In words.
         detail: String,
-        /// How many bytes before this line are half a line.
+        /// How many bytes before this line are half a line, or were until they were removed after a loss of power.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         torn_bytes: Option<u64>,
         /// Their digest.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         torn_digest: Option<String>,
+        /// The number of the first line that was lost with the machine's power. The last is the one before this line.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lost_from: Option<u64>,
     },
     /// The log goes on in a new file, which this line begins.
     Rotated {
@@ -410,6 +413,8 @@ pub enum RecoveredFrom {
     ForeignBytes,
     /// There was no usable head, so lines may have been removed.
     LostHead,
+    /// The machine stopped before the newest lines had reached its disk.
+    PowerLoss,
 }
 
 /// A command line, cut to what a line of the log has room for.
@@ -501,6 +506,13 @@ mod tests {
         assert!(bytes.digest.is_some() && spelled.digest.is_none());
         let cut_inside_a_letter = argv(&[["x".repeat(MAX_ARGV - 2), "ü".into()].concat()]);
         assert!(cut_inside_a_letter.argv[0].ends_with("x\\xc3"));
+    }
+
+    #[test]
+    fn a_digest_is_that_of_its_bytes() {
+        // The digest of nothing, as the algorithm's authors publish it.
+        assert_eq!(digest(b""), "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
+        assert_ne!(digest(b"a"), digest(b"b"));
     }
 
     #[test]

@@ -19,6 +19,15 @@ const LOCK: &str = "audit.lock";
 /// How long somebody else may hold the lock. Writers need it for a fraction of a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The file that is to be written next, made before it is needed.
+pub(crate) const NEXT: &str = "audit.next";
+
+/// The present boot of the machine. Nothing if that cannot be known: then no line is taken for lost with its power.
+pub(crate) fn this_boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
 /// What the file with this first line is called when it is not written any more.
 pub(crate) fn rotated_name(first: u64) -> String {
     format!("audit-{first:012}.jsonl")
@@ -72,6 +81,11 @@ impl Folder {
 
     pub fn replace(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.dir, from, &self.dir, to)?)
+    }
+
+    /// Waits until the disk has the names of the files.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.dir)?)
     }
 
     pub fn remove(&self, name: &str) -> io::Result<()> {

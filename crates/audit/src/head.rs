@@ -36,6 +36,26 @@ pub(crate) struct Head {
     pub pruned_hash: String,
     /// A digest of the rest.
     check: String,
+    /// The boot of the machine in which this was written; empty in a head of an earlier version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot: String,
+    /// The last line that has certainly reached the disk.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk_seq: u64,
+    /// The line that will have, [`WRITTEN_BACK_NS`] after `mark_ns`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mark_seq: u64,
+    /// When that was the newest line: nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mark_ns: u64,
+}
+
+/// Linux writes changed pages to the disk after 30 seconds, and looks for such pages every 5: this is twice as long.
+const WRITTEN_BACK_NS: u64 = 70 * 1_000_000_000;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What there is in place of a head.
@@ -57,7 +77,31 @@ impl Head {
             pruned_seq: 0,
             pruned_hash: GENESIS.to_owned(),
             check: String::new(),
+            boot: String::new(),
+            disk_seq: 0,
+            mark_seq: 0,
+            mark_ns: 0,
         }
+    }
+
+    /// Whether the machine was restarted since this was written, so that the newest lines may have been lost.
+    pub fn is_of_another_boot(&self, boot: &str) -> bool {
+        !self.boot.is_empty() && !boot.is_empty() && self.boot != boot
+    }
+
+    /// Takes note of the time: lines that were written long ago have reached the disk by now.
+    pub fn tick(&mut self, now_ns: u64) {
+        // A clock that was set back begins a new wait.
+        if now_ns < self.mark_ns || now_ns - self.mark_ns >= WRITTEN_BACK_NS {
+            self.disk_seq =
+                if now_ns < self.mark_ns { self.disk_seq } else { self.disk_seq.max(self.mark_seq) };
+            (self.mark_seq, self.mark_ns) = (self.seq, now_ns);
+        }
+    }
+
+    /// All lines were just synced.
+    pub fn synced(&mut self) {
+        self.disk_seq = self.seq;
     }
 
     /// The chain goes on from here.
@@ -103,12 +147,21 @@ impl Head {
         }
     }
 
-    /// Makes a new file, which is there whole or not at all.
+    /// The same, and waits until the disk has it.
+    pub fn write_synced(&self, folder: &Folder) -> io::Result<()> {
+        self.write(folder)?;
+        folder.file(NAME, OFlags::WRONLY)?.ok_or(io::ErrorKind::NotFound)?.sync_all()
+    }
+
+    /// Makes a new file, which is there whole or not at all, also after a loss of power: a log without its head is
+    /// doubtful for ever.
     pub fn create(&self, folder: &Folder) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let file: File = folder.file(NEW_NAME, flags)?.ok_or(io::ErrorKind::NotFound)?;
         file.write_all_at(&self.encode()?, 0)?;
-        folder.replace(NEW_NAME, NAME)
+        file.sync_all()?;
+        folder.replace(NEW_NAME, NAME)?;
+        folder.sync()
     }
 }
 
@@ -118,8 +171,18 @@ mod tests {
 
     #[test]
     fn the_largest_head_fits_and_every_changed_byte_shows() {
-        let head =
-            Head { seq: u64::MAX, first: u64::MAX, bytes: u64::MAX, pruned_seq: u64::MAX, ..Head::genesis() };
+        let most = u64::MAX;
+        let head = Head {
+            seq: most,
+            first: most,
+            bytes: most,
+            pruned_seq: most,
+            boot: "0f41c1d2-5f0a-4a0c-9a3e-6a2f9f6f1b11".to_owned(),
+            disk_seq: most,
+            mark_seq: most,
+            mark_ns: most,
+            ..Head::genesis()
+        };
         let bytes = head.encode().unwrap();
         let decoded = Head::decode(&bytes).unwrap();
         assert_eq!(Head { check: String::new(), ..decoded }, head);
@@ -130,5 +193,38 @@ mod tests {
                 assert_eq!(Head::decode(&broken), None, "byte {at}");
             }
         }
+    }
+
+    #[test]
+    fn a_head_of_an_earlier_version_is_one() {
+        let text = serde_json::to_string(&Head::genesis()).unwrap();
+        assert!(!text.contains("boot") && !text.contains("disk_seq") && !text.contains("mark"), "{text}");
+        assert!(Head::decode(&Head::genesis().encode().unwrap()).is_some());
+        assert!(
+            !Head::genesis().is_of_another_boot("now"),
+            "what it does not tell is not held against the log"
+        );
+    }
+
+    #[test]
+    fn lines_have_reached_the_disk_when_they_are_old() {
+        let second = 1_000_000_000;
+        let mut head = Head { seq: 10, ..Head::genesis() };
+        head.tick(1000 * second);
+        assert_eq!((head.disk_seq, head.mark_seq), (0, 10));
+        head.seq = 20;
+        head.tick(1069 * second);
+        assert_eq!((head.disk_seq, head.mark_seq), (0, 10), "not yet");
+        head.tick(1070 * second);
+        assert_eq!((head.disk_seq, head.mark_seq), (10, 20), "line 20 is young");
+        head.seq = 30;
+        head.tick(500 * second);
+        assert_eq!(
+            (head.disk_seq, head.mark_seq, head.mark_ns),
+            (10, 30, 500 * second),
+            "the clock was set back"
+        );
+        head.synced();
+        assert_eq!(head.disk_seq, 30);
     }
 }

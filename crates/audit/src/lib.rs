@@ -17,8 +17,19 @@
 //! folder's owner does to it, keep the number and hash that verification prints somewhere else, and give them to
 //! [`verify::verify`] as an [`Anchor`] later: no log with another past has them.
 //!
+//! # What a loss of power costs
+//!
 //! Lines reach the kernel before `append` returns, and are not waited for to reach the disk: what is killed loses
-//! nothing, a machine that loses power may lose its last seconds. Verification cannot tell that from removal, and says so.
+//! nothing, a machine that loses power may lose its last lines. The head names the boot of the machine in which it was
+//! written and the last line that has certainly reached the disk since: after a restart, lines that are missing behind that one
+//! are taken for lost with the power. Verification counts them and passes. Lines that were on the disk for long, or that are
+//! missing without a restart, were removed. So who removes the lines of the last two minutes and restarts the machine is not told
+//! from a loss of power; an [`Anchor`] tells.
+//!
+//! # A full disk
+//!
+//! The log holds space in reserve beyond its end. What is about to happen is refused when the reserve cannot be kept; what has
+//! happened already, such as the end of a sandbox, is recorded in it ([`Log::append_last`]).
 #![forbid(unsafe_code)]
 
 mod chain;

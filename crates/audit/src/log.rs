@@ -9,11 +9,12 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::event::{Event, RecoveredFrom, What};
-use crate::files::{CURRENT, Folder, Lines, rotated_name};
+use crate::files::{CURRENT, Folder, Lines, rotated_name, this_boot};
 use crate::head::Head;
 use crate::line::{self, LineError};
 use crate::verify::{self, VerifyError};
 
+mod reserve;
 mod settle;
 
 use settle::Settled;
@@ -24,7 +25,7 @@ pub const ROTATE_AT: u64 = 64 << 20;
 /// An event was not recorded.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// The disk is full. Nothing was recorded.
+    /// The disk is full, or would be without what is reserved for the ends of sandboxes. Nothing was recorded.
     #[error("The host's disk is full: no room for the audit log in {0}")]
     Full(PathBuf),
     /// Somebody holds the lock and does not let go.
@@ -44,6 +45,16 @@ pub struct Log {
     folder: Folder,
     rotate_at: u64,
     keep: Option<usize>,
+    boot: String,
+}
+
+/// What a line may be written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Space {
+    /// Free space: the reserve stays whole.
+    Free,
+    /// The reserve as well.
+    Reserved,
 }
 
 impl Log {
@@ -51,7 +62,12 @@ impl Log {
     pub fn open(folder: &Path) -> Result<Self, LogError> {
         let failed = |error| failure(folder, error);
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
-        Ok(Self { folder: Folder::open(folder).map_err(failed)?, rotate_at: ROTATE_AT, keep: None })
+        Ok(Self {
+            folder: Folder::open(folder).map_err(failed)?,
+            rotate_at: ROTATE_AT,
+            keep: None,
+            boot: this_boot(),
+        })
     }
 
     /// Goes on in a new file when one has this many bytes.
@@ -68,17 +84,34 @@ impl Log {
         self
     }
 
-    /// Records what happened: all of it, or after an error nothing.
+    /// As if the machine had been started once more.
+    #[cfg(test)]
+    pub(crate) fn in_boot(mut self, boot: &str) -> Self {
+        boot.clone_into(&mut self.boot);
+        self
+    }
+
+    /// Records what is about to happen, or has: all of it, or after an error nothing.
     ///
     /// When this returns, a `kill -9` of anything loses no line; a loss of power may (see the crate's documentation).
     pub fn append(&self, events: &[Event]) -> Result<(), LogError> {
+        self.write(events, Space::Free)
+    }
+
+    /// As [`Self::append`], for what has happened whether or not it is recorded, such as the end of a sandbox: on a full disk
+    /// it takes space that is reserved for it.
+    pub fn append_last(&self, events: &[Event]) -> Result<(), LogError> {
+        self.write(events, Space::Reserved)
+    }
+
+    fn write(&self, events: &[Event], space: Space) -> Result<(), LogError> {
         let Some(first) = events.first() else { return Ok(()) };
         let failed = |error| failure(&self.folder.path, error);
         let _lock = self.folder.lock(true).map_err(failed)?;
-        let mut settled = settle::settle(&self.folder).map_err(failed)?;
+        let mut settled = settle::settle(&self.folder, &self.boot).map_err(failed)?;
         let mut own = settled.repairs.split_off(0);
         let mut prune = vec![];
-        if own.is_empty() && settled.head.bytes >= self.rotate_at {
+        if own.is_empty() && settled.head.bytes >= self.rotate_at && space == Space::Free {
             settled.rotate(&self.folder).map_err(failed)?;
         }
         if let Some(previous_file) = settled.rotated.take() {
@@ -95,8 +128,19 @@ impl Log {
         // What the log does to itself is done on behalf of who writes to it.
         let own: Vec<Event> =
             own.into_iter().map(|what| Event { sandbox: None, name: None, what, ..first.clone() }).collect();
-        let (text, head) = put_down(&settled, own.iter().chain(events))?;
+        let (text, mut head) = put_down(&settled, own.iter().chain(events))?;
+        if space == Space::Free {
+            let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
+            reserve::keep(&settled.file, settled.size, length).map_err(failed)?;
+        }
+        head.boot.clone_from(&self.boot);
+        head.tick(first.time_unix_ns);
         write_all_or_nothing(&self.folder, &settled.file, &text, &head).map_err(failed)?;
+        if settled.restarted && settled.file.sync_data().is_ok() {
+            // The lines are recorded. That they are also on the disk is only noted if it is so.
+            head.synced();
+            let _ = head.write_synced(&self.folder);
+        }
         for first in prune {
             // Verification passes over what is left of them, and the next rotation tries again.
             let _ = self.folder.remove(&rotated_name(first));
@@ -192,6 +236,7 @@ fn recovered(from: RecoveredFrom, detail: String, torn: Option<&[u8]>) -> What {
         detail,
         torn_bytes: torn.and_then(|torn| u64::try_from(torn.len()).ok()),
         torn_digest: torn.map(|torn| blake3::hash(torn).to_hex().to_string()),
+        lost_from: None,
     }
 }
 

@@ -33,6 +33,11 @@ impl Scene {
         scene
     }
 
+    /// Writes an event in another boot of the machine.
+    pub fn append_in(&self, boot: &str, number: u32) {
+        Log::open(self.folder.path()).unwrap().in_boot(boot).append(&[event(number)]).unwrap();
+    }
+
     pub fn append(&self, number: u32) {
         self.log.append(&[event(number)]).unwrap();
     }

@@ -8,7 +8,7 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::chain::{Break, Chain, Step};
-use crate::files::{CURRENT, Folder, Lines, rotated_name};
+use crate::files::{CURRENT, Folder, Lines, rotated_name, this_boot};
 use crate::head::{self, Found, Head};
 use crate::line::{self, Shape};
 
@@ -32,6 +32,9 @@ pub struct Report {
     pub recovered: u64,
     /// How many bytes of half a line are at the end, not accounted for yet because nothing was written since.
     pub torn_bytes: u64,
+    /// How many of the newest lines were lost when the machine stopped, at any time: they had not reached its disk. Only lines
+    /// that were less than some two minutes old count as such.
+    pub lost: u64,
 }
 
 /// A line that somebody noted down elsewhere.
@@ -118,9 +121,18 @@ pub enum VerifyError {
 /// Verifies the log in `folder`, as it is now; writers go on meanwhile. With an `anchor`, the line of that number must be
 /// the one that was noted down.
 pub fn verify(folder: &Path, anchor: Option<&Anchor>) -> Result<Report, VerifyError> {
+    verify_in_boot(folder, anchor, &this_boot())
+}
+
+/// The same, in this boot of the machine.
+pub(crate) fn verify_in_boot(
+    folder: &Path,
+    anchor: Option<&Anchor>,
+    boot: &str,
+) -> Result<Report, VerifyError> {
     let mut attempt = 1;
     loop {
-        match Walk::begin(folder).and_then(|walk| walk.finish(anchor)) {
+        match Walk::begin(folder, boot).and_then(|walk| walk.finish(anchor)) {
             Err(VerifyError::Io(_, error))
                 if error.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS =>
             {
@@ -143,6 +155,8 @@ struct Walk {
     folder: Folder,
     head: Head,
     parts: Vec<Part>,
+    /// Whether the machine was restarted since the last line was written.
+    restarted: bool,
 }
 
 /// Where a walk is.
@@ -153,7 +167,7 @@ struct Place {
 
 impl Walk {
     /// Under the lock, takes in what belongs together.
-    fn begin(path: &Path) -> Result<Self, VerifyError> {
+    fn begin(path: &Path, boot: &str) -> Result<Self, VerifyError> {
         let failed = |error| VerifyError::Io(path.to_owned(), error);
         let folder = match Folder::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -179,7 +193,8 @@ impl Walk {
             let size = file.metadata().map_err(failed)?.len();
             parts.push(Part { name: CURRENT.to_owned(), open: Some((file, size)) });
         }
-        Ok(Self { folder, head, parts })
+        let restarted = head.is_of_another_boot(boot);
+        Ok(Self { folder, head, parts, restarted })
     }
 
     fn finish(mut self, anchor: Option<&Anchor>) -> Result<Report, VerifyError> {
@@ -192,6 +207,7 @@ impl Walk {
             head_hash: String::new(),
             recovered: 0,
             torn_bytes: 0,
+            lost: 0,
         };
         let mut anchored = anchor.is_none_or(|anchor| anchor.seq == chain.seq && anchor.hash == chain.hash);
         let mut last = Place { part: 0, line: 0 };
@@ -201,13 +217,16 @@ impl Walk {
             let mut at = Place { part, line: 0 };
             let mut torn_at = 0;
             let mut unended = false;
+            let (mut position, mut whole) = (0, 0);
             while let Some(piece) = self.next(&mut lines, part)? {
                 at.line += 1;
                 unended = !piece.ended;
+                position += u64::try_from(piece.bytes.len()).unwrap_or(u64::MAX) + u64::from(piece.ended);
                 match chain.step(&piece.bytes) {
                     Ok(Step::Next) => {
                         report.lines += 1;
                         torn_at = 0;
+                        whole = position;
                         let known = [
                             Some((self.head.seq, &self.head.hash, Fault::Changed)),
                             anchor.map(|anchor| (anchor.seq, &anchor.hash, Fault::NotTheAnchor)),
@@ -223,6 +242,7 @@ impl Walk {
                     }
                     Ok(Step::Torn) if torn_at == 0 => torn_at = at.line,
                     Ok(Step::Torn) => {}
+                    Err(_) if is_last && self.may_have_lost_lines_after(chain.seq) => break,
                     Err(Break::ChangedBefore) => {
                         return Err(self.bad(&Place { part, line: torn_at }, Fault::Changed));
                     }
@@ -232,7 +252,11 @@ impl Walk {
                     }
                 }
             }
-            if is_last {
+            if is_last && self.may_have_lost_lines_after(chain.seq) {
+                report.torn_bytes = self.size(part).saturating_sub(whole);
+            } else if is_last {
+                report.torn_bytes =
+                    chain.torn().map_or(0, |torn| u64::try_from(torn.len()).unwrap_or(u64::MAX));
                 self.check_end(&chain, &at, torn_at, unended)?;
             } else if torn_at > 0 || unended {
                 let line = if torn_at > 0 { torn_at } else { at.line };
@@ -240,14 +264,14 @@ impl Walk {
             }
             last = at;
         }
-        if chain.seq < self.head.seq {
+        if chain.seq < self.head.seq && !self.may_have_lost_lines_after(chain.seq) {
             return Err(self.bad(&last, Fault::Truncated(self.head.seq)));
         }
         if let (Some(anchor), false) = (anchor, anchored) {
             return Err(VerifyError::NoAnchor(anchor.seq));
         }
         report.recovered = chain.recovered;
-        report.torn_bytes = chain.torn().map_or(0, |torn| u64::try_from(torn.len()).unwrap_or(u64::MAX));
+        report.lost = chain.lost + self.head.seq.saturating_sub(chain.seq);
         report.last_seq = chain.seq;
         report.head_hash = chain.hash;
         Ok(report)
@@ -256,9 +280,7 @@ impl Walk {
     /// The end of the last file: what a killed writer leaves is behind all that the head knows.
     fn check_end(&self, chain: &Chain, at: &Place, torn_at: u64, unended: bool) -> Result<(), VerifyError> {
         if torn_at > 0 && chain.seq < self.head.seq {
-            let size =
-                self.parts.get(at.part).and_then(|part| part.open.as_ref()).map_or(0, |(_, size)| *size);
-            let shorter = unended && size < self.head.bytes;
+            let shorter = unended && self.size(at.part) < self.head.bytes;
             let fault = if shorter { Fault::Truncated(self.head.seq) } else { Fault::Changed };
             return Err(self.bad(&Place { part: at.part, line: torn_at }, fault));
         }
@@ -266,6 +288,16 @@ impl Walk {
             return Err(self.bad(at, Fault::Truncated(self.head.seq)));
         }
         Ok(())
+    }
+
+    /// Whether what follows this line can be missing because the machine stopped before it was on the disk.
+    fn may_have_lost_lines_after(&self, seq: u64) -> bool {
+        self.restarted && seq >= self.head.disk_seq
+    }
+
+    /// The size of the file that is written, when it was opened.
+    fn size(&self, part: usize) -> u64 {
+        self.parts.get(part).and_then(|part| part.open.as_ref()).map_or(0, |(_, size)| *size)
     }
 
     fn bad(&self, at: &Place, fault: Fault) -> VerifyError {
@@ -331,6 +363,9 @@ impl Walk {
     }
 }
 
+#[cfg(test)]
+#[path = "power_tests.rs"]
+mod power;
 #[cfg(test)]
 #[path = "verify_tests.rs"]
 mod tests;

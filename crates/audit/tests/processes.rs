@@ -102,7 +102,7 @@ fn a_full_disk_is_an_error_and_no_damage() {
     }
     let folder = tempfile::tempdir().unwrap();
     let script =
-        "mount -t tmpfs -o size=96k none \"$1\" && exec \"$2\" --exact a_full_disk_is_an_error_and_no_damage";
+        "mount -t tmpfs -o size=3m none \"$1\" && exec \"$2\" --exact a_full_disk_is_an_error_and_no_damage";
     let ended = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
         .args([folder.path(), &std::env::current_exe().unwrap()])
@@ -113,7 +113,8 @@ fn a_full_disk_is_an_error_and_no_damage() {
 }
 
 fn fill(folder: &Path) {
-    std::fs::write(folder.join("ballast"), [0; 8192]).unwrap();
+    std::fs::write(folder.join("more"), [0; 600 << 10]).unwrap();
+    std::fs::write(folder.join("ballast"), [0; 128 << 10]).unwrap();
     let folder = folder.join("audit");
     let log = Log::open(&folder).unwrap();
     let event = |number: u32| {
@@ -121,7 +122,7 @@ fn fill(folder: &Path) {
         Event::now(Actor::this_process("test"), what)
     };
     let (mut recorded, mut refused) = (0, 0);
-    for number in 0..1000 {
+    for number in 0..10_000 {
         match log.append(&[event(number), event(number)]) {
             Ok(()) => recorded += 2,
             Err(error) => {
@@ -141,8 +142,19 @@ fn fill(folder: &Path) {
             );
         }
     }
-    assert!(recorded > 20 && refused == 10, "{recorded} recorded, {refused} refused");
+    assert!(recorded > 1000 && refused == 10, "{recorded} recorded, {refused} refused");
+    // What another program takes is not the log's: what has happened can be recorded all the same.
+    let taken = std::fs::write(folder.join("../taken"), [1; 1 << 20]);
+    assert!(taken.is_err(), "the disk is not full");
+    for number in 0..500 {
+        log.append_last(&[event(number)]).unwrap();
+        recorded += 1;
+    }
+    assert!(matches!(log.append(&[event(1)]), Err(LogError::Full(_))), "nothing new is begun");
+    std::fs::remove_file(folder.join("../taken")).unwrap();
     std::fs::remove_file(folder.join("../ballast")).unwrap();
+    assert!(log.append(&[event(1)]).is_err(), "the reserve has to be filled first");
+    std::fs::remove_file(folder.join("../more")).unwrap();
     log.append(&[event(1)]).unwrap();
     let report = log.verify().unwrap();
     assert_eq!((report.lines, report.recovered), (recorded + 1, 0));

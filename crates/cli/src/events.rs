@@ -172,6 +172,7 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
                 "hash": report.head_hash,
                 "recovered": report.recovered,
                 "torn_bytes": report.torn_bytes,
+                "lost": report.lost,
             });
             (0, document, praise(&report))
         }
@@ -201,7 +202,7 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
 
 /// What to say of a record that is whole.
 fn praise(report: &Report) -> String {
-    let Report { lines, files, first_seq, last_seq, head_hash, recovered, torn_bytes } = report;
+    let Report { lines, files, first_seq, last_seq, head_hash, recovered, torn_bytes, lost } = report;
     let mut text = format!(
         "The record is whole: {} in {}, {first_seq} to {last_seq}.",
         counted(*lines, "event"),
@@ -211,8 +212,15 @@ fn praise(report: &Report) -> String {
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "\n{} a writer was killed in the middle of a line; every byte is accounted for.",
+            "\n{} a writer was killed in the middle of a line, or the machine stopped; every byte is accounted for.",
             counted(*recovered, "time")
+        );
+    }
+    if *lost > 0 {
+        let _ = write!(
+            text,
+            "\n{} missing, at most two minutes old when the machine stopped: not on its disk yet, or removed before it was started again.",
+            if *lost == 1 { "1 event is".to_owned() } else { format!("{lost} events are") }
         );
     }
     let _ = write!(

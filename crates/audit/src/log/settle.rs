@@ -1,18 +1,20 @@
 //! What a writer finds under the lock, and what to do about it before it writes.
 //!
 //! Almost always the file is as long as the head says, and nothing has to be read. Everything else is the work of a writer
-//! that was killed, or of somebody who should not write here. Both are put down in the log, and nothing is removed or
-//! changed: verification decides which one it was.
+//! that was killed, of a loss of power, or of somebody who should not write here. It is put down in the log, and nothing that
+//! reached the disk whole is removed or changed: verification decides which one it was.
+
+mod restart;
 
 use std::fs::File;
 use std::io;
 
 use rustix::fs::OFlags;
 
-use super::{ends_a_line, open_current, recovered};
+use super::{ends_a_line, open_current, recovered, reserve};
 use crate::chain::Step;
 use crate::event::{RecoveredFrom, What};
-use crate::files::{CURRENT, Folder, Lines, rotated_name};
+use crate::files::{CURRENT, Folder, Lines, NEXT, rotated_name};
 use crate::head::{Found, Head};
 use crate::line::{self, GENESIS, Shape};
 
@@ -30,31 +32,12 @@ pub(super) struct Settled {
     pub repairs: Vec<What>,
     /// What the file before is called, if this one has just begun.
     pub rotated: Option<String>,
+    /// Whether this is the first look at the log since the machine was restarted.
+    pub restarted: bool,
 }
 
-impl Settled {
-    /// Puts the file aside, and begins a new one.
-    pub fn rotate(&mut self, folder: &Folder) -> io::Result<()> {
-        let name = rotated_name(self.head.first);
-        // Whoever comes after a kill here finds the old file by this head, under its new name.
-        self.head.write(folder)?;
-        folder.rename(CURRENT, &name)?;
-        self.file = open_current(folder)?;
-        self.begin_file(name);
-        Ok(())
-    }
-
-    fn begin_file(&mut self, previous: String) {
-        self.head.first = self.head.seq + 1;
-        self.head.bytes = 0;
-        self.size = 0;
-        self.unended = false;
-        self.rotated = Some(previous);
-    }
-}
-
-/// Finds out where the chain goes on.
-pub(super) fn settle(folder: &Folder) -> io::Result<Settled> {
+/// Finds out where the chain goes on, in this boot of the machine.
+pub(super) fn settle(folder: &Folder, boot: &str) -> io::Result<Settled> {
     let (head, lost) = match Head::read(folder)? {
         Found::Head(head) => (head, None),
         Found::Nothing if is_new(folder)? => {
@@ -65,29 +48,28 @@ pub(super) fn settle(folder: &Folder) -> io::Result<Settled> {
         Found::Nothing => (rebuild(folder)?, Some("There was no head.json")),
         Found::Damaged => (rebuild(folder)?, Some("head.json was damaged")),
     };
+    let restarted = head.is_of_another_boot(boot);
     let file = open_current(folder)?;
     let size = file.metadata()?.len();
     let unended = !ends_a_line(&file, size)?;
-    let mut settled = Settled { file, size, unended, head, repairs: vec![], rotated: None };
+    let mut settled = Settled { file, size, unended, head, repairs: vec![], rotated: None, restarted };
     if let Some(lost) = lost {
         let detail = format!("{lost}: lines after {} may have been removed", settled.head.seq);
         settled.repairs.push(recovered(RecoveredFrom::LostHead, detail, None));
         settled.head.bytes = size;
         return Ok(settled);
     }
-    let aside = rotated_name(settled.head.first);
-    if folder.size(&aside)? == Some(settled.head.bytes) && settled.head.bytes > 0 {
-        // A writer was killed between putting the file aside and saying so.
-        settled.begin_file(aside);
-        settled.size = size;
-        settled.unended = unended;
+    settled.follow_rotations(folder)?;
+    if restarted && settled.recover_from_power_loss()? {
+        return Ok(settled);
     }
-    if size > settled.head.bytes {
-        settled.adopt()?;
-    } else if size < settled.head.bytes {
+    if settled.size > settled.head.bytes {
+        let file = settled.file.try_clone()?;
+        settled.adopt(file, settled.size, CURRENT)?;
+    } else if settled.size < settled.head.bytes {
         let detail = format!(
-            "{CURRENT} had {size} bytes instead of {}: it should have ended with line {}",
-            settled.head.bytes, settled.head.seq
+            "{CURRENT} had {} bytes instead of {}: it should have ended with line {}",
+            settled.size, settled.head.bytes, settled.head.seq
         );
         settled.repairs.push(recovered(RecoveredFrom::LostLines, detail, None));
     }
@@ -95,9 +77,62 @@ pub(super) fn settle(folder: &Folder) -> io::Result<Settled> {
 }
 
 impl Settled {
-    /// Looks at what is in the file behind the place that the head knows.
-    fn adopt(&mut self) -> io::Result<()> {
-        let mut lines = Lines::new(self.file.try_clone()?, self.head.bytes, self.size)?;
+    /// Puts the file aside, and begins a new one. On a disk that has no room for a new one's reserve it goes on with the old.
+    ///
+    /// Every step is on the disk before the next one is made: whatever is interrupted here, by a kill or by a loss of power,
+    /// the next writer finds the old file by the head, under its old name or its new one.
+    pub fn rotate(&mut self, folder: &Folder) -> io::Result<()> {
+        let name = rotated_name(self.head.first);
+        if folder.size(&name)?.is_some() {
+            // Not a file of ours. Verification tells; recording goes on.
+            return Ok(());
+        }
+        let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::TRUNC;
+        let next = folder.file(NEXT, flags)?.ok_or(io::ErrorKind::NotFound)?;
+        if reserve::keep(&next, 0, 0).is_err() {
+            return folder.remove(NEXT);
+        }
+        // The old file needs its reserve no more.
+        self.file.set_len(self.size)?;
+        self.file.sync_all()?;
+        self.head.synced();
+        self.head.write_synced(folder)?;
+        folder.rename(CURRENT, &name)?;
+        folder.rename(NEXT, CURRENT)?;
+        folder.sync()?;
+        self.file = next;
+        (self.size, self.unended) = (0, false);
+        self.begin_file(name);
+        Ok(())
+    }
+
+    fn begin_file(&mut self, previous: String) {
+        self.head.first = self.head.seq + 1;
+        self.head.bytes = 0;
+        self.rotated = Some(previous);
+    }
+
+    /// A file that the head takes for the one that is written may have been put aside since.
+    fn follow_rotations(&mut self, folder: &Folder) -> io::Result<()> {
+        loop {
+            let first = self.head.first;
+            let aside = rotated_name(first);
+            let Some(file) = folder.file(&aside, OFlags::RDONLY)? else { return Ok(()) };
+            let size = file.metadata()?.len();
+            if size > self.head.bytes {
+                self.adopt(file, size, &aside)?;
+            }
+            self.begin_file(aside);
+            if self.head.first == first {
+                // A file without a line cannot have been put aside by us.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Looks at what is in a file of this size behind the place that the head knows.
+    fn adopt(&mut self, file: File, size: u64, name: &str) -> io::Result<()> {
+        let mut lines = Lines::new(file, self.head.bytes, size)?;
         let mut chain = self.head.chain();
         let mut foreign = false;
         let mut whole_but_unended = false;
@@ -115,9 +150,9 @@ impl Settled {
                 }
             }
         }
-        let behind = self.size - self.head.bytes;
+        let behind = size - self.head.bytes;
         if foreign {
-            let detail = format!("{behind} bytes at the end of {CURRENT} are not ours, or not whole");
+            let detail = format!("{behind} bytes at the end of {name} are not ours, or not whole");
             self.repairs.push(recovered(RecoveredFrom::ForeignBytes, detail, None));
         } else if let Some(torn) = chain.torn() {
             let detail = format!("A writer was killed in the middle of line {}", chain.seq + 1);
@@ -128,7 +163,7 @@ impl Settled {
         }
         self.head.seq = chain.seq;
         self.head.hash = chain.hash;
-        self.head.bytes = self.size;
+        self.head.bytes = size;
         Ok(())
     }
 }

@@ -1,0 +1,36 @@
+//! Space that the log holds beyond the end of its file.
+//!
+//! On a full disk nothing new is begun, because it could not be recorded. What ends all the same has to be recorded on a full
+//! disk too. The reserve belongs to this file: no other program and no guest can take it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+/// How much is reserved at once: some thousands of events.
+const RESERVE: u64 = 1 << 20;
+/// How much of it has to be left after an ordinary line.
+const LEAST: u64 = RESERVE / 2;
+/// The unit of `st_blocks`.
+const BLOCK: u64 = 512;
+
+/// Makes sure that a file of `size` bytes can take `more`, and has its reserve after that.
+///
+/// # Errors
+/// When the disk has no room for it. A file system that cannot reserve space is no error.
+pub(super) fn keep(file: &File, size: u64, more: u64) -> io::Result<()> {
+    let held = file.metadata()?.blocks().saturating_mul(BLOCK).saturating_sub(size);
+    if held >= LEAST.saturating_add(more) {
+        return Ok(());
+    }
+    loop {
+        return match fallocate(file, FallocateFlags::KEEP_SIZE, size, RESERVE.saturating_add(more)) {
+            Err(Errno::INTR) => continue,
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+    }
+}

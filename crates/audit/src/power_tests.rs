@@ -1,0 +1,165 @@
+//! What a loss of power leaves, and what becomes of it. The whole product is put through that by `tests/tests/power.rs`.
+
+use std::fs;
+
+use super::*;
+use crate::event::{Event, RecoveredFrom, What};
+use crate::files::CURRENT;
+use crate::follow::{Filter, Follower};
+use crate::log::Log;
+use crate::testing::{Scene, event};
+
+const LATER: &str = "another boot";
+
+fn after_restart(scene: &Scene) -> Result<Report, VerifyError> {
+    verify_in_boot(scene.folder.path(), None, LATER)
+}
+
+/// The pids of the events that are there, which number them.
+fn numbers(scene: &Scene) -> Vec<u32> {
+    let mut follower = Follower::open(scene.folder.path(), Filter::default()).unwrap();
+    let all = std::iter::from_fn(|| follower.next().unwrap());
+    all.filter(|entry| entry.event.sandbox.is_some()).map(|entry| entry.event.actor.pid).collect()
+}
+
+/// The end of the file is missing from any byte on, or its length is there and zeros are its content: what file systems leave.
+#[test]
+fn lines_that_had_not_reached_the_disk_are_lost_and_counted() {
+    let scene = Scene::with_lines(5);
+    let (text, head) = (scene.current(), scene.head());
+    for zeros in [false, true] {
+        // Every place near the end of a line, and some of the others: each costs a few syncs.
+        let ends = |left: &usize| text[left.saturating_sub(2)..(left + 2).min(text.len())].contains(&b'\n');
+        for left in (0..text.len()).filter(|left| left % 41 == 0 || ends(left)) {
+            let mut cut = text.clone();
+            cut.truncate(left);
+            cut.resize(if zeros { text.len() } else { left }, 0);
+            scene.put(&cut);
+            scene.put_head(&head);
+            assert!(scene.verify().is_err(), "in the same boot that is removal: {left} {zeros}");
+            // A line that lacks nothing but its line break is there.
+            let whole = text[..left].iter().filter(|byte| **byte == b'\n').count() as u64;
+            let whole = whole + u64::from(!zeros && text.get(left) == Some(&b'\n'));
+            let report = after_restart(&scene).unwrap();
+            assert_eq!((report.lines, report.lost), (whole, 5 - whole), "{left} {zeros}");
+            scene.append_in(LATER, 7);
+            scene.append_in(LATER, 8);
+            let report = after_restart(&scene).unwrap();
+            let own = u64::from(whole < 5 || zeros);
+            assert_eq!((report.lines, report.lost), (whole + own + 2, 5 - whole), "{left} {zeros}");
+            assert_eq!((report.torn_bytes, report.last_seq), (0, 5 + own + 2));
+            let found = numbers(&scene);
+            assert_eq!(found[found.len() - 2..], [7, 8]);
+            assert_eq!(found.len() as u64, whole + 2);
+        }
+    }
+}
+
+#[test]
+fn a_head_that_is_behind_loses_no_line() {
+    let scene = Scene::with_lines(2);
+    let head = scene.head();
+    scene.append(2);
+    let text = scene.current();
+    scene.append(3);
+    // Of the fourth line one half, of the head nothing newer than the second.
+    scene.put(&scene.current()[..text.len() + 100]);
+    scene.put_head(&head);
+    let report = after_restart(&scene).unwrap();
+    assert_eq!((report.lines, report.lost, report.torn_bytes), (3, 0, 100));
+    scene.append_in(LATER, 9);
+    assert_eq!(numbers(&scene), [0, 1, 2, 9]);
+    let report = after_restart(&scene).unwrap();
+    assert_eq!((report.lines, report.lost, report.recovered, report.torn_bytes), (5, 0, 1, 0));
+}
+
+/// Twice in a row, and also when nothing of the file was left.
+#[test]
+fn a_log_survives_one_loss_after_the_other() {
+    let scene = Scene::with_lines(3);
+    scene.put(b"");
+    scene.append_in("second", 5);
+    scene.append_in("second", 6);
+    assert_eq!(numbers(&scene), [5, 6]);
+    let text = scene.current();
+    scene.put(&text[..text.len() - 10]);
+    scene.append_in("third", 7);
+    scene.append_in("third", 8);
+    let report = verify_in_boot(scene.folder.path(), None, "third").unwrap();
+    assert_eq!((report.lost, report.last_seq), (3 + 1, 9));
+    assert_eq!(numbers(&scene), [5, 7, 8]);
+    // What a recovery left was waited for to reach the disk: the next loss cannot have taken it.
+    fs::remove_file(scene.path(CURRENT)).unwrap();
+    assert!(verify_in_boot(scene.folder.path(), None, "fourth").is_err());
+}
+
+#[test]
+fn lines_that_were_on_the_disk_for_long_are_not_lost_but_removed() {
+    let scene = Scene::new();
+    let log = Log::open(scene.folder.path()).unwrap();
+    let at = |seconds: u64| Event { time_unix_ns: seconds * 1_000_000_000, ..event(1) };
+    for seconds in [1000, 1001, 1080, 1081, 1160, 1161] {
+        log.append(&[at(seconds)]).unwrap();
+    }
+    let text = scene.current();
+    let lines: Vec<&[u8]> = text.split_inclusive(|byte| *byte == b'\n').collect();
+    // The third line was the newest when the last but one look at the clock was taken.
+    scene.put(&lines[..3].concat());
+    assert_eq!(after_restart(&scene).unwrap().lost, 3);
+    scene.put(&lines[..2].concat());
+    let found = after_restart(&scene);
+    assert!(matches!(found, Err(VerifyError::Bad { line: 2, fault: Fault::Truncated(6), .. })), "{found:?}");
+    scene.append_in(LATER, 9);
+    let found = after_restart(&scene);
+    assert!(
+        matches!(found, Err(VerifyError::Bad { fault: Fault::Removed { from: 3, to: 6 }, .. })),
+        "{found:?}"
+    );
+}
+
+/// A rotation of an earlier version that a loss of power interrupted: the file was put aside, and the head tells of a time
+/// before that. Every later rotation failed.
+#[test]
+fn a_head_from_before_a_rotation_finds_the_file_that_was_put_aside() {
+    let scene = Scene::with_lines(3);
+    let head = scene.head();
+    scene.append(3);
+    fs::rename(scene.path(CURRENT), scene.path("audit-000000000001.jsonl")).unwrap();
+    scene.put_head(&head);
+    let log = Log::open(scene.folder.path()).unwrap().in_boot(LATER).rotate_at(1);
+    for number in [4, 5, 6] {
+        log.append(&[event(number)]).unwrap();
+    }
+    assert_eq!(numbers(&scene), [0, 1, 2, 3, 4, 5, 6]);
+    let report = after_restart(&scene).unwrap();
+    assert_eq!((report.files, report.lost, report.recovered), (4, 0, 0));
+}
+
+#[test]
+fn only_the_line_that_tells_of_a_loss_may_follow_a_gap() {
+    let tells = |lost_from, from| What::Recovered {
+        from,
+        detail: "x".to_owned(),
+        torn_bytes: None,
+        torn_digest: None,
+        lost_from,
+    };
+    let after_gap = |what: What| {
+        let scene = Scene::with_lines(2);
+        let mut text = scene.current();
+        line::encode(&mut text, 6, &"a".repeat(64), &Event { what, ..event(9) }).unwrap();
+        scene.put(&text);
+        scene.verify().map(|report| report.lost).map_err(|error| error.to_string())
+    };
+    assert_eq!(after_gap(tells(Some(3), RecoveredFrom::PowerLoss)), Ok(3));
+    for what in [
+        tells(Some(4), RecoveredFrom::PowerLoss),
+        tells(Some(2), RecoveredFrom::PowerLoss),
+        tells(None, RecoveredFrom::PowerLoss),
+        tells(Some(3), RecoveredFrom::LostLines),
+        What::SandboxRemoved,
+    ] {
+        let found = after_gap(what.clone()).unwrap_err();
+        assert!(found.contains("the events 3 to 5 were removed"), "{what:?}: {found}");
+    }
+}
