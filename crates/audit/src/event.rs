@@ -339,6 +339,11 @@ pub enum What {
         /// Whether there is a new one.
         restarted: bool,
     },
+    /// A sandbox whose files were there, and that the store did not know, was written down again.
+    SandboxAdopted {
+        /// What its folder was called.
+        folder: String,
+    },
     /// The log itself was not as its last writer should have left it.
     Recovered {
         /// What was wrong.

@@ -3,6 +3,8 @@
 //! Making a file system takes longer than starting a guest, so one of each size is made once and its few hundred
 //! kilobytes are copied for every sandbox.
 
+mod template;
+
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,8 +15,11 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::launch::unix_ns;
 use crate::spec::Size;
+use template::Template;
+
+/// The unit in which templates are copied and compared: the block of their file systems.
+const BLOCK: usize = 4096;
 
 /// A disk cannot be made.
 #[derive(Debug, Error)]
@@ -27,6 +32,9 @@ pub enum DiskError {
     /// Some other failure.
     #[error("Cannot make the sandbox's disk in {0}")]
     Io(PathBuf, #[source] io::Error),
+    /// Something else writes to the templates.
+    #[error("{0} is another file each time it is read; does another program write to it?")]
+    Changing(PathBuf),
     /// The file system could not be made.
     #[error("mke2fs failed (install it with: apt-get install e2fsprogs): {0}")]
     MakeFileSystem(String),
@@ -36,22 +44,40 @@ pub enum DiskError {
 pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
     fs::create_dir_all(state).map_err(failed(state))?;
     let disk = nameless_file(state).map_err(failed(state))?;
-    fill(&disk, state, &template(cache, size, Journal::Without)?, size)?;
+    fill(&disk, state, cache, size, Journal::Without)?;
     Ok(disk)
 }
 
 /// Makes a disk of `size` for a sandbox that is kept, at `path`, where nothing may be yet.
 pub fn make_kept(cache: &Path, path: &Path, size: Size) -> Result<(), DiskError> {
-    let template = template(cache, size, Journal::With)?;
     let mut options = File::options();
     let disk = options.read(true).write(true).create_new(true).mode(0o600).open(path);
-    fill(&disk.map_err(failed(path))?, path, &template, size)
+    fill(&disk.map_err(failed(path))?, path, cache, size, Journal::With)
 }
 
-fn fill(disk: &File, place: &Path, template: &Path, size: Size) -> Result<(), DiskError> {
-    let source = open_template(template, size).map_err(failed(template))?;
+/// Copies a template. One that is not what it was when it was made, because the machine lost its power or its disk failed, is
+/// made again.
+fn fill(disk: &File, place: &Path, cache: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
+    let found = template::find(cache, size, journal);
+    let found = match found {
+        Some(found) => found,
+        None => template::make(cache, size, journal)?,
+    };
+    if copy(&found, disk, place, size)? {
+        return Ok(());
+    }
+    template::discard(&found);
+    disk.set_len(0).map_err(failed(place))?;
+    let made = template::make(cache, size, journal)?;
+    if copy(&made, disk, place, size)? { Ok(()) } else { Err(DiskError::Changing(made.path)) }
+}
+
+/// Copies a template onto an empty disk; false if it is damaged.
+fn copy(template: &Template, disk: &File, place: &Path, size: Size) -> Result<bool, DiskError> {
+    let Some(source) = template.open(size).map_err(failed(&template.path))? else { return Ok(false) };
     disk.set_len(size.0).map_err(failed(place))?;
-    copy_data(&source, disk).map_err(failed(place))
+    let digest = copy_data(&source, disk).map_err(failed(place))?;
+    Ok(digest == template.digest)
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> DiskError {
@@ -70,17 +96,6 @@ enum Journal {
     Without,
 }
 
-/// Opens a template as what it has to be: whatever else lies at its place is not followed, waited for, or copied.
-fn open_template(path: &Path, size: Size) -> io::Result<File> {
-    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    let data = file.metadata()?;
-    if data.is_file() && data.len() == size.0 {
-        Ok(file)
-    } else {
-        Err(io::Error::other("it is not a disk of the right size; remove it, and it will be made again"))
-    }
-}
-
 /// A file without a name: whatever happens to us, nothing is left.
 fn nameless_file(folder: &Path) -> io::Result<File> {
     let open = |flags| File::options().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
@@ -96,57 +111,39 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
     }
 }
 
-/// Copies what is not a hole.
-fn copy_data(source: &File, target: &File) -> io::Result<()> {
+/// Copies what is not a hole, and returns its digest.
+fn copy_data(source: &File, target: &File) -> io::Result<String> {
+    read_data(source, |at, block| target.write_all_at(block, at))
+}
+
+/// Reads what is not a hole, block by block; returns the digest of what was read. Blocks of zeros count as holes: whether they are
+/// is the file system's choice.
+fn read_data(source: &File, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0u8; 64 * 1024];
     let mut position = 0;
     loop {
         let start = match seek(source, SeekFrom::Data(position)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(()),
+            Ok(start) => start - start % BLOCK as u64,
+            Err(Errno::NXIO) => return Ok(hasher.finalize().to_hex().to_string()),
             Err(error) => return Err(error.into()),
         };
-        let end = seek(source, SeekFrom::Hole(start))?;
+        let end = seek(source, SeekFrom::Hole(start.max(position)))?;
         let mut at = start;
         while at < end {
             let room = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
-            let count = source.read_at(buffer.get_mut(..room).unwrap_or_default(), at)?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+            let piece = buffer.get_mut(..room).unwrap_or_default();
+            source.read_exact_at(piece, at)?;
+            for block in piece.chunks(BLOCK) {
+                if block.iter().any(|byte| *byte != 0) {
+                    hasher.update(&at.to_le_bytes()).update(block);
+                    each(at, block)?;
+                }
+                at += block.len() as u64;
             }
-            target.write_all_at(buffer.get(..count).unwrap_or_default(), at)?;
-            at += count as u64;
         }
         position = end;
     }
-}
-
-/// The file with an empty file system of this size, made if it is not there.
-fn template(cache: &Path, size: Size, journal: Journal) -> Result<PathBuf, DiskError> {
-    let folder = cache.join("disk");
-    let kind = match journal {
-        Journal::With => "journal-ext4",
-        Journal::Without => "ext4",
-    };
-    let path = folder.join(format!("{kind}-{size}"));
-    if path.symlink_metadata().is_ok() {
-        return Ok(path);
-    }
-    let failed = |error| DiskError::Io(folder.clone(), error);
-    fs::create_dir_all(&folder).map_err(failed)?;
-    let fresh = folder.join(format!("{kind}-{size}.{}-{}", std::process::id(), unix_ns()));
-    // A new file, or none: nothing that somebody put at its place is written to.
-    let file = File::options().write(true).create_new(true).open(&fresh).map_err(failed)?;
-    let made = file.set_len(size.0).map_err(failed).and_then(|()| format(&fresh, size, journal));
-    match made {
-        Ok(()) => fs::rename(&fresh, &path).map_err(failed)?,
-        Err(error) => {
-            // Already failing; a left-over is only untidy.
-            let _ = fs::remove_file(&fresh);
-            return Err(error);
-        }
-    }
-    Ok(path)
 }
 
 /// No reserved blocks: all of it is the sandbox's. A journal of a few megabytes holds what a sandbox changes at once.

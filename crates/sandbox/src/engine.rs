@@ -65,7 +65,7 @@ impl Chosen {
 }
 
 /// An engine and the reason for it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
     /// The engine.
     pub engine: Chosen,

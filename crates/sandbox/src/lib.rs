@@ -15,6 +15,7 @@ pub mod attach;
 pub mod command;
 pub mod config;
 pub mod connection;
+pub mod description;
 pub mod disk;
 pub mod doctor;
 pub mod ending;

@@ -1,11 +1,13 @@
 //! What is known about sandboxes, on disk, for every process of one user.
 //!
-//! One SQLite file with a write-ahead log: a process that is killed at any point leaves the last finished change, readers
-//! never wait, and a change costs no disk flush of its own. (A machine that loses power may lose the last changes, never
-//! the file; the sandboxes are gone with the power anyway.)
+//! One SQLite file with a write-ahead log: a process that is killed at any point leaves the last finished change, and readers
+//! never wait. What a person relies on (that a sandbox is there, that it was removed, what it may reach) is on the disk when
+//! the change has returned. Other changes cost no disk flush: a machine that loses power may lose the last of them, and with
+//! its power it has lost the processes that they tell of.
 //!
 //! The store says what was last written down. Whether a sandbox runs *now* is what its [`life`] lock says.
 
+mod ballast;
 mod jobs;
 pub mod life;
 mod record;
@@ -74,7 +76,7 @@ pub enum StoreError {
     File(PathBuf, #[source] io::Error),
     /// Not a database, or no longer one.
     #[error(
-        "The store {path} is damaged. Move it away to start with an empty one: the disks of sandboxes stay in the folder `sandboxes` beside it"
+        "The store {path} is damaged. Move it away to start with an empty one: the disks of sandboxes stay in the folder `sandboxes` beside it, `bathy ls` lists them, and `bathy adopt` takes them back"
     )]
     Damaged {
         /// The file.
@@ -109,7 +111,12 @@ pub enum StoreError {
     /// Other processes did not let it go.
     #[error("The store {0} was busy for {seconds} seconds; is some process stopped in the middle of a change?", seconds = PATIENCE.as_secs())]
     Busy(PathBuf),
-    /// The disk is full, or not to be written to, and the like.
+    /// The disk is full.
+    #[error(
+        "The host's disk is full: no room for a change in {0}. Free some space; `bathy rm` frees that of a sandbox"
+    )]
+    Full(PathBuf),
+    /// The disk is not to be written to, and the like.
     #[error("Cannot use the store {path}")]
     Database {
         /// The file.
@@ -125,13 +132,30 @@ pub enum StoreError {
 pub struct Store {
     connection: Connection,
     path: PathBuf,
+    /// Whether changes are waited for to reach the disk at present.
+    durable: bool,
 }
 
 impl Store {
-    /// Opens the store in the state folder, and makes it if it is not there.
+    /// Opens the store in the state folder, and makes it if it is not there. On a full disk it takes the space that is kept for
+    /// that, so that a sandbox can be found, ended and removed.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
+        let opened = match Self::try_open(state) {
+            Err(StoreError::Full(_)) if ballast::release(state) => Self::try_open(state),
+            opened => opened,
+        };
+        if opened.is_ok() {
+            ballast::keep(state);
+        }
+        opened
+    }
+
+    fn try_open(state: &Path) -> Result<Self, StoreError> {
         let path = state.join("store.db");
-        make_file(state, &path).map_err(|error| StoreError::File(path.clone(), error))?;
+        make_file(state, &path).map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::Full(path.clone()),
+            _ => StoreError::File(path.clone(), error),
+        })?;
         let opened = Connection::open_with_flags(
             &path,
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
@@ -143,18 +167,40 @@ impl Store {
             connection.pragma_update(None, "synchronous", "NORMAL")
         };
         prepared().map_err(|error| failure(&path, error))?;
-        let mut store = Self { connection, path };
+        let mut store = Self { connection, path, durable: false };
         schema::bring_up_to_date(&mut store, schema::STEPS)?;
         Ok(store)
     }
 
-    /// Writes a new sandbox down.
-    pub fn insert(&mut self, new: &NewRecord) -> Result<(), StoreError> {
-        self.insert_at_most(new, None)
+    /// Does `change`; on a full disk, with the space that is kept for what must be possible there.
+    pub fn at_any_price<T>(
+        &mut self,
+        mut change: impl FnMut(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match change(self) {
+            Err(StoreError::Full(_)) if self.path.parent().is_some_and(ballast::release) => change(self),
+            result => result,
+        }
     }
 
-    /// Writes a new sandbox down, unless there are `most` already.
-    pub fn insert_at_most(&mut self, new: &NewRecord, most: Option<u32>) -> Result<(), StoreError> {
+    /// Waits for the changes that are under way in other processes.
+    pub fn wait_for_others(&mut self) -> Result<(), StoreError> {
+        self.change().map(drop)
+    }
+
+    /// Writes a new sandbox down.
+    pub fn insert(&mut self, new: &NewRecord) -> Result<(), StoreError> {
+        self.insert_with(new, None, || Ok(()))
+    }
+
+    /// Writes a new sandbox down, unless there are `most` already. `publish` gives its files their name; it runs when nothing
+    /// but the disk can keep the sandbox from being written down, and before others see it.
+    pub fn insert_with(
+        &mut self,
+        new: &NewRecord,
+        most: Option<u32>,
+        publish: impl FnOnce() -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         if let Some(name) = &new.name {
             name::check(name)?;
         }
@@ -163,7 +209,7 @@ impl Store {
             return Err(NameError::Form(new.id.clone()).into());
         }
         let spec = serde_json::to_string(&new.spec).map_err(|source| self.bad_record(&new.id, source))?;
-        let change = self.change()?;
+        let change = self.durable_change()?;
         if let Some(most) = most {
             let count = change.number("SELECT count(*) FROM sandboxes", ())?;
             if count >= most {
@@ -181,12 +227,18 @@ impl Store {
         let row = "INSERT INTO sandboxes (id, name, spec, created_ns, state) VALUES (?, ?, ?, ?, ?)";
         change.run(row, values)?;
         Change::Engine(new.engine.clone()).write(&new.id, &change)?;
+        publish()?;
         change.finish()
     }
 
     /// The sandbox with this id.
     pub fn get(&self, id: &str) -> Result<Option<Record>, StoreError> {
         self.one("id", id)
+    }
+
+    /// The state of the sandbox with this id, which is known also where the rest of its record cannot be read.
+    pub fn get_state(&self, id: &str) -> Result<Option<String>, StoreError> {
+        Ok(self.query("SELECT state FROM sandboxes WHERE id = ?", [id], |row| row.get(0))?.pop())
     }
 
     /// The sandbox with this name.
@@ -268,7 +320,7 @@ impl Store {
     ) -> Result<Option<SandboxSpec>, E> {
         let path = self.path.clone();
         let bad = |source| StoreError::Record { id: id.to_owned(), path: path.clone(), source };
-        let changing = self.change()?;
+        let changing = self.durable_change()?;
         let Some(text) = changing.text("SELECT spec FROM sandboxes WHERE id = ?", [id])? else {
             return Ok(None);
         };
@@ -281,7 +333,7 @@ impl Store {
 
     /// Forgets a sandbox and its jobs. Of several who do, one is told true.
     pub fn delete(&mut self, id: &str) -> Result<bool, StoreError> {
-        let change = self.change()?;
+        let change = self.durable_change()?;
         let deleted = change.run("DELETE FROM sandboxes WHERE id = ?", [id])?;
         change.finish()?;
         Ok(deleted > 0)
@@ -315,6 +367,21 @@ impl Store {
     /// Begins a change that waits for those of others first: one that begins as a reader could not become a writer
     /// after somebody else was.
     fn change(&mut self) -> Result<Changing<'_>, StoreError> {
+        self.begin(false)
+    }
+
+    /// The same, for a change that is on the disk when it is finished.
+    fn durable_change(&mut self) -> Result<Changing<'_>, StoreError> {
+        self.begin(true)
+    }
+
+    fn begin(&mut self, durable: bool) -> Result<Changing<'_>, StoreError> {
+        if self.durable != durable {
+            let level = if durable { "FULL" } else { "NORMAL" };
+            let set = self.connection.pragma_update(None, "synchronous", level);
+            set.map_err(|error| failure(&self.path, error))?;
+            self.durable = durable;
+        }
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let transaction = transaction.map_err(|error| failure(&self.path, error))?;
         Ok(Changing { transaction, path: &self.path })
@@ -363,15 +430,34 @@ fn make_file(state: &Path, path: &Path) -> io::Result<()> {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    set_logs_aside(path)?;
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
 }
 
+/// A database that was moved away may have left its log, which belongs to no other: SQLite would take it for the new one's.
+fn set_logs_aside(path: &Path) -> io::Result<()> {
+    for end in ["-wal", "-shm"] {
+        let mut log = path.as_os_str().to_owned();
+        log.push(end);
+        let mut aside = log.clone();
+        aside.push(".old");
+        match std::fs::rename(log, aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn failure(path: &Path, source: rusqlite::Error) -> StoreError {
     let path = path.to_owned();
     match source.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => StoreError::Full(path),
+        // A log or an index that cannot grow is told as one of these.
+        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if ballast::is_full(&path) => StoreError::Full(path),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => StoreError::Damaged { path, source },
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy(path),
         _ => StoreError::Database { path, source },

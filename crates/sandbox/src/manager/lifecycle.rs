@@ -15,15 +15,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Manager, ManagerError, Sandboxed, Status};
 use crate::assets::{self, Assets};
+use crate::description::Description;
 use crate::disk;
-use crate::engine;
+use crate::engine::{self, Choice};
 use crate::folder::Folder;
 use crate::launch::unix_ns;
 use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
 use crate::monitor::{POWER_OFF, Report};
 use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
-use crate::store::{self, Change, NewRecord, StoreError};
+use crate::store::{self, Change, NewRecord, Record, StoreError};
 
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,7 +78,8 @@ impl Manager {
             Err(error) => {
                 // Nothing of a sandbox that is not there stays, nor its record.
                 let _ = self.store.delete(&id);
-                let _ = folder.remove();
+                let _ = folder.begin_removal().and_then(|removed| removed.remove());
+                let _ = folder.unfinished().remove();
                 return Err(error);
             }
         }
@@ -91,12 +93,21 @@ impl Manager {
         image: &assets::ImageParts,
     ) -> Result<(), ManagerError> {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
-        folder.create().map_err(failed)?;
-        // While it is held, nobody takes the folder for one that was left behind.
-        let _life = store::take_life(folder.path()).map_err(failed)?;
-        std::fs::write(folder.image_config(), &image.config_text).map_err(failed)?;
-        disk::make_kept(&self.paths.cache, &folder.disk(), new.spec.disk)?;
-        match self.store.insert_at_most(new, self.policy.sandboxes()) {
+        let unfinished = folder.unfinished();
+        unfinished.create().map_err(failed)?;
+        // While it is held, the folder is not taken for a left-over.
+        let life = store::take_life(unfinished.path()).map_err(failed)?;
+        life.as_ref().map_or(Ok(()), store::life::forget_ending).map_err(failed)?;
+        std::fs::write(unfinished.image_config(), &image.config_text).map_err(failed)?;
+        let (id, name, spec, engine) = (new.id.clone(), new.name.clone(), new.spec.clone(), new.engine.clone());
+        let description = Description::new(id, name, spec, engine, new.created_ns);
+        let description = description.to_bytes().map_err(failed)?;
+        std::fs::write(unfinished.description(), description).map_err(failed)?;
+        disk::make_kept(&self.paths.cache, &unfinished.disk(), new.spec.disk)?;
+        unfinished.sync().map_err(failed)?;
+        let publish =
+            || folder.finish(&unfinished).map_err(|error| StoreError::File(folder.path().to_owned(), error));
+        match self.store.insert_with(new, self.policy.sandboxes(), publish) {
             Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
             result => result?,
         }
@@ -119,6 +130,9 @@ impl Manager {
     /// Starts a sandbox and returns when its guest answers.
     pub fn start(&mut self, sandbox: &Sandboxed, progress: &mut dyn FnMut(&str)) -> Result<(), ManagerError> {
         let name = sandbox.name().to_owned();
+        if sandbox.status == Status::Lost {
+            return Err(ManagerError::Lost(name));
+        }
         // What is missing is built here, where somebody sees the progress, and not by the monitor.
         let cache = Cache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
@@ -129,6 +143,8 @@ impl Manager {
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let life = self.take_life(sandbox)?;
+        store::life::forget_ending(&life).map_err(failed)?;
+        self.agree_with_description(sandbox, &engine)?;
         // The monitor does as is written.
         self.store.update(&sandbox.record.id, &[Change::Engine(engine)])?;
         let program = assets::program("bathy")?;
@@ -161,6 +177,28 @@ impl Manager {
         Err(ManagerError::NotStarted { name, reason })
     }
 
+    /// What stands beside the disk holds: the store may be an older one that was brought back.
+    fn agree_with_description(&mut self, sandbox: &Sandboxed, engine: &Choice) -> Result<(), ManagerError> {
+        let folder = self.folder(sandbox);
+        let failed = |error| ManagerError::File(folder.description(), error);
+        let record = &sandbox.record;
+        match Description::read(&folder).map_err(failed)? {
+            Some(found) if found.spec == record.spec => Ok(()),
+            Some(found) => {
+                let spec = self.policy.apply(found.spec)?.spec.checked()?;
+                self.store.change_spec(&record.id, |_| Ok::<_, ManagerError>(spec))?;
+                Ok(())
+            }
+            // Made by an earlier version.
+            None => {
+                let (id, name, spec) = (record.id.clone(), record.name.clone(), record.spec.clone());
+                let mut description = Description::new(id, name, spec, engine.clone(), record.created_ns);
+                description.repl = self.repl_description(&record.id)?;
+                description.write(&folder).map_err(failed)
+            }
+        }
+    }
+
     /// Makes sure that a sandbox can be connected to: one that has ended is started. One that is paused because nobody
     /// used it stays so until somebody connects; one that was paused by hand is refused.
     pub fn wake(
@@ -175,7 +213,7 @@ impl Manager {
                 Status::Running => return Ok(now),
                 Status::Paused if now.record.idle_paused => return Ok(now),
                 Status::Paused => return Err(ManagerError::Paused(now.name().to_owned())),
-                Status::Created | Status::Stopped | Status::Dead => {}
+                Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {}
             }
             match self.start(&now, progress) {
                 Ok(()) => return self.refresh(&now),
@@ -189,7 +227,7 @@ impl Manager {
     }
 
     /// The lock that says that a sandbox runs, unless it does.
-    fn take_life(&mut self, sandbox: &Sandboxed) -> Result<File, ManagerError> {
+    pub(super) fn take_life(&mut self, sandbox: &Sandboxed) -> Result<File, ManagerError> {
         let folder = self.folder(sandbox);
         let deadline = Instant::now() + LOCK_PATIENCE;
         loop {
@@ -220,7 +258,7 @@ impl Manager {
             // A frozen guest cannot shut itself down.
             Status::Paused => self.resume(sandbox)?,
             Status::Running => {}
-            Status::Created | Status::Stopped | Status::Dead => return Ok(()),
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => return Ok(()),
         }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + POWER_OFF + BURIAL)
@@ -238,8 +276,8 @@ impl Manager {
     fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
         match door::ask(folder.path(), how, PATIENCE) {
-            // It ended by itself meanwhile, which is what was wanted.
-            Ok(_) | Err(DoorError::NotRunning) => {}
+            // It may have ended by itself meanwhile, which is what was wanted. Whether it has is seen by its lock.
+            Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => {}
             Err(error) => return Err(error.into()),
         }
         let deadline = Instant::now() + patience;
@@ -281,6 +319,9 @@ impl Manager {
 
     /// Removes a sandbox with its disk and its logs. One that runs is only removed by force.
     pub fn remove(&mut self, sandbox: &Sandboxed, force: bool) -> Result<(), ManagerError> {
+        if sandbox.status == Status::Orphaned {
+            return self.remove_orphan(sandbox, force);
+        }
         if sandbox.is_alive() {
             if !force {
                 return Err(ManagerError::Running(sandbox.name().to_owned()));
@@ -290,14 +331,33 @@ impl Manager {
                 return Ok(());
             }
         }
-        let _life = self.take_life(sandbox)?;
-        if !self.store.delete(&sandbox.record.id)? {
-            // Somebody else was faster; finding it says so.
-            self.find(&sandbox.record.id)?;
-        }
         let folder = self.folder(sandbox);
-        folder.remove().map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
-        self.note(&sandbox.record, What::SandboxRemoved)
+        let _life = match sandbox.status {
+            Status::Lost if !folder.path().exists() => None,
+            _ => Some(self.take_life(sandbox)?),
+        };
+        self.remove_files_and_record(&sandbox.record, &folder)
+    }
+
+    /// Removes what there is of a sandbox. The files go first, so that it works on a full disk; whatever interrupts it, the next
+    /// command that lists sandboxes goes on with it.
+    pub(super) fn remove_files_and_record(&mut self, record: &Record, folder: &Folder) -> Result<(), ManagerError> {
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        let rest = folder.begin_removal().map_err(failed)?;
+        let deleted = match self.store.delete(&record.id) {
+            Err(StoreError::Full(_)) => None,
+            deleted => Some(deleted?),
+        };
+        rest.remove().map_err(failed)?;
+        let deleted = match deleted {
+            Some(deleted) => deleted,
+            None => self.store.at_any_price(|store| store.delete(&record.id))?,
+        };
+        if !deleted {
+            // Somebody else was faster; finding it says so.
+            self.find(&record.id)?;
+        }
+        self.note_done(record, What::SandboxRemoved)
     }
 
     /// Waits until a sandbox that has ended is removed by its monitor; false if it is not.
@@ -332,8 +392,19 @@ impl Manager {
         match door::ask(self.folder(sandbox).path(), question, patience) {
             Ok((FromMonitor::Done, _)) => Ok(()),
             Ok(_) => Err(DoorError::Unexpected.into()),
-            Err(DoorError::NotRunning) => Err(self.not_running(sandbox)),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(self.not_answered(sandbox, error)),
+        }
+    }
+
+    /// The error for a sandbox whose monitor did not do as it was asked: that it does not run, if that is so.
+    pub(super) fn not_answered(&mut self, sandbox: &Sandboxed, error: DoorError) -> ManagerError {
+        match error {
+            DoorError::NotRunning => self.not_running(sandbox),
+            // It may have ended while it was asked.
+            DoorError::HungUp(_) if !self.refresh(sandbox).is_ok_and(|now| now.is_alive()) => {
+                self.not_running(sandbox)
+            }
+            error => error.into(),
         }
     }
 

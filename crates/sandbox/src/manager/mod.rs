@@ -8,6 +8,7 @@ mod copy;
 mod files;
 mod lifecycle;
 mod network;
+mod orphans;
 mod repl;
 mod work;
 
@@ -15,7 +16,6 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
 
 use bathy_audit::{Actor, Event, Log, LogError, What};
 use bathy_jail::cgroup::Cgroup;
@@ -41,13 +41,12 @@ pub use code::BegunCell;
 pub use copy::CopyOptions;
 pub use lifecycle::{NewSandbox, collect_ended};
 pub use network::ChangedPolicy;
+pub use orphans::Adopted;
 pub use repl::{NewRepl, Repl, ReplOutcome, ReplStatus};
 pub use work::{Begun, ExecRequest};
 
 /// The cause that is written down for a sandbox whose processes are gone without a word.
 const KILLED: &str = "its processes were killed from outside";
-/// A folder that belongs to no sandbox is only removed when nobody can be busy making it.
-const ORPHAN_AGE: Duration = Duration::from_secs(30);
 
 /// Something could not be done with a sandbox.
 #[derive(Debug, Error)]
@@ -71,7 +70,7 @@ pub enum ManagerError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The audit log.
-    #[error("What is not recorded is not done")]
+    #[error("Cannot write the audit log, so nothing was done")]
     Audit(#[from] LogError),
     /// What it is made of.
     #[error(transparent)]
@@ -117,6 +116,12 @@ pub enum ManagerError {
     /// It would be gone before it could be started again.
     #[error("The sandbox `{0}` is removed when it ends, so it cannot be restarted. Make a new one")]
     GoneWhenEnded(String),
+    /// The store does not know it, and its files are there.
+    #[error("The sandbox `{0}` is not in the store, but its disk is there. `bathy adopt {0}` takes it back, `bathy rm {0}` removes it")]
+    Orphaned(String),
+    /// The store knows it, and its files are not there.
+    #[error("The disk of the sandbox `{0}` is not there any more. `bathy rm {0}` removes what is left of it")]
+    Lost(String),
     /// Somebody else is starting or removing it.
     #[error("The sandbox `{0}` is being changed by another command. Try again")]
     Busy(String),
@@ -130,7 +135,7 @@ pub enum ManagerError {
     },
     /// Its policy is another one, and it does not keep to it yet.
     #[error(
-        "The new policy of `{name}` is written down, but the running sandbox did not take it. It holds as soon as the sandbox has another gateway, or is started again"
+        "The new policy of `{name}` is written down, but may not hold: the running sandbox did not confirm it. It holds as soon as the sandbox has another gateway, or is started again; `bathy restart {name}` makes sure"
     )]
     NotObeyed {
         /// Which.
@@ -160,6 +165,10 @@ pub enum Status {
     Stopped,
     /// Its processes are gone, and nobody said why.
     Dead,
+    /// Its disk is there, and the store does not know it.
+    Orphaned,
+    /// The store knows it, and its disk is not there.
+    Lost,
 }
 
 impl fmt::Display for Status {
@@ -170,6 +179,8 @@ impl fmt::Display for Status {
             Self::Paused => "paused",
             Self::Stopped => "stopped",
             Self::Dead => "dead",
+            Self::Orphaned => "orphaned",
+            Self::Lost => "lost",
         })
     }
 }
@@ -234,8 +245,19 @@ impl Manager {
     }
 
     /// The sandbox that somebody means by a name, an id, or the beginning of an id.
+    ///
+    /// # Errors
+    /// When there is none, or the store does not know it: see [`Self::find_any`].
     pub fn find(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
-        let record = self.store.find(wanted)?;
+        let record = match self.store.find(wanted) {
+            Err(unknown @ StoreError::Name(NameError::Unknown { .. })) => {
+                return Err(match self.find_orphan(wanted)? {
+                    Some(orphan) => ManagerError::Orphaned(orphan.name().to_owned()),
+                    None => unknown.into(),
+                });
+            }
+            found => found?,
+        };
         match self.settle(record)? {
             Some(sandbox) => Ok(sandbox),
             // It has gone the way it was meant to: looking again says so.
@@ -246,10 +268,10 @@ impl Manager {
         }
     }
 
-    /// All sandboxes, the oldest first.
+    /// All sandboxes that the store knows, the oldest first.
     pub fn list(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
+        self.sweep();
         let records = self.store.list()?;
-        self.remove_orphans(&records);
         records.into_iter().filter_map(|record| self.settle(record).transpose()).collect()
     }
 
@@ -269,6 +291,12 @@ impl Manager {
         Ok(self.audit.append(&[event.in_sandbox(&sandbox.id, sandbox.name.clone())])?)
     }
 
+    /// Writes to the audit log what has happened already, also on a full disk.
+    fn note_done(&self, sandbox: &Record, what: What) -> Result<(), ManagerError> {
+        let event = Event::now(Actor::this_process(self.program.clone()), what);
+        Ok(self.audit.append_last(&[event.in_sandbox(&sandbox.id, sandbox.name.clone())])?)
+    }
+
     /// The audit log's folder.
     pub fn audit_folder(&self) -> PathBuf {
         crate::audit_folder(&self.paths)
@@ -278,12 +306,14 @@ impl Manager {
     /// None is left of one that is to be removed when it ends.
     fn settle(&mut self, record: Record) -> Result<Option<Sandboxed>, ManagerError> {
         let folder = Folder::of(&self.paths, &record.id);
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let claims_life = matches!(record.state, State::Running | State::Paused);
-        let alive = claims_life
-            && store::alive(folder.path())
-                .map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
+        let alive = claims_life && store::alive(folder.path()).map_err(failed)?;
+        if !alive && !folder.disk().try_exists().map_err(failed)? {
+            return Ok(Some(Sandboxed { record, status: Status::Lost }));
+        }
         if claims_life && !alive {
-            return self.bury(record, &folder);
+            return self.record_end(record, &folder);
         }
         let status = match record.state {
             State::Created => Status::Created,
@@ -295,48 +325,54 @@ impl Manager {
         Ok(Some(Sandboxed { record, status }))
     }
 
-    fn bury(&mut self, record: Record, folder: &Folder) -> Result<Option<Sandboxed>, ManagerError> {
-        // Whoever holds the lock now is starting it, or burying it as well.
-        let Ok(Some(_life)) = store::take_life(folder.path()) else {
-            return Ok(Some(Sandboxed { record, status: Status::Dead }));
+    /// Writes down the end of a sandbox whose monitor could not: as the monitor left it beside the disk, or that its processes
+    /// were killed. A full disk keeps nobody from looking: it is written down by the next command then.
+    fn record_end(&mut self, record: Record, folder: &Folder) -> Result<Option<Sandboxed>, ManagerError> {
+        let life = match store::take_life(folder.path()) {
+            Ok(Some(life)) => life,
+            // The one who holds the lock is starting it, or writes down its end as well.
+            Ok(None) => return Ok(Some(Sandboxed { record, status: Status::Dead })),
+            Err(error) => return Err(ManagerError::File(folder.path().to_owned(), error)),
         };
-        let ended = Change::Ended { at_ns: unix_ns(), cause: KILLED.to_owned(), exit_code: None };
+        let known = store::life::read_ending(folder.path());
+        let known = known.filter(|known| record.started_ns.is_none() || known.started_ns == record.started_ns);
+        let told = known.is_some();
+        let ending = known.unwrap_or_else(|| store::life::Ending {
+            started_ns: record.started_ns,
+            at_ns: unix_ns(),
+            cause: KILLED.to_owned(),
+            exit_code: None,
+        });
+        let ended =
+            Change::Ended { at_ns: ending.at_ns, cause: ending.cause.clone(), exit_code: ending.exit_code };
         let from = [State::Running, State::Paused];
-        if self.store.transition(&record.id, &from, State::Stopped, &[ended])? {
-            self.store.end_all_jobs(&record.id, "the sandbox was killed")?;
+        let written = self.store.transition(&record.id, &from, State::Stopped, &[ended]).and_then(|written| {
+            let how = if told { "the sandbox ended" } else { "the sandbox was killed" };
+            self.store.end_all_jobs(&record.id, how)?;
+            Ok(written)
+        });
+        let written = match written {
+            Err(StoreError::Full(_)) => {
+                let status = if told { Status::Stopped } else { Status::Dead };
+                let record = Record { end_cause: Some(ending.cause), exit_code: ending.exit_code, ..record };
+                return Ok(Some(Sandboxed { record, status }));
+            }
+            written => written?,
+        };
+        if written {
             let _ = Cgroup::remove_stale(&record.id);
             let _ = fs::remove_file(folder.path().join(door::SOCKET));
-            self.note(&record, What::SandboxEnded { cause: KILLED.to_owned() })?;
+            if !told {
+                self.note_done(&record, What::SandboxEnded { cause: ending.cause })?;
+            }
             if record.spec.auto_remove {
-                self.store.delete(&record.id)?;
-                // What is left of it is an orphan's, and removed as such.
-                let _ = folder.remove();
-                self.note(&record, What::SandboxRemoved)?;
+                self.remove_files_and_record(&record, folder)?;
+                drop(life);
                 return Ok(None);
             }
         }
         let record = self.store.get(&record.id)?.unwrap_or(record);
         let status = if record.end_cause.as_deref() == Some(KILLED) { Status::Dead } else { Status::Stopped };
         Ok(Some(Sandboxed { record, status }))
-    }
-
-    /// Removes folders that a killed `create` or `rm` left. Whatever fails here is tried again by the next command.
-    fn remove_orphans(&self, known: &[Record]) {
-        for entry in fs::read_dir(Folder::all(&self.paths)).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(id) = name.to_str().filter(|id| known.iter().all(|record| record.id != **id)) else {
-                continue;
-            };
-            let old = entry.metadata().and_then(|data| data.modified()).is_ok_and(|modified| {
-                SystemTime::now().duration_since(modified).unwrap_or_default() > ORPHAN_AGE
-            });
-            // Written down meanwhile?
-            let unknown = matches!(self.store.get(id), Ok(None));
-            let folder = Folder::of(&self.paths, id);
-            if old && unknown && matches!(store::alive(folder.path()), Ok(false)) {
-                let _ = folder.remove();
-                let _ = Cgroup::remove_stale(id);
-            }
-        }
     }
 }

@@ -1,17 +1,25 @@
 //! What kept sandboxes may reach, and changing it.
 
-use std::time::Duration;
+use std::io;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use bathy_audit::What;
 use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
 
 use super::{Manager, ManagerError, Sandboxed};
+use crate::description::Description;
+use crate::folder::Folder;
 use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
-use crate::spec::SpecError;
-use crate::store::StoreError;
+use crate::spec::{SandboxSpec, SpecError};
+use crate::store::{self, StoreError};
 
 /// How long a running sandbox may take to obey.
 const PATIENCE: Duration = Duration::from_secs(8);
+
+/// How often a sandbox is tried again that runs and cannot be reached.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A policy that was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,20 +47,25 @@ impl Manager {
         sandbox: &Sandboxed,
         change: impl FnOnce(&NetworkPolicy) -> Result<NetworkPolicy, bathy_policy::PolicyError>,
     ) -> Result<ChangedPolicy, ManagerError> {
+        let folder = self.folder(sandbox);
+        let mut before = None;
         let changed = self.store.change_spec(&sandbox.record.id, |mut spec| {
             spec.network = change(&spec.network).map_err(SpecError::from)?;
-            Ok::<_, ManagerError>(spec.checked()?)
-        })?;
-        let Some(spec) = changed else {
+            let spec = spec.checked()?;
+            // Beside the disk first: what stands there holds when the two differ.
+            before = describe(&folder, &spec)
+                .map_err(|error| ManagerError::File(folder.description(), error))?;
+            Ok::<_, ManagerError>(spec)
+        });
+        if let (Err(_), Some(before)) = (&changed, &before) {
+            // Told as failed: then it does not hold after the next start either.
+            let _ = before.write(&folder);
+        }
+        let Some(spec) = changed? else {
             return Err(StoreError::Removed(sandbox.name().to_owned()).into());
         };
         let policy = spec.network;
-        let obeyed = match door::ask(self.folder(sandbox).path(), &ToMonitor::Policy, PATIENCE) {
-            Ok((FromMonitor::Changed { closed }, _)) => Ok(Some(closed)),
-            Ok(_) => Err(DoorError::Unexpected),
-            Err(DoorError::NotRunning) => Ok(None),
-            Err(error) => Err(error),
-        };
+        let obeyed = self.tell_policy(folder.path());
         let changed = What::PolicyChanged {
             preset: policy.preset.to_string(),
             rules: policy.rules.iter().map(ToString::to_string).collect(),
@@ -65,6 +78,24 @@ impl Manager {
         }
     }
 
+    /// Has a running sandbox take its new policy: how many connections were closed for it, or nothing if it does not run.
+    ///
+    /// A monitor that cannot be reached is no proof: as long as the sandbox's lock is held, it runs.
+    fn tell_policy(&self, folder: &Path) -> Result<Option<u32>, DoorError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match door::ask(folder, &ToMonitor::Policy, PATIENCE) {
+                Ok((FromMonitor::Changed { closed }, _)) => return Ok(Some(closed)),
+                Ok(_) => return Err(DoorError::Unexpected),
+                Err(DoorError::NotRunning) if !store::alive(folder).map_err(DoorError::Io)? => return Ok(None),
+                // It is being started, and will read what was written down, or is about to end.
+                Err(DoorError::NotRunning) if Instant::now() < deadline => sleep(PAUSE),
+                Err(DoorError::NotRunning) => return Err(DoorError::Unreachable),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// The published ports of a sandbox: as they are bound if it runs, as they are asked for otherwise.
     pub fn ports(&self, sandbox: &Sandboxed) -> Vec<PublishedPort> {
         let enforcement = sandbox.record.enforcement.as_ref().filter(|_| sandbox.is_alive());
@@ -74,11 +105,21 @@ impl Manager {
     }
 }
 
+/// Writes a sandbox's new description beside its disk; returns the old one. One without, of an earlier version, gets its own when
+/// it is started.
+fn describe(folder: &Folder, spec: &SandboxSpec) -> io::Result<Option<Description>> {
+    let before = Description::read(folder)?;
+    if let Some(mut now) = before.clone() {
+        now.spec = spec.clone();
+        now.write(folder)?;
+    }
+    Ok(before)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::Write;
-    use std::path::Path;
+    use std::io::{Read, Write};
     use std::thread;
 
     use bathy_audit::{Filter, Follower};
@@ -88,11 +129,10 @@ mod tests {
 
     use super::*;
     use crate::engine::{Choice, Chosen};
-    use crate::folder::Folder;
     use crate::paths::Paths;
     use crate::policy::Policy;
-    use crate::spec::{SandboxSpec, Size};
-    use crate::store::{NewRecord, Store};
+    use crate::spec::Size;
+    use crate::store::{NewRecord, Record, Store};
 
     const ID: &str = "abcdefghijkl";
 
@@ -131,16 +171,58 @@ mod tests {
         found
     }
 
-    /// A monitor that says one thing to the first who comes.
-    fn monitor(folder: &Folder, answer: FromMonitor) -> thread::JoinHandle<()> {
+    /// What a monitor does with the first who comes.
+    #[derive(Clone)]
+    enum Behaviour {
+        /// Reads the question, and answers this.
+        Says(FromMonitor),
+        /// Reads the question, and sends these bytes.
+        Sends(Vec<u8>),
+        /// Closes the connection before it has read the question.
+        Closes,
+        /// Reads the question and closes the connection.
+        ReadsAndCloses,
+        /// Sends the beginning of an answer and closes.
+        Breaks,
+        /// Sends a byte of an answer now and then, for longer than anybody waits.
+        Drips,
+        /// Takes no connection for as long as anybody waits.
+        Stalls,
+    }
+
+    fn answer(answer: &FromMonitor) -> Vec<u8> {
+        let mut message = Vec::new();
+        encode(CONNECTION, answer, &mut message).unwrap();
+        message
+    }
+
+    fn monitor(folder: &Folder, behaviour: Behaviour) -> thread::JoinHandle<()> {
         fs::create_dir_all(folder.path()).unwrap();
         let listener = door::listen(folder.path()).unwrap();
         listener.set_nonblocking(false).unwrap();
         thread::spawn(move || {
+            if matches!(behaviour, Behaviour::Stalls) {
+                return sleep(PATIENCE + Duration::from_secs(2));
+            }
             let (mut visitor, _) = listener.accept().unwrap();
-            let mut message = Vec::new();
-            encode(CONNECTION, &answer, &mut message).unwrap();
-            visitor.write_all(&message).unwrap();
+            if matches!(behaviour, Behaviour::Closes) {
+                return;
+            }
+            assert!(visitor.read(&mut [0; 64]).unwrap() > 0, "it is asked something");
+            let whole = answer(&FromMonitor::Changed { closed: 3 });
+            match behaviour {
+                Behaviour::Says(says) => visitor.write_all(&answer(&says)).unwrap(),
+                Behaviour::Sends(bytes) => visitor.write_all(&bytes).unwrap(),
+                Behaviour::Breaks => visitor.write_all(&whole[..whole.len() - 1]).unwrap(),
+                Behaviour::Drips => {
+                    for byte in &whole {
+                        // The one who asked gives up in between.
+                        let _ = visitor.write_all(&[*byte]);
+                        sleep(PATIENCE / 4);
+                    }
+                }
+                Behaviour::ReadsAndCloses | Behaviour::Closes | Behaviour::Stalls => {}
+            }
         })
     }
 
@@ -164,26 +246,82 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (mut manager, sandbox) = with_sandbox(home.path());
         let folder = manager.folder(&sandbox);
-        let answers = [
-            (FromMonitor::Changed { closed: 3 }, None),
-            (FromMonitor::Refused("it is busy".to_owned()), Some("it is busy")),
-            (FromMonitor::Done, Some("something else")),
+        let says = |answer| Behaviour::Says(answer);
+        let behaviours = [
+            (says(FromMonitor::Changed { closed: 3 }), None),
+            (says(FromMonitor::Refused("it is busy".to_owned())), Some("it is busy")),
+            (says(FromMonitor::Done), Some("something else")),
+            (says(FromMonitor::Connected), Some("something else")),
+            (Behaviour::Closes, Some("without an answer")),
+            (Behaviour::ReadsAndCloses, Some("without an answer")),
+            (Behaviour::Breaks, Some("without an answer")),
+            (Behaviour::Sends(vec![0xff; 64]), Some("")),
+            (Behaviour::Sends(vec![0; 64]), Some("")),
         ];
-        for (answer, expected) in answers {
-            let asked = monitor(&folder, answer);
+        let mut expected_record = Vec::new();
+        for (behaviour, expected) in behaviours {
+            let asked = monitor(&folder, behaviour);
             let changed = manager.change_policy(&sandbox, deny("a.example"));
             asked.join().unwrap();
             match expected {
                 None => assert_eq!(changed.unwrap().closed, Some(3)),
                 Some(words) => {
                     let error = crate::chain(&changed.unwrap_err());
-                    assert!(error.contains("`web`") && error.contains("written down"), "{error}");
+                    assert!(error.contains("`web`") && error.contains("may not hold"), "{error}");
                     assert!(error.contains(words), "{error}");
                 }
             }
+            expected_record.push((vec!["deny a.example".to_owned()], expected.is_none().then_some(3)));
         }
-        let rules = || vec!["deny a.example".to_owned()];
-        assert_eq!(recorded(&manager), [(rules(), Some(3)), (rules(), None), (rules(), None)]);
+        assert_eq!(recorded(&manager), expected_record);
+    }
+
+    #[test]
+    fn a_monitor_that_does_not_answer_in_time_is_not_taken_for_obedient() {
+        for behaviour in [Behaviour::Drips, Behaviour::Stalls] {
+            let home = tempfile::tempdir().unwrap();
+            let (mut manager, sandbox) = with_sandbox(home.path());
+            let asked = monitor(&manager.folder(&sandbox), behaviour);
+            let began = Instant::now();
+            let error = crate::chain(&manager.change_policy(&sandbox, deny("a.example")).unwrap_err());
+            assert!(error.contains("may not hold") && error.contains("did not answer"), "{error}");
+            assert!(began.elapsed() < PATIENCE + Duration::from_secs(1), "{:?}", began.elapsed());
+            asked.join().unwrap();
+        }
+    }
+
+    /// Its socket was removed, or nothing listens at it any more, and yet its processes are there.
+    #[test]
+    fn a_sandbox_that_runs_and_cannot_be_reached_is_not_taken_for_stopped() {
+        let home = tempfile::tempdir().unwrap();
+        let (mut manager, sandbox) = with_sandbox(home.path());
+        let folder = manager.folder(&sandbox);
+        fs::create_dir_all(folder.path()).unwrap();
+        let life = store::take_life(folder.path()).unwrap().unwrap();
+        let error = crate::chain(&manager.change_policy(&sandbox, deny("a.example")).unwrap_err());
+        assert!(error.contains("may not hold") && error.contains("cannot be reached"), "{error}");
+        drop(door::listen(folder.path()).unwrap());
+        let error = crate::chain(&manager.change_policy(&sandbox, deny("b.example")).unwrap_err());
+        assert!(error.contains("cannot be reached"), "a socket that refuses: {error}");
+        drop(life);
+        assert_eq!(manager.change_policy(&sandbox, deny("c.example")).unwrap().closed, None);
+    }
+
+    #[test]
+    fn what_stands_beside_the_disk_is_changed_with_it() {
+        let home = tempfile::tempdir().unwrap();
+        let (mut manager, sandbox) = with_sandbox(home.path());
+        let folder = manager.folder(&sandbox);
+        folder.create().unwrap();
+        let Record { id, name, spec, created_ns, .. } = sandbox.record.clone();
+        let engine = Choice { engine: Chosen::Uml, reason: "a test".to_owned() };
+        Description::new(id, name, spec, engine, created_ns).write(&folder).unwrap();
+        let changed = manager.change_policy(&sandbox, deny("a.example")).unwrap().policy;
+        assert_eq!(Description::read(&folder).unwrap().unwrap().spec.network, changed);
+        fs::write(folder.description(), "{").unwrap();
+        let error = manager.change_policy(&sandbox, deny("b.example")).unwrap_err();
+        assert!(matches!(error, ManagerError::File(..)), "{error}");
+        assert_eq!(manager.find(ID).unwrap().record.spec.network, changed, "all or nothing");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs;
 use serde::{Serialize, Serializer};
 
 use super::{KILLED, Manager, ManagerError, NewSandbox, Sandboxed, Status};
+use crate::description::{Description, ReplDescription};
 use crate::host;
 use crate::interpreter::{self, CellEvent, CellOptions, CellOutcome, CellRequest, Language};
 use crate::launch::unix_ns;
@@ -119,10 +120,8 @@ impl Manager {
             last_used_ns: None,
             boot: None,
         };
-        let made = match self.store.insert_repl(&row) {
-            Ok(()) => self.start(&sandbox, progress),
-            Err(error) => Err(error.into()),
-        };
+        let made = self.store.insert_repl(&row).map_err(ManagerError::from);
+        let made = made.and_then(|()| self.describe_repl(&sandbox)).and_then(|()| self.start(&sandbox, progress));
         if let Err(error) = made {
             // The first failure is the one to tell.
             let _ = self.remove(&sandbox, true);
@@ -130,6 +129,30 @@ impl Manager {
         }
         let repl = self.find_repl(&row.name)?;
         Ok(Repl { notes, ..repl })
+    }
+
+    /// Writes beside the disk that a sandbox is a REPL.
+    fn describe_repl(&self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
+        let folder = self.folder(sandbox);
+        let repl = self.repl_description(&sandbox.record.id)?;
+        let write = || match Description::read(&folder)? {
+            Some(mut description) => {
+                description.repl = repl;
+                description.write(&folder)
+            }
+            None => Ok(()),
+        };
+        write().map_err(|error| ManagerError::File(folder.description(), error))
+    }
+
+    /// What makes a sandbox a REPL, if it is one.
+    pub(super) fn repl_description(&self, id: &str) -> Result<Option<ReplDescription>, ManagerError> {
+        let described = |row: ReplRow| ReplDescription {
+            name: row.name,
+            language: row.language,
+            context: row.context,
+        };
+        Ok(self.store.repl_of(id)?.map(described))
     }
 
     /// Whether a REPL is older than its sandbox may be: being started again gives it no more time.
@@ -199,7 +222,7 @@ fn repl(row: ReplRow, sandbox: Sandboxed) -> Result<Repl, ManagerError> {
         status: match sandbox.status {
             Status::Running => ReplStatus::Running,
             Status::Paused => ReplStatus::Paused,
-            Status::Created | Status::Stopped | Status::Dead => ReplStatus::Stopped,
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => ReplStatus::Stopped,
         },
         language: interpreter::language(&row.language)?,
         name: row.name,

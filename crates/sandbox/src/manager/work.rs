@@ -51,7 +51,7 @@ impl Manager {
             Status::Running => {}
             Status::Paused if sandbox.record.idle_paused => {}
             Status::Paused => return Err(ManagerError::Paused(sandbox.name().to_owned())),
-            Status::Created | Status::Stopped | Status::Dead => {
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {
                 let (name, status) = (sandbox.name().to_owned(), sandbox.status);
                 return Err(ManagerError::NotRunning { name, status });
             }
@@ -63,8 +63,7 @@ impl Manager {
             Ok((FromMonitor::Connected, socket)) => Connection::new(socket)
                 .map_err(|error| ManagerError::Connection(ConnectionError::Socket(error))),
             Ok(_) => Err(DoorError::Unexpected.into()),
-            Err(DoorError::NotRunning) => Err(self.not_running(sandbox)),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(self.not_answered(sandbox, error)),
         }
     }
 
@@ -132,8 +131,7 @@ impl Manager {
         match door::ask(folder.path(), &ToMonitor::Usage, PATIENCE) {
             Ok((FromMonitor::Usage(usage), _)) => Ok(Stats::gather(&sandbox.record, &usage)),
             Ok(_) => Err(DoorError::Unexpected.into()),
-            Err(DoorError::NotRunning) => Err(self.not_running(sandbox)),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(self.not_answered(sandbox, error)),
         }
     }
 }

@@ -7,10 +7,12 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{CONNECTION, Decoder, FrameError, MessageError, Usage};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -22,9 +24,15 @@ pub const LIMIT: u32 = 4096;
 /// A monitor cannot be asked.
 #[derive(Debug, Error)]
 pub enum DoorError {
-    /// Nobody listens.
+    /// There is no socket, or no monitor behind it. Nothing was asked.
     #[error("The sandbox does not run")]
     NotRunning,
+    /// It was asked, or may have been, and closed the connection instead of answering. What was asked may have been done or not.
+    #[error("The sandbox's monitor closed the connection without an answer")]
+    HungUp(#[source] io::Error),
+    /// There is no monitor to be reached, and yet the sandbox runs.
+    #[error("The sandbox runs, but its monitor cannot be reached")]
+    Unreachable,
     /// It takes too long.
     #[error("The sandbox's monitor did not answer within {0} s")]
     Slow(u64),
@@ -89,42 +97,88 @@ pub enum FromMonitor {
 }
 
 /// Asks the monitor of the sandbox in `folder`. The connection comes back for [`ToMonitor::Connect`].
+///
+/// # Errors
+/// [`DoorError::NotRunning`] means that no monitor was reached. Any other error leaves open whether it did what it was asked.
 pub fn ask(
     folder: &Path,
     question: &ToMonitor,
     patience: Duration,
 ) -> Result<(FromMonitor, OwnedFd), DoorError> {
-    let nobody = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => DoorError::NotRunning,
-        _ => DoorError::Io(error),
-    };
-    let (place, _folder) = place(folder).map_err(nobody)?;
-    let mut socket = UnixStream::connect(place).map_err(nobody)?;
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => DoorError::Slow(patience.as_secs()),
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            DoorError::NotRunning
-        }
-        _ => DoorError::Io(error),
-    };
-    socket.set_read_timeout(Some(patience)).map_err(DoorError::Io)?;
+    let asking = Asking { deadline: Instant::now() + patience, patience };
+    let mut socket = asking.connect(folder)?;
     let mut request = Vec::new();
     encode(CONNECTION, question, &mut request)?;
-    socket.write_all(&request).map_err(failed)?;
+    socket.write_all(&request).map_err(|error| asking.failed(error))?;
     // Exactly one frame is read: what follows it belongs to the keeper.
     let mut decoder = Decoder::new(LIMIT);
     let mut header = [0; bathy_protocol::frame::HEADER_LEN];
-    socket.read_exact(&mut header).map_err(failed)?;
+    asking.read(&mut socket, &mut header)?;
     decoder.push(&header);
     let [l0, l1, l2, l3, ..] = header;
     let length = u32::from_le_bytes([l0, l1, l2, l3]).min(LIMIT);
     let mut payload = vec![0; usize::try_from(length).unwrap_or(0)];
-    socket.read_exact(&mut payload).map_err(failed)?;
+    asking.read(&mut socket, &mut payload)?;
     decoder.push(&payload);
     let frame = decoder.next_frame()?.ok_or(DoorError::Unexpected)?;
     match decode(frame.payload)? {
         FromMonitor::Refused(reason) => Err(DoorError::Refused(reason)),
         answer => Ok((answer, socket.into())),
+    }
+}
+
+/// A question under way. However slowly the other side takes and answers it, it ends at the deadline.
+struct Asking {
+    deadline: Instant,
+    patience: Duration,
+}
+
+impl Asking {
+    fn connect(&self, folder: &Path) -> Result<UnixStream, DoorError> {
+        let not_reached = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => DoorError::NotRunning,
+            io::ErrorKind::WouldBlock => DoorError::Slow(self.patience.as_secs()),
+            _ => DoorError::Io(error),
+        };
+        let (place, _folder) = place(folder).map_err(not_reached)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let socket = UnixStream::from(socket.map_err(|error| DoorError::Io(error.into()))?);
+        // A monitor that takes no connections lets the queue before its door fill up: connecting waits as well.
+        socket.set_write_timeout(Some(self.patience)).map_err(DoorError::Io)?;
+        let address = SocketAddrUnix::new(&place).map_err(|error| DoorError::Io(error.into()))?;
+        loop {
+            match connect(&socket, &address) {
+                Err(Errno::INTR) => {}
+                connected => break connected.map_err(|error| not_reached(error.into()))?,
+            }
+        }
+        Ok(socket)
+    }
+
+    fn read(&self, socket: &mut UnixStream, mut into: &mut [u8]) -> Result<(), DoorError> {
+        while !into.is_empty() {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(DoorError::Slow(self.patience.as_secs()));
+            }
+            socket.set_read_timeout(Some(left)).map_err(DoorError::Io)?;
+            match socket.read(into) {
+                Ok(0) => return Err(DoorError::HungUp(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => into = into.get_mut(count..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What went wrong after the connection was made.
+    fn failed(&self, error: io::Error) -> DoorError {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => DoorError::Slow(self.patience.as_secs()),
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => DoorError::HungUp(error),
+            _ => DoorError::Io(error),
+        }
     }
 }
 

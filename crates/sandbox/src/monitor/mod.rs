@@ -147,7 +147,7 @@ struct Monitor {
     freezer: Freezer,
     listener: std::os::unix::net::UnixListener,
     started: Instant,
-    _life: File,
+    life: File,
 }
 
 impl Monitor {
@@ -188,14 +188,14 @@ impl Monitor {
                     freezer: launched.freezer,
                     listener,
                     started: Instant::now(),
-                    _life: life,
+                    life,
                 })
             }
             Err(error) => {
                 let cause = format!("it could not be started: {}", crate::chain(&error));
                 let ended = Change::Ended { at_ns: unix_ns(), cause: cause.clone(), exit_code: None };
                 store.transition(id, &[State::Running], State::Stopped, &[ended])?;
-                audit.append(&[event(What::SandboxEnded { cause })])?;
+                audit.append_last(&[event(What::SandboxEnded { cause })])?;
                 let _ = std::fs::remove_file(folder.path().join(door::SOCKET));
                 Err(error)
             }

@@ -18,6 +18,7 @@ use crate::connection::{Arrival, ConnectionError};
 use crate::ending;
 use crate::launch::unix_ns;
 use crate::spec::CommandSpec;
+use crate::store::life::{Ending, write_ending};
 use crate::store::{Change, State};
 
 /// How long a guest may take to go down after its processes' grace. It writes what it has not written yet to a disk that may
@@ -84,7 +85,7 @@ impl Monitor {
         self.sandbox.kill();
         let _ = self.freezer.thaw();
         self.hear_last_words();
-        let Self { record, folder, mut store, audit, sandbox, cgroup, .. } = self;
+        let Self { record, folder, mut store, audit, sandbox, cgroup, life, .. } = self;
         drop(sandbox);
         if let Some(mut cgroup) = cgroup {
             let _ = cgroup.remove();
@@ -95,24 +96,35 @@ impl Monitor {
             (Some(ended), None) => ended,
             (None, None) => String::new(),
         };
-        let change = Change::Ended { at_ns: unix_ns(), cause: cause.clone(), exit_code: state.main_exit };
-        let written = store.end_all_jobs(&record.id, "the sandbox ended").and_then(|_| {
-            store.transition(&record.id, &[State::Running, State::Paused], State::Stopped, &[change])
+        let at_ns = unix_ns();
+        let ending =
+            Ending { started_ns: record.started_ns, at_ns, cause: cause.clone(), exit_code: state.main_exit };
+        if let Err(error) = write_ending(&life, &ending) {
+            eprintln!("bathy monitor: cannot write down how the sandbox ended: {error}");
+        }
+        let change = Change::Ended { at_ns, cause: cause.clone(), exit_code: state.main_exit };
+        let written = store.at_any_price(|store| {
+            store.end_all_jobs(&record.id, "the sandbox ended")?;
+            let from = [State::Running, State::Paused];
+            store.transition(&record.id, &from, State::Stopped, std::slice::from_ref(&change))
         });
         if let Err(error) = written {
             eprintln!("bathy monitor: {}", crate::chain(&error));
         }
         let event = |what| Event::now(actor(), what).in_sandbox(&record.id, record.name.clone());
-        if let Err(error) = audit.append(&[event(What::SandboxEnded { cause })]) {
+        if let Err(error) = audit.append_last(&[event(What::SandboxEnded { cause })]) {
             eprintln!("bathy monitor: {}", crate::chain(&error));
         }
         if !record.spec.auto_remove {
             return;
         }
         // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
-        let removed = store.delete(&record.id).map_err(|error| crate::chain(&error));
-        let removed = removed.and_then(|_| folder.remove().map_err(|error| error.to_string()));
-        let recorded = audit.append(&[event(What::SandboxRemoved)]).map_err(|error| crate::chain(&error));
+        let removed = folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
+        let removed = removed.and_then(|()| {
+            store.at_any_price(|store| store.delete(&record.id)).map_err(|error| crate::chain(&error))
+        });
+        let recorded =
+            audit.append_last(&[event(What::SandboxRemoved)]).map_err(|error| crate::chain(&error));
         if let Err(error) = removed.and(recorded) {
             // The log that this goes to may be gone with the rest.
             eprintln!("bathy monitor: {error}");

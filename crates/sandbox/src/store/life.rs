@@ -1,20 +1,65 @@
 //! Whether a sandbox runs. Its monitor and its keeper hold one lock together, which the kernel lets go when both are
 //! gone, however they went: no pid can be mistaken for another's and no record can be out of date.
+//!
+//! The lock's file also has room for how the sandbox ended. The monitor writes it there first, in place: that works on a full
+//! disk, where the store may not take it.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 /// The lock's file in a sandbox's folder.
 pub const FILE_NAME: &str = "life";
 /// Those who only look hold the lock for microseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The size of the file, and how much of a cause it holds in any case.
+const SIZE: usize = 4096;
+const MOST_CAUSE: usize = 512;
+
+/// How a sandbox ended, as its monitor saw it. Times are nanoseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    /// The start of the life that this is the end of.
+    pub started_ns: Option<u64>,
+    /// When.
+    pub at_ns: u64,
+    /// Why.
+    pub cause: String,
+    /// How its main command ended, if that is how.
+    pub exit_code: Option<i32>,
+}
+
+/// Makes room for an ending in the lock's file, and forgets the last one.
+pub fn forget_ending(life: &File) -> io::Result<()> {
+    life.write_all_at(&[b' '; SIZE], 0)
+}
+
+/// Writes down how the sandbox ended. It takes no space that was not taken before.
+pub fn write_ending(life: &File, ending: &Ending) -> io::Result<()> {
+    let mut text = serde_json::to_vec(ending)?;
+    if text.len() > SIZE {
+        // A cause may hold the guest's text, of which every byte may need an escape.
+        let cause: String = ending.cause.chars().take(MOST_CAUSE).collect();
+        text = serde_json::to_vec(&Ending { cause, ..ending.clone() })?;
+    }
+    text.resize(SIZE, b' ');
+    life.write_all_at(&text, 0)
+}
+
+/// How the sandbox of this folder ended, if its monitor wrote that down.
+pub fn read_ending(folder: &Path) -> Option<Ending> {
+    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(folder.join(FILE_NAME)).ok()?;
+    let mut text = [0; SIZE];
+    file.read_exact_at(&mut text, 0).ok()?;
+    serde_json::from_slice(&text).ok()
+}
 
 /// Whether the sandbox of this folder runs.
 pub fn alive(folder: &Path) -> io::Result<bool> {
@@ -86,6 +131,30 @@ mod tests {
         drop(shared);
         assert!(!alive(folder.path()).unwrap());
         assert!(take_life(folder.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn an_ending_is_written_in_place_however_long_its_cause_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let life = take_life(folder.path()).unwrap().unwrap();
+        assert_eq!(read_ending(folder.path()), None);
+        forget_ending(&life).unwrap();
+        assert_eq!(read_ending(folder.path()), None);
+        let ending = |cause: &str| Ending {
+            started_ns: Some(1),
+            at_ns: u64::MAX,
+            cause: cause.to_owned(),
+            exit_code: Some(-3),
+        };
+        for cause in ["it was stopped", &"\u{1}".repeat(100_000), &"\u{1f41f}".repeat(5000)] {
+            write_ending(&life, &ending(cause)).unwrap();
+            let found = read_ending(folder.path()).unwrap();
+            assert!(cause.starts_with(&found.cause) && !found.cause.is_empty());
+            assert_eq!(found, ending(&found.cause));
+            assert_eq!(life.metadata().unwrap().len(), SIZE as u64);
+        }
+        forget_ending(&life).unwrap();
+        assert_eq!(read_ending(folder.path()), None);
     }
 
     #[test]

@@ -71,6 +71,11 @@ impl Store {
         }
     }
 
+    /// The REPL of the sandbox with this id.
+    pub fn repl_of(&self, sandbox: &str) -> Result<Option<ReplRow>, StoreError> {
+        Ok(self.repl_rows(&format!("SELECT {COLUMNS} FROM repls WHERE sandbox = ?"), [sandbox])?.pop())
+    }
+
     /// Every REPL, the oldest first.
     pub fn repls(&self) -> Result<Vec<ReplRow>, StoreError> {
         self.repl_rows(&format!("SELECT {COLUMNS} FROM repls ORDER BY created_ns, name"), ())

@@ -1,0 +1,294 @@
+//! Sandboxes that the store does not know, and what interrupted commands left.
+//!
+//! A folder under its own name is somebody's disk: it is never removed but by name. The store can be lost, damaged, or replaced by an
+//! older one; then the disks are listed as orphaned, and can be adopted.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use bathy_audit::What;
+use bathy_jail::cgroup::Cgroup;
+use bathy_policy::{NetworkPolicy, Preset};
+
+use super::{Manager, ManagerError, Sandboxed, Status};
+use crate::description::Description;
+use crate::engine::{Choice, Chosen};
+use crate::folder::{Folder, Leftover};
+use crate::monitor::door::{self, DoorError, ToMonitor};
+use crate::name;
+use crate::spec::{SandboxSpec, Size};
+use crate::store::{self, Change, NewRecord, Record, ReplRow, State, StoreError};
+
+/// A folder that is being made is locked a moment after it is there: only older ones are left-overs.
+const LEFTOVER_AGE: Duration = Duration::from_secs(30);
+/// How long the monitor of an orphan has to end it.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+/// How often something is looked at that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Why an adopted sandbox is said to have ended.
+const ADOPTED: &str = "its record was lost; it was adopted";
+
+/// A sandbox that was adopted.
+#[derive(Clone, Debug)]
+pub struct Adopted {
+    /// What it is now.
+    pub sandbox: Sandboxed,
+    /// Sentences for the caller: what could not be taken over.
+    pub notes: Vec<String>,
+}
+
+impl Manager {
+    /// Sandboxes whose files are there and that the store does not know.
+    pub fn orphans(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
+        let all = Folder::all(&self.paths);
+        let names = Folder::names(&self.paths).map_err(|error| ManagerError::File(all, error))?;
+        let unknown = |manager: &Self, names: Vec<String>| -> Result<Vec<String>, StoreError> {
+            let mut unknown = Vec::new();
+            for name in names {
+                if manager.store.get_state(&name)?.is_none() {
+                    unknown.push(name);
+                }
+            }
+            Ok(unknown)
+        };
+        let mut names = unknown(self, names)?;
+        if !names.is_empty() {
+            // One that is just being made has its name a moment before it is written down.
+            match self.store.wait_for_others() {
+                Ok(()) | Err(StoreError::Full(_)) => names = unknown(self, names)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(names.iter().map(|name| self.orphan(name)).collect())
+    }
+
+    /// As [`Manager::find`], also a sandbox that the store does not know.
+    pub fn find_any(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
+        match self.find(wanted) {
+            Err(error @ ManagerError::Orphaned(_)) => self.find_orphan(wanted)?.ok_or(error),
+            found => found,
+        }
+    }
+
+    /// The orphan that is called so: by its folder, the name that it had, or the beginning of its id.
+    pub(super) fn find_orphan(&mut self, wanted: &str) -> Result<Option<Sandboxed>, ManagerError> {
+        let mut all = self.orphans()?;
+        let position = |fits: &dyn Fn(&Sandboxed) -> bool| {
+            let mut found = all.iter().enumerate().filter(|(_, orphan)| fits(orphan)).map(|(index, _)| index);
+            found.next().map(|first| (first, found.next().is_none()))
+        };
+        let found = position(&|orphan| orphan.record.id == wanted)
+            .or_else(|| position(&|orphan| orphan.record.name.as_deref() == Some(wanted)))
+            .or_else(|| position(&|orphan| name::is_prefix(wanted) && orphan.record.id.starts_with(wanted)));
+        match found {
+            None => Ok(None),
+            Some((index, true)) => Ok(Some(all.swap_remove(index))),
+            Some((_, false)) => {
+                let ids = all.into_iter().map(|orphan| orphan.record.id).collect();
+                Err(StoreError::Name(name::ambiguous(wanted, ids)).into())
+            }
+        }
+    }
+
+    /// What is known of an orphan.
+    fn orphan(&self, folder_name: &str) -> Sandboxed {
+        let folder = Folder::of(&self.paths, folder_name);
+        // One that cannot be read is as good as none here; adopting it says why.
+        let description = Description::read(&folder).ok().flatten();
+        let (name, spec, engine, created_ns) = match description {
+            Some(found) => (found.name, found.spec, Some(found.engine), found.created_ns),
+            None => (None, unknown_spec(&folder), None, modified_ns(&folder)),
+        };
+        let (engine, engine_reason) = engine.map(|choice| (choice.engine, choice.reason)).unzip();
+        let record = Record {
+            id: folder_name.to_owned(),
+            name,
+            spec,
+            engine,
+            engine_reason,
+            created_ns,
+            state: State::Created,
+            started_ns: None,
+            ended_ns: None,
+            end_cause: None,
+            exit_code: None,
+            monitor_pid: None,
+            keeper_pid: None,
+            enforcement: None,
+            idle_paused: false,
+        };
+        Sandboxed { record, status: Status::Orphaned }
+    }
+
+    /// Writes an orphan down again, as what stands beside its disk says. Where nothing does, it gets the usual settings and no
+    /// network.
+    pub fn adopt(&mut self, orphan: &Sandboxed) -> Result<Adopted, ManagerError> {
+        let folder = self.folder(orphan);
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        if !folder.disk().try_exists().map_err(failed)? {
+            return Err(ManagerError::Lost(orphan.name().to_owned()));
+        }
+        let found = Description::read(&folder).map_err(|error| ManagerError::File(folder.description(), error))?;
+        let mut notes = Vec::new();
+        if found.is_none() {
+            notes.push(format!(
+                "nothing beside the disk tells what `{}` was: it has the usual settings now, and no network; `bathy policy set {0} --net public` gives it one",
+                orphan.name()
+            ));
+        }
+        let running = store::alive(folder.path()).map_err(failed)?;
+        // A copy, or a folder that was renamed: its name is no id.
+        let id = if name::is_id(&orphan.record.id) {
+            orphan.record.id.clone()
+        } else if running {
+            return Err(ManagerError::Running(orphan.name().to_owned()));
+        } else {
+            name::new_id().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?
+        };
+        let mut name = orphan.record.name.clone();
+        if let Some(taken) = name.take_if(|name| self.store.find(name).is_ok()) {
+            notes.push(format!("there is a sandbox `{taken}` already: this one is called {id}"));
+        }
+        let allowed = self.policy.apply(orphan.record.spec.clone())?;
+        notes.extend(allowed.notes);
+        let spec = allowed.spec.checked()?;
+        let engine = match (orphan.record.engine, &orphan.record.engine_reason) {
+            (Some(engine), Some(reason)) => Choice { engine, reason: reason.clone() },
+            _ => Choice { engine: Chosen::Uml, reason: ADOPTED.to_owned() },
+        };
+        let created_ns = orphan.record.created_ns;
+        let mut described =
+            Description::new(id.clone(), name.clone(), spec.clone(), engine.clone(), created_ns);
+        described.repl = found.and_then(|found| found.repl).filter(|_| name.is_some());
+        described.write(&folder).map_err(failed)?;
+        let new = NewRecord { id: id.clone(), name, spec, engine, created_ns };
+        let home = Folder::of(&self.paths, &id);
+        self.store.insert_with(&new, self.policy.sandboxes(), || {
+            if home.path() == folder.path() {
+                return Ok(());
+            }
+            fs::rename(folder.path(), home.path()).map_err(|error| StoreError::File(home.path().into(), error))
+        })?;
+        self.settle_adopted(&id, running)?;
+        if let Some(repl) = described.repl {
+            let row = ReplRow {
+                name: repl.name,
+                sandbox: id.clone(),
+                language: repl.language,
+                context: repl.context,
+                created_ns,
+                cells: 0,
+                last_used_ns: None,
+                boot: None,
+            };
+            self.store.insert_repl(&row)?;
+        }
+        let sandbox = self.find(&id)?;
+        self.note(&sandbox.record, What::SandboxAdopted { folder: orphan.record.id.clone() })?;
+        Ok(Adopted { sandbox, notes })
+    }
+
+    /// What an adopted sandbox is: it may be running still.
+    fn settle_adopted(&mut self, id: &str, running: bool) -> Result<(), ManagerError> {
+        if running {
+            self.store.transition(id, &[State::Created], State::Running, &[])?;
+        } else {
+            let ended =
+                Change::Ended { at_ns: crate::launch::unix_ns(), cause: ADOPTED.to_owned(), exit_code: None };
+            self.store.transition(id, &[State::Created], State::Stopped, &[ended])?;
+        }
+        Ok(())
+    }
+
+    /// Removes an orphan with everything in it. One that runs is only removed by force.
+    pub(super) fn remove_orphan(&mut self, orphan: &Sandboxed, force: bool) -> Result<(), ManagerError> {
+        let folder = self.folder(orphan);
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        if store::alive(folder.path()).map_err(failed)? {
+            if !force {
+                return Err(ManagerError::Running(orphan.name().to_owned()));
+            }
+            end_orphan(folder.path(), orphan.name())?;
+        }
+        let _life = self.take_life(orphan)?;
+        if self.store.get_state(&orphan.record.id)?.is_some() {
+            // Adopted in the meantime.
+            return Err(ManagerError::Busy(orphan.name().to_owned()));
+        }
+        let removed = folder.begin_removal().map_err(failed)?;
+        removed.remove().map_err(failed)?;
+        self.note_done(&orphan.record, What::SandboxRemoved)
+    }
+
+    /// Removes what interrupted commands left: sandboxes that were never finished, and the rest of those that were being removed.
+    /// Whatever fails here is tried again by the next command.
+    pub(super) fn sweep(&mut self) {
+        for leftover in Folder::leftovers(&self.paths).unwrap_or_default() {
+            match leftover {
+                Leftover::Unfinished(folder) if is_abandoned(folder.path()) && is_old(folder.path()) => {
+                    let _ = folder.remove();
+                }
+                Leftover::Removed(folder, id) if is_abandoned(folder.path()) => {
+                    self.finish_removal(&folder, &id);
+                }
+                Leftover::Unfinished(_) | Leftover::Removed(..) => {}
+            }
+        }
+    }
+
+    fn finish_removal(&mut self, rest: &Folder, id: &str) {
+        // Brought back since, by a copy or a backup: then it is that one's record.
+        if !Folder::of(&self.paths, id).path().exists()
+            && let Ok(Some(record)) = self.store.get(id)
+            && matches!(self.store.delete(id), Ok(true))
+        {
+            let _ = self.note_done(&record, What::SandboxRemoved);
+        }
+        let _ = rest.remove();
+        let _ = Cgroup::remove_stale(id);
+    }
+}
+
+/// Whether no command is at work in a folder.
+fn is_abandoned(folder: &Path) -> bool {
+    matches!(store::alive(folder), Ok(false))
+}
+
+fn is_old(folder: &Path) -> bool {
+    let modified = folder.symlink_metadata().and_then(|data| data.modified());
+    modified.is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() > LEFTOVER_AGE)
+}
+
+/// Asks the monitor of an orphan to end it, and waits until it has.
+fn end_orphan(folder: &Path, name: &str) -> Result<(), ManagerError> {
+    match door::ask(folder, &ToMonitor::Kill, END_PATIENCE) {
+        // Whether it ends is seen by its lock.
+        Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let deadline = Instant::now() + END_PATIENCE;
+    while store::alive(folder).map_err(|error| ManagerError::File(folder.to_owned(), error))? {
+        if Instant::now() > deadline {
+            return Err(ManagerError::DoesNotEnd(name.to_owned()));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// The settings of a sandbox of which only the disk is known. What it was kept from is not known, so it is kept from everything.
+fn unknown_spec(folder: &Folder) -> SandboxSpec {
+    let mut spec = SandboxSpec { network: NetworkPolicy { preset: Preset::None, ..NetworkPolicy::default() }, ..SandboxSpec::default() };
+    if let Ok(data) = folder.disk().metadata() {
+        spec.disk = Size(data.len());
+    }
+    spec
+}
+
+fn modified_ns(folder: &Folder) -> u64 {
+    let modified = folder.path().metadata().and_then(|data| data.modified()).map_err(io::Error::other);
+    let since = modified.ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.and_then(|since| u64::try_from(since.as_nanos()).ok()).unwrap_or(0)
+}
