@@ -1,13 +1,13 @@
-//! The verbs that change a kept sandbox's state: start, stop, restart, rm, pause, resume, wait.
+//! The verbs that change a kept sandbox's state: start, stop, restart, rm, adopt, pause, resume, wait.
 
 use std::error::Error;
 use std::time::Duration;
 
-use bathy_sandbox::{Manager, Sandboxed};
+use bathy_sandbox::{Manager, ManagerError, Sandboxed, Status};
 use serde_json::json;
 
 use crate::progress::Progress;
-use crate::{output, time};
+use crate::{escape, output, time};
 
 /// One or more sandboxes.
 #[derive(clap::Args)]
@@ -94,9 +94,24 @@ pub fn restart(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
     })
 }
 
-/// Removes sandboxes with everything they hold.
+/// Removes sandboxes with everything they hold, also those that the store does not know.
 pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
-    each("bathy rm", &args.names, |manager, sandbox| Ok(manager.remove(sandbox, args.force)?))
+    each_found("bathy rm", &args.names, Manager::find_any, |manager, sandbox| {
+        Ok(manager.remove(sandbox, args.force)?)
+    })
+}
+
+/// Takes sandboxes back that the store does not know.
+pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
+    each_found("bathy adopt", names, Manager::find_any, |manager, sandbox| {
+        if sandbox.status != Status::Orphaned {
+            return Err(format!("The sandbox `{}` is in the store already", sandbox.name()).into());
+        }
+        for note in manager.adopt(sandbox)?.notes {
+            output::note(escape::text(&note));
+        }
+        Ok(())
+    })
 }
 
 /// Freezes sandboxes.
@@ -135,12 +150,23 @@ pub fn wait(args: &WaitArgs) -> Result<u8, Box<dyn Error>> {
 fn each(
     program: &str,
     names: &Names,
+    act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
+) -> Result<u8, Box<dyn Error>> {
+    each_found(program, names, Manager::find, act)
+}
+
+/// The same, with sandboxes that are found in another way.
+fn each_found(
+    program: &str,
+    names: &Names,
+    find: impl Fn(&mut Manager, &str) -> Result<Sandboxed, ManagerError>,
     mut act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
 ) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open(program)?;
     let mut code = 0;
     for name in &names.names {
-        let done = manager.find(name).map_err(Into::into).and_then(|sandbox| act(&mut manager, &sandbox));
+        let done =
+            find(&mut manager, name).map_err(Into::into).and_then(|sandbox| act(&mut manager, &sandbox));
         match done {
             Ok(()) => output::line(name)?,
             Err(error) => {

@@ -51,7 +51,7 @@ pub enum Filter {
     Name(String),
 }
 
-const STATUSES: [&str; 5] = ["created", "running", "paused", "stopped", "dead"];
+const STATUSES: [&str; 7] = ["created", "running", "paused", "stopped", "dead", "orphaned", "lost"];
 
 impl FromStr for Filter {
     type Err = String;
@@ -87,7 +87,11 @@ impl Filter {
 
 /// Lists sandboxes; `running` leaves the others out unless asked for.
 pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
-    let mut sandboxes = Manager::open("bathy ls")?.list()?;
+    let mut manager = Manager::open("bathy ls")?;
+    let mut sandboxes = manager.list()?;
+    let orphans = manager.orphans()?;
+    let hint = (!orphans.is_empty() && !running).then(|| hint(&orphans));
+    sandboxes.extend(orphans);
     sandboxes.retain(|sandbox| {
         (args.all || !running || sandbox.is_alive()) && args.filter.iter().all(|filter| filter.fits(sandbox))
     });
@@ -101,15 +105,26 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
         for line in table(&sandboxes, unix_ns()).lines() {
             output::line(line)?;
         }
+        if let Some(hint) = hint {
+            output::note(hint);
+        }
     }
     Ok(0)
+}
+
+/// What to do about sandboxes that the store does not know.
+fn hint(orphans: &[Sandboxed]) -> String {
+    let first = orphans.first().map_or("NAME", Sandboxed::name);
+    format!(
+        "the disks of orphaned sandboxes are there, but the store does not know them: `bathy adopt {first}` takes one back, `bathy rm {first}` removes it"
+    )
 }
 
 /// Prints everything that is known of sandboxes.
 pub fn inspect(args: &InspectArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy inspect")?;
     let found: Vec<Sandboxed> =
-        args.names.as_slice().iter().map(|name| manager.find(name)).collect::<Result<_, _>>()?;
+        args.names.as_slice().iter().map(|name| manager.find_any(name)).collect::<Result<_, _>>()?;
     output::json(&found)?;
     Ok(0)
 }

@@ -80,6 +80,12 @@ enum Verb {
     Restart(lifecycle::StopArgs),
     /// Remove sandboxes with their disks and logs.
     Rm(lifecycle::RemoveArgs),
+    /// Take back sandboxes whose disks are there and that the store does not know.
+    ///
+    /// That is so after the store was damaged, lost, or replaced by an older one; `bathy ls` shows such sandboxes as orphaned.
+    /// What stands beside the disk tells their names and settings. Where nothing does, they get the usual settings and no
+    /// network.
+    Adopt(lifecycle::Names),
     /// List sandboxes.
     Ls(list::Args),
     /// List the sandboxes that run.
@@ -179,6 +185,7 @@ impl Verb {
             Self::Stop(args) => lifecycle::stop(&args),
             Self::Restart(args) => lifecycle::restart(&args),
             Self::Rm(args) => lifecycle::remove(&args),
+            Self::Adopt(names) => lifecycle::adopt(&names),
             Self::Ls(args) => list::list(&args, false),
             Self::Ps(args) => list::list(&args, true),
             Self::Inspect(args) => list::inspect(&args),

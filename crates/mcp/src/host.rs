@@ -79,16 +79,23 @@ impl Host {
         result
     }
 
-    /// A connection to a sandbox: one that is open already, or a new one. The flag tells that it was.
-    pub fn line(&self, manager: &mut Manager, sandbox: &Sandboxed) -> Result<(Line, bool), ManagerError> {
+    /// A connection to a sandbox: one that is open already and was not closed by the other side since, or a new one.
+    pub fn line(&self, manager: &mut Manager, sandbox: &Sandboxed) -> Result<Line, ManagerError> {
         let kept = {
             let mut lines = lock(&self.lines);
             forget_old(&mut lines);
-            lines.get_mut(&run(sandbox)).and_then(Vec::pop)
+            let open = lines.get_mut(&run(sandbox)).map(|lines| lines.drain(..).collect::<Vec<_>>());
+            let mut open: Vec<_> =
+                open.into_iter().flatten().filter(|line| line.what.connection.is_quiet()).collect();
+            let kept = open.pop();
+            if !open.is_empty() {
+                lines.insert(run(sandbox), open);
+            }
+            kept
         };
         match kept {
-            Some(line) => Ok((line.what, true)),
-            None => Ok((Line::new(manager.connect(sandbox)?), false)),
+            Some(line) => Ok(line.what),
+            None => Ok(Line::new(manager.connect(sandbox)?)),
         }
     }
 

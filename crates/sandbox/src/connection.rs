@@ -75,6 +75,13 @@ impl Connection {
         self.socket.as_fd()
     }
 
+    /// Whether it is open and nothing has arrived on it: a connection that is kept for later use can have been closed meanwhile.
+    pub fn is_quiet(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN | PollFlags::RDHUP)];
+        matches!(poll(&mut fds, Some(&now)), Ok(0))
+    }
+
     /// Sends a message to the keeper with a socket, at once. What was queued before goes first.
     ///
     /// # Errors

@@ -46,13 +46,7 @@ pub struct ReplDescription {
 
 impl Description {
     /// Of a sandbox that is made.
-    pub fn new(
-        id: String,
-        name: Option<String>,
-        spec: SandboxSpec,
-        engine: Choice,
-        created_ns: u64,
-    ) -> Self {
+    pub fn new(id: String, name: Option<String>, spec: SandboxSpec, engine: Choice, created_ns: u64) -> Self {
         Self { format: FORMAT, id, name, spec, engine, created_ns, repl: None }
     }
 

@@ -143,8 +143,9 @@ impl Policy {
     /// The policy of several files; those that do not exist say nothing.
     pub fn from_files(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self, PolicyError> {
         paths.into_iter().try_fold(Self::default(), |policy, path| match policy.clone().with(&path) {
+            // A link that leads nowhere is not the same: what the operator had there cannot be read.
             Err(PolicyError::File(ConfigError::Read(_, error)))
-                if error.kind() == io::ErrorKind::NotFound =>
+                if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() =>
             {
                 Ok(policy)
             }

@@ -86,7 +86,9 @@ pub enum StoreError {
         source: rusqlite::Error,
     },
     /// A record that this program cannot read.
-    #[error("The record of sandbox {id} in {path} cannot be read. `bathy rm {id}` removes it")]
+    #[error(
+        "The record of sandbox {id} in {path} cannot be read. `bathy adopt {id}` makes a new one by what stands beside its disk, `bathy rm {id}` removes the sandbox"
+    )]
     Record {
         /// The sandbox.
         id: String,
@@ -236,9 +238,13 @@ impl Store {
         self.one("id", id)
     }
 
-    /// The state of the sandbox with this id, which is known also where the rest of its record cannot be read.
-    pub fn get_state(&self, id: &str) -> Result<Option<String>, StoreError> {
-        Ok(self.query("SELECT state FROM sandboxes WHERE id = ?", [id], |row| row.get(0))?.pop())
+    /// Whether there is a record of the sandbox with this id that can be read.
+    pub fn knows(&self, id: &str) -> Result<bool, StoreError> {
+        match self.get(id) {
+            Ok(found) => Ok(found.is_some()),
+            Err(StoreError::Record { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The sandbox with this name.
@@ -271,9 +277,11 @@ impl Store {
         Err(name::unknown(wanted, words.iter().flatten().flatten().map(String::as_str)).into())
     }
 
-    /// Every sandbox, the oldest first.
+    /// Every sandbox whose record can be read, the oldest first.
     pub fn list(&self) -> Result<Vec<Record>, StoreError> {
-        self.records(&format!("SELECT {COLUMNS} FROM sandboxes ORDER BY created_ns, id"), ())
+        let query = format!("SELECT {COLUMNS} FROM sandboxes ORDER BY created_ns, id");
+        let raw = self.query(&query, (), record::Raw::read)?;
+        Ok(raw.into_iter().filter_map(|raw| raw.parse().ok()).collect())
     }
 
     /// Moves a sandbox from one of the states `from` to the state `to`, with what else changes. Nothing happens, and the
@@ -457,7 +465,9 @@ fn failure(path: &Path, source: rusqlite::Error) -> StoreError {
     match source.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => StoreError::Full(path),
         // A log or an index that cannot grow is told as one of these.
-        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if ballast::is_full(&path) => StoreError::Full(path),
+        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if ballast::is_full(&path) => {
+            StoreError::Full(path)
+        }
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => StoreError::Damaged { path, source },
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy(path),
         _ => StoreError::Database { path, source },

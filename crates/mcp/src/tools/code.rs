@@ -137,35 +137,25 @@ fn run_cell(
 ) -> Result<CellOutcome, ToolError> {
     let host = &call.state.host;
     let options = CellOptions { interrupt: Some(call.cancel.fd()) };
-    loop {
-        let (mut line, reused, begun) = call.manager(|manager| {
-            let begun = manager.begin_cell(sandbox, request)?;
-            let (line, reused) = host.line(manager, sandbox)?;
-            Ok((line, reused, begun))
-        })?;
-        let mut heard = false;
-        let mut on_event = |event: CellEvent| {
-            heard = true;
-            take(call, collected, event);
-        };
-        let stream = line.stream();
-        let connection = &mut line.connection;
-        match interpreter::run_cell(connection, stream, begun.cell, begun.tag, &options, &mut on_event) {
-            Ok(outcome) => {
-                host.keep(sandbox, line);
-                return Ok(outcome);
-            }
-            // A connection that was closed while it waited says nothing about the sandbox. A new one does.
-            Err(InterpreterError::Connection(ConnectionError::Gone)) if reused && !heard => {
-                host.hang_up(sandbox)
-            }
-            // A refusal leaves the connection as it was.
-            Err(error @ InterpreterError::Refused(_)) => {
-                host.keep(sandbox, line);
-                return Err(refused(error));
-            }
-            Err(error) => return Err(refused(error)),
+    let (mut line, begun) = call.manager(|manager| {
+        let begun = manager.begin_cell(sandbox, request)?;
+        Ok((host.line(manager, sandbox)?, begun))
+    })?;
+    let mut on_event = |event: CellEvent| take(call, collected, event);
+    let stream = line.stream();
+    let connection = &mut line.connection;
+    // A connection that breaks now may have carried the cell: it is not run a second time.
+    match interpreter::run_cell(connection, stream, begun.cell, begun.tag, &options, &mut on_event) {
+        Ok(outcome) => {
+            host.keep(sandbox, line);
+            Ok(outcome)
         }
+        // A refusal leaves the connection as it was.
+        Err(error @ InterpreterError::Refused(_)) => {
+            host.keep(sandbox, line);
+            Err(refused(error))
+        }
+        Err(error) => Err(refused(error)),
     }
 }
 

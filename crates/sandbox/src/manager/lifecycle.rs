@@ -99,7 +99,8 @@ impl Manager {
         let life = store::take_life(unfinished.path()).map_err(failed)?;
         life.as_ref().map_or(Ok(()), store::life::forget_ending).map_err(failed)?;
         std::fs::write(unfinished.image_config(), &image.config_text).map_err(failed)?;
-        let (id, name, spec, engine) = (new.id.clone(), new.name.clone(), new.spec.clone(), new.engine.clone());
+        let (id, name, spec, engine) =
+            (new.id.clone(), new.name.clone(), new.spec.clone(), new.engine.clone());
         let description = Description::new(id, name, spec, engine, new.created_ns);
         let description = description.to_bytes().map_err(failed)?;
         std::fs::write(unfinished.description(), description).map_err(failed)?;
@@ -227,7 +228,7 @@ impl Manager {
     }
 
     /// The lock that says that a sandbox runs, unless it does.
-    pub(super) fn take_life(&mut self, sandbox: &Sandboxed) -> Result<File, ManagerError> {
+    fn take_life(&mut self, sandbox: &Sandboxed) -> Result<File, ManagerError> {
         let folder = self.folder(sandbox);
         let deadline = Instant::now() + LOCK_PATIENCE;
         loop {
@@ -258,7 +259,9 @@ impl Manager {
             // A frozen guest cannot shut itself down.
             Status::Paused => self.resume(sandbox)?,
             Status::Running => {}
-            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => return Ok(()),
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {
+                return Ok(());
+            }
         }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + POWER_OFF + BURIAL)
@@ -341,7 +344,11 @@ impl Manager {
 
     /// Removes what there is of a sandbox. The files go first, so that it works on a full disk; whatever interrupts it, the next
     /// command that lists sandboxes goes on with it.
-    pub(super) fn remove_files_and_record(&mut self, record: &Record, folder: &Folder) -> Result<(), ManagerError> {
+    pub(super) fn remove_files_and_record(
+        &mut self,
+        record: &Record,
+        folder: &Folder,
+    ) -> Result<(), ManagerError> {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let rest = folder.begin_removal().map_err(failed)?;
         let deleted = match self.store.delete(&record.id) {

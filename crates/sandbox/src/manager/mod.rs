@@ -117,7 +117,9 @@ pub enum ManagerError {
     #[error("The sandbox `{0}` is removed when it ends, so it cannot be restarted. Make a new one")]
     GoneWhenEnded(String),
     /// The store does not know it, and its files are there.
-    #[error("The sandbox `{0}` is not in the store, but its disk is there. `bathy adopt {0}` takes it back, `bathy rm {0}` removes it")]
+    #[error(
+        "The sandbox `{0}` is not in the store, but its disk is there. `bathy adopt {0}` takes it back, `bathy rm {0}` removes it"
+    )]
     Orphaned(String),
     /// The store knows it, and its files are not there.
     #[error("The disk of the sandbox `{0}` is not there any more. `bathy rm {0}` removes what is left of it")]
@@ -335,7 +337,8 @@ impl Manager {
             Err(error) => return Err(ManagerError::File(folder.path().to_owned(), error)),
         };
         let known = store::life::read_ending(folder.path());
-        let known = known.filter(|known| record.started_ns.is_none() || known.started_ns == record.started_ns);
+        let known =
+            known.filter(|known| record.started_ns.is_none() || known.started_ns == record.started_ns);
         let told = known.is_some();
         let ending = known.unwrap_or_else(|| store::life::Ending {
             started_ns: record.started_ns,
@@ -346,11 +349,12 @@ impl Manager {
         let ended =
             Change::Ended { at_ns: ending.at_ns, cause: ending.cause.clone(), exit_code: ending.exit_code };
         let from = [State::Running, State::Paused];
-        let written = self.store.transition(&record.id, &from, State::Stopped, &[ended]).and_then(|written| {
-            let how = if told { "the sandbox ended" } else { "the sandbox was killed" };
-            self.store.end_all_jobs(&record.id, how)?;
-            Ok(written)
-        });
+        let written =
+            self.store.transition(&record.id, &from, State::Stopped, &[ended]).and_then(|written| {
+                let how = if told { "the sandbox ended" } else { "the sandbox was killed" };
+                self.store.end_all_jobs(&record.id, how)?;
+                Ok(written)
+            });
         let written = match written {
             Err(StoreError::Full(_)) => {
                 let status = if told { Status::Stopped } else { Status::Dead };

@@ -53,8 +53,8 @@ impl Manager {
             spec.network = change(&spec.network).map_err(SpecError::from)?;
             let spec = spec.checked()?;
             // Beside the disk first: what stands there holds when the two differ.
-            before = describe(&folder, &spec)
-                .map_err(|error| ManagerError::File(folder.description(), error))?;
+            before =
+                describe(&folder, &spec).map_err(|error| ManagerError::File(folder.description(), error))?;
             Ok::<_, ManagerError>(spec)
         });
         if let (Err(_), Some(before)) = (&changed, &before) {
@@ -87,7 +87,9 @@ impl Manager {
             match door::ask(folder, &ToMonitor::Policy, PATIENCE) {
                 Ok((FromMonitor::Changed { closed }, _)) => return Ok(Some(closed)),
                 Ok(_) => return Err(DoorError::Unexpected),
-                Err(DoorError::NotRunning) if !store::alive(folder).map_err(DoorError::Io)? => return Ok(None),
+                Err(DoorError::NotRunning) if !store::alive(folder).map_err(DoorError::Io)? => {
+                    return Ok(None);
+                }
                 // It is being started, and will read what was written down, or is about to end.
                 Err(DoorError::NotRunning) if Instant::now() < deadline => sleep(PAUSE),
                 Err(DoorError::NotRunning) => return Err(DoorError::Unreachable),

@@ -1,4 +1,4 @@
-//! Sandboxes that the store does not know, and what interrupted commands left.
+//! Sandboxes that the store does not know, or of which it has a record that cannot be read, and what interrupted commands left.
 //!
 //! A folder under its own name is somebody's disk: it is never removed but by name. The store can be lost, damaged, or replaced by an
 //! older one; then the disks are listed as orphaned, and can be adopted.
@@ -47,7 +47,7 @@ impl Manager {
         let unknown = |manager: &Self, names: Vec<String>| -> Result<Vec<String>, StoreError> {
             let mut unknown = Vec::new();
             for name in names {
-                if manager.store.get_state(&name)?.is_none() {
+                if !manager.store.knows(&name)? {
                     unknown.push(name);
                 }
             }
@@ -68,6 +68,7 @@ impl Manager {
     pub fn find_any(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
         match self.find(wanted) {
             Err(error @ ManagerError::Orphaned(_)) => self.find_orphan(wanted)?.ok_or(error),
+            Err(ManagerError::Store(StoreError::Record { id, .. })) => Ok(self.orphan(&id)),
             found => found,
         }
     }
@@ -130,7 +131,8 @@ impl Manager {
         if !folder.disk().try_exists().map_err(failed)? {
             return Err(ManagerError::Lost(orphan.name().to_owned()));
         }
-        let found = Description::read(&folder).map_err(|error| ManagerError::File(folder.description(), error))?;
+        let found =
+            Description::read(&folder).map_err(|error| ManagerError::File(folder.description(), error))?;
         let mut notes = Vec::new();
         if found.is_none() {
             notes.push(format!(
@@ -163,13 +165,18 @@ impl Manager {
             Description::new(id.clone(), name.clone(), spec.clone(), engine.clone(), created_ns);
         described.repl = found.and_then(|found| found.repl).filter(|_| name.is_some());
         described.write(&folder).map_err(failed)?;
+        if !self.store.knows(&id)? {
+            // A record that cannot be read, if there is one.
+            self.store.delete(&id)?;
+        }
         let new = NewRecord { id: id.clone(), name, spec, engine, created_ns };
         let home = Folder::of(&self.paths, &id);
         self.store.insert_with(&new, self.policy.sandboxes(), || {
             if home.path() == folder.path() {
                 return Ok(());
             }
-            fs::rename(folder.path(), home.path()).map_err(|error| StoreError::File(home.path().into(), error))
+            fs::rename(folder.path(), home.path())
+                .map_err(|error| StoreError::File(home.path().into(), error))
         })?;
         self.settle_adopted(&id, running)?;
         if let Some(repl) = described.repl {
@@ -212,13 +219,20 @@ impl Manager {
             }
             end_orphan(folder.path(), orphan.name())?;
         }
-        let _life = self.take_life(orphan)?;
-        if self.store.get_state(&orphan.record.id)?.is_some() {
+        let _life = match store::take_life(folder.path()) {
+            Ok(Some(life)) => Some(life),
+            Ok(None) => return Err(ManagerError::Busy(orphan.name().to_owned())),
+            // Only a record is left of it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        if self.store.knows(&orphan.record.id)? {
             // Adopted in the meantime.
             return Err(ManagerError::Busy(orphan.name().to_owned()));
         }
-        let removed = folder.begin_removal().map_err(failed)?;
-        removed.remove().map_err(failed)?;
+        let rest = folder.begin_removal().map_err(failed)?;
+        rest.remove().map_err(failed)?;
+        self.store.at_any_price(|store| store.delete(&orphan.record.id))?;
         self.note_done(&orphan.record, What::SandboxRemoved)
     }
 
@@ -280,7 +294,10 @@ fn end_orphan(folder: &Path, name: &str) -> Result<(), ManagerError> {
 
 /// The settings of a sandbox of which only the disk is known. What it was kept from is not known, so it is kept from everything.
 fn unknown_spec(folder: &Folder) -> SandboxSpec {
-    let mut spec = SandboxSpec { network: NetworkPolicy { preset: Preset::None, ..NetworkPolicy::default() }, ..SandboxSpec::default() };
+    let mut spec = SandboxSpec {
+        network: NetworkPolicy { preset: Preset::None, ..NetworkPolicy::default() },
+        ..SandboxSpec::default()
+    };
     if let Ok(data) = folder.disk().metadata() {
         spec.disk = Size(data.len());
     }

@@ -121,7 +121,8 @@ impl Manager {
             boot: None,
         };
         let made = self.store.insert_repl(&row).map_err(ManagerError::from);
-        let made = made.and_then(|()| self.describe_repl(&sandbox)).and_then(|()| self.start(&sandbox, progress));
+        let made =
+            made.and_then(|()| self.describe_repl(&sandbox)).and_then(|()| self.start(&sandbox, progress));
         if let Err(error) = made {
             // The first failure is the one to tell.
             let _ = self.remove(&sandbox, true);
@@ -147,11 +148,8 @@ impl Manager {
 
     /// What makes a sandbox a REPL, if it is one.
     pub(super) fn repl_description(&self, id: &str) -> Result<Option<ReplDescription>, ManagerError> {
-        let described = |row: ReplRow| ReplDescription {
-            name: row.name,
-            language: row.language,
-            context: row.context,
-        };
+        let described =
+            |row: ReplRow| ReplDescription { name: row.name, language: row.language, context: row.context };
         Ok(self.store.repl_of(id)?.map(described))
     }
 
@@ -222,7 +220,9 @@ fn repl(row: ReplRow, sandbox: Sandboxed) -> Result<Repl, ManagerError> {
         status: match sandbox.status {
             Status::Running => ReplStatus::Running,
             Status::Paused => ReplStatus::Paused,
-            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => ReplStatus::Stopped,
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {
+                ReplStatus::Stopped
+            }
         },
         language: interpreter::language(&row.language)?,
         name: row.name,

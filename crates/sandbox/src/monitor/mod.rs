@@ -22,6 +22,8 @@ use bathy_audit::{Actor, Event, LogError, What};
 use bathy_image::{ImageConfig, Store as Cache};
 use bathy_jail::cgroup::{Cgroup, CgroupError};
 use bathy_protocol::FromKeeper;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -240,7 +242,7 @@ impl Monitor {
             engine,
             assets: &assets,
             paths,
-            disk: open(folder.disk())?,
+            disk: open_disk(folder)?,
             kept: Some(kept),
             before_keeper: Some(&put_keeper),
             before_gateway: Some(&put_gateway),
@@ -268,6 +270,20 @@ impl Monitor {
             enforcement,
         })
     }
+}
+
+/// Opens the disk, and locks it for as long as the monitor or the keeper has it open: whatever became of the `life` file, two guests
+/// never write to one disk.
+fn open_disk(folder: &Folder) -> Result<File, MonitorError> {
+    let path = folder.disk();
+    let open = || {
+        let disk = Folder::open(&path)?;
+        match flock(&disk, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(io::Error::other("it is in use by a sandbox that runs")),
+            locked => Ok(locked.map(|()| disk)?),
+        }
+    };
+    open().map_err(|error| MonitorError::File(path.clone(), error))
 }
 
 struct Launched {

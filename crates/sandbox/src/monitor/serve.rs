@@ -119,7 +119,8 @@ impl Monitor {
             return;
         }
         // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
-        let removed = folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
+        let removed =
+            folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
         let removed = removed.and_then(|()| {
             store.at_any_price(|store| store.delete(&record.id)).map_err(|error| crate::chain(&error))
         });

@@ -27,7 +27,8 @@ pub fn keep(state: &Path) {
     }
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let made = options.open(&path).is_ok_and(|file| fallocate(&file, FallocateFlags::empty(), 0, SIZE).is_ok());
+    let made =
+        options.open(&path).is_ok_and(|file| fallocate(&file, FallocateFlags::empty(), 0, SIZE).is_ok());
     if !made {
         let _ = fs::remove_file(&path);
     }
