@@ -25,8 +25,8 @@ pub struct Folder {
 /// What an interrupted command left.
 #[derive(Clone, Debug)]
 pub enum Leftover {
-    /// A sandbox that was never finished.
-    Unfinished(Folder),
+    /// What there is of the sandbox with this id, which was being made.
+    Unfinished(Folder, String),
     /// The rest of the sandbox with this id, which was being removed.
     Removed(Folder, String),
 }
@@ -62,7 +62,7 @@ impl Folder {
         let leftover = |name: String| {
             let folder = Self::of(paths, &name);
             match (name.strip_prefix(MAKING), name.strip_prefix(REMOVING)) {
-                (Some(id), _) if name::is_id(id) => Some(Leftover::Unfinished(folder)),
+                (Some(id), _) if name::is_id(id) => Some(Leftover::Unfinished(folder, id.to_owned())),
                 (_, Some(id)) if name::is_id(id) => Some(Leftover::Removed(folder, id.to_owned())),
                 _ => None,
             }
@@ -78,12 +78,13 @@ impl Folder {
         DirBuilder::new().mode(0o700).create(&self.path)
     }
 
-    /// Waits until the disk has everything in it.
+    /// Waits until the disk has it with everything in it.
     pub fn sync(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.path)? {
             File::open(entry?.path())?.sync_all()?;
         }
-        sync_folder(&self.path)
+        sync_folder(&self.path)?;
+        self.path.parent().map_or(Ok(()), sync_folder)
     }
 
     /// Gives a finished sandbox, which was synced, its own name. It is there from now on, also after a loss of power.
@@ -237,7 +238,7 @@ mod tests {
         unfinished.create().unwrap();
         fs::write(unfinished.disk(), "disk").unwrap();
         assert_eq!(Folder::names(&paths).unwrap(), [""; 0]);
-        assert!(matches!(&Folder::leftovers(&paths).unwrap()[..], [Leftover::Unfinished(_)]));
+        assert!(matches!(&Folder::leftovers(&paths).unwrap()[..], [Leftover::Unfinished(_, id)] if id == ID));
         folder.finish(&unfinished).unwrap();
         assert_eq!(Folder::names(&paths).unwrap(), [ID]);
         assert!(Folder::leftovers(&paths).unwrap().is_empty());

@@ -185,24 +185,13 @@ impl Store {
         }
     }
 
-    /// Waits for the changes that are under way in other processes.
-    pub fn wait_for_others(&mut self) -> Result<(), StoreError> {
-        self.change().map(drop)
-    }
-
     /// Writes a new sandbox down.
     pub fn insert(&mut self, new: &NewRecord) -> Result<(), StoreError> {
-        self.insert_with(new, None, || Ok(()))
+        self.insert_at_most(new, None)
     }
 
-    /// Writes a new sandbox down, unless there are `most` already. `publish` gives its files their name; it runs when nothing
-    /// but the disk can keep the sandbox from being written down, and before others see it.
-    pub fn insert_with(
-        &mut self,
-        new: &NewRecord,
-        most: Option<u32>,
-        publish: impl FnOnce() -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    /// Writes a new sandbox down, unless there are `most` already.
+    pub fn insert_at_most(&mut self, new: &NewRecord, most: Option<u32>) -> Result<(), StoreError> {
         if let Some(name) = &new.name {
             name::check(name)?;
         }
@@ -229,7 +218,6 @@ impl Store {
         let row = "INSERT INTO sandboxes (id, name, spec, created_ns, state) VALUES (?, ?, ?, ?, ?)";
         change.run(row, values)?;
         Change::Engine(new.engine.clone()).write(&new.id, &change)?;
-        publish()?;
         change.finish()
     }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bathy_sandbox::Sandboxed;
 use bathy_sandbox::interpreter::{
     self, CellEvent, CellOptions, CellOutcome, CellRequest, Collected, InterpreterError, MAX_CODE,
 };
-use bathy_sandbox::{ConnectionError, Sandboxed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

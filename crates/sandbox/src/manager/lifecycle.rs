@@ -106,12 +106,12 @@ impl Manager {
         std::fs::write(unfinished.description(), description).map_err(failed)?;
         disk::make_kept(&self.paths.cache, &unfinished.disk(), new.spec.disk)?;
         unfinished.sync().map_err(failed)?;
-        let publish =
-            || folder.finish(&unfinished).map_err(|error| StoreError::File(folder.path().to_owned(), error));
-        match self.store.insert_with(new, self.policy.sandboxes(), publish) {
+        match self.store.insert_at_most(new, self.policy.sandboxes()) {
             Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
             result => result?,
         }
+        // If this is interrupted here, the next command that looks at it goes on: all of it is there.
+        folder.finish(&unfinished).map_err(failed)?;
         let record = self.store.get(&new.id)?.ok_or_else(|| ManagerError::Busy(new.id.clone()))?;
         let spec = &record.spec;
         let created = What::SandboxCreated {
@@ -235,9 +235,12 @@ impl Manager {
             match store::take_life(folder.path()) {
                 Ok(Some(life)) => return Ok(life),
                 Ok(None) => {}
-                // Removed meanwhile: finding it says so.
+                // Removed meanwhile: finding it says so. Or just being made.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     self.find(&sandbox.record.id)?;
+                    if folder.unfinished().path().exists() {
+                        return Err(ManagerError::Busy(sandbox.name().to_owned()));
+                    }
                     return Err(ManagerError::File(folder.path().to_owned(), error));
                 }
                 Err(error) => return Err(ManagerError::File(folder.path().to_owned(), error)),

@@ -311,7 +311,8 @@ impl Manager {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let claims_life = matches!(record.state, State::Running | State::Paused);
         let alive = claims_life && store::alive(folder.path()).map_err(failed)?;
-        if !alive && !folder.disk().try_exists().map_err(failed)? {
+        let is_there = |folder: &Folder| folder.disk().try_exists().map_err(failed);
+        if !alive && !is_there(&folder)? && !self.finish_making(&folder)? && !is_there(&folder)? {
             return Ok(Some(Sandboxed { record, status: Status::Lost }));
         }
         if claims_life && !alive {

@@ -41,27 +41,16 @@ pub struct Adopted {
 
 impl Manager {
     /// Sandboxes whose files are there and that the store does not know.
-    pub fn orphans(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
+    pub fn orphans(&self) -> Result<Vec<Sandboxed>, ManagerError> {
         let all = Folder::all(&self.paths);
         let names = Folder::names(&self.paths).map_err(|error| ManagerError::File(all, error))?;
-        let unknown = |manager: &Self, names: Vec<String>| -> Result<Vec<String>, StoreError> {
-            let mut unknown = Vec::new();
-            for name in names {
-                if !manager.store.knows(&name)? {
-                    unknown.push(name);
-                }
-            }
-            Ok(unknown)
-        };
-        let mut names = unknown(self, names)?;
-        if !names.is_empty() {
-            // One that is just being made has its name a moment before it is written down.
-            match self.store.wait_for_others() {
-                Ok(()) | Err(StoreError::Full(_)) => names = unknown(self, names)?,
-                Err(error) => return Err(error.into()),
+        let mut orphans = Vec::new();
+        for name in names {
+            if !self.store.knows(&name)? {
+                orphans.push(self.orphan(&name));
             }
         }
-        Ok(names.iter().map(|name| self.orphan(name)).collect())
+        Ok(orphans)
     }
 
     /// As [`Manager::find`], also a sandbox that the store does not know.
@@ -74,7 +63,7 @@ impl Manager {
     }
 
     /// The orphan that is called so: by its folder, the name that it had, or the beginning of its id.
-    pub(super) fn find_orphan(&mut self, wanted: &str) -> Result<Option<Sandboxed>, ManagerError> {
+    pub(super) fn find_orphan(&self, wanted: &str) -> Result<Option<Sandboxed>, ManagerError> {
         let mut all = self.orphans()?;
         let position = |fits: &dyn Fn(&Sandboxed) -> bool| {
             let mut found = all.iter().enumerate().filter(|(_, orphan)| fits(orphan)).map(|(index, _)| index);
@@ -171,13 +160,14 @@ impl Manager {
         }
         let new = NewRecord { id: id.clone(), name, spec, engine, created_ns };
         let home = Folder::of(&self.paths, &id);
-        self.store.insert_with(&new, self.policy.sandboxes(), || {
-            if home.path() == folder.path() {
-                return Ok(());
-            }
-            fs::rename(folder.path(), home.path())
-                .map_err(|error| StoreError::File(home.path().into(), error))
-        })?;
+        if home.path() != folder.path() {
+            // Whatever interrupts it after this: the sandbox is an orphan still, by another name.
+            fs::rename(folder.path(), home.path()).map_err(failed)?;
+        }
+        match self.store.insert_at_most(&new, self.policy.sandboxes()) {
+            Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
+            result => result?,
+        }
         self.settle_adopted(&id, running)?;
         if let Some(repl) = described.repl {
             let row = ReplRow {
@@ -241,14 +231,39 @@ impl Manager {
     pub(super) fn sweep(&mut self) {
         for leftover in Folder::leftovers(&self.paths).unwrap_or_default() {
             match leftover {
-                Leftover::Unfinished(folder) if is_abandoned(folder.path()) && is_old(folder.path()) => {
+                // One that is written down is whole: whoever looks at it finishes it.
+                Leftover::Unfinished(folder, id)
+                    if is_abandoned(folder.path())
+                        && is_old(folder.path())
+                        && matches!(self.store.get(&id), Ok(None)) =>
+                {
                     let _ = folder.remove();
                 }
                 Leftover::Removed(folder, id) if is_abandoned(folder.path()) => {
                     self.finish_removal(&folder, &id);
                 }
-                Leftover::Unfinished(_) | Leftover::Removed(..) => {}
+                Leftover::Unfinished(..) | Leftover::Removed(..) => {}
             }
+        }
+    }
+
+    /// Gives a sandbox its name whose making was interrupted after it was written down. False if there is no such one.
+    pub(super) fn finish_making(&self, folder: &Folder) -> Result<bool, ManagerError> {
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        let unfinished = folder.unfinished();
+        if !unfinished.disk().try_exists().map_err(failed)? {
+            return Ok(false);
+        }
+        if store::alive(unfinished.path()).map_err(failed)? {
+            // Its maker is at work.
+            return Ok(true);
+        }
+        match folder.finish(&unfinished) {
+            // Another command was faster.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {
+                Ok(false)
+            }
+            finished => finished.map(|()| true).map_err(failed),
         }
     }
 

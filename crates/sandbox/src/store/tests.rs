@@ -134,7 +134,7 @@ fn a_number_of_sandboxes_is_kept_by_all_together() {
         for _ in 0..8 {
             scope.spawn(|| {
                 let mut store = Store::open(folder.path()).unwrap();
-                match store.insert_with(&new(&name::new_id().unwrap(), None), Some(3), || Ok(())) {
+                match store.insert_at_most(&new(&name::new_id().unwrap(), None), Some(3)) {
                     Ok(()) | Err(StoreError::TooMany { count: 3 }) => {}
                     Err(error) => panic!("{error:?}"),
                 }
