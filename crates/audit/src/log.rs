@@ -136,16 +136,26 @@ impl Log {
         head.boot.clone_from(&self.boot);
         head.tick(first.time_unix_ns);
         write_all_or_nothing(&self.folder, &settled.file, &text, &head).map_err(failed)?;
-        if settled.restarted && settled.file.sync_data().is_ok() {
-            // The lines are recorded. That they are also on the disk is only noted if it is so.
-            head.synced();
-            let _ = head.write_synced(&self.folder);
+        if settled.restarted || !prune.is_empty() {
+            self.settle_on_disk(&settled.file, head, &prune);
+        }
+        Ok(())
+    }
+
+    /// Has the disk take the log as it is, and removes the files that are too many: not before it has the head that tells so. The
+    /// lines are recorded whatever fails here.
+    fn settle_on_disk(&self, file: &File, mut head: Head, prune: &[u64]) {
+        if file.sync_data().is_err() {
+            return;
+        }
+        head.synced();
+        if head.write_synced(&self.folder).is_err() {
+            return;
         }
         for first in prune {
             // Verification passes over what is left of them, and the next rotation tries again.
-            let _ = self.folder.remove(&rotated_name(first));
+            let _ = self.folder.remove(&rotated_name(*first));
         }
-        Ok(())
     }
 
     /// Verifies this log; see [`verify::verify`].

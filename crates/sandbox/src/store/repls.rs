@@ -31,7 +31,7 @@ impl Store {
     /// Writes a new REPL down, in a sandbox that is.
     pub fn insert_repl(&mut self, new: &ReplRow) -> Result<(), StoreError> {
         name::check(&new.name)?;
-        let change = self.change()?;
+        let change = self.durable_change()?;
         if change.number("SELECT count(*) FROM repls WHERE name = ?", [&new.name])? > 0 {
             return Err(StoreError::NameTaken { name: new.name.clone() });
         }
