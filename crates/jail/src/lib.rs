@@ -10,6 +10,8 @@ pub mod privileges;
 pub mod root;
 pub mod spawn;
 mod sys;
+#[cfg(test)]
+mod tests;
 
 pub use cgroup::{Cgroup, CgroupError, CgroupLimits, CgroupUsage, Enforcement};
 pub use filter::{Filter, FilterError};

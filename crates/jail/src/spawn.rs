@@ -320,17 +320,32 @@ mod tests {
 
     use super::*;
 
-    fn start(before_start: &dyn Fn(u32) -> io::Result<()>) -> Result<Spawned, SpawnError> {
+    type Start = fn(&Program<'_>) -> Result<Spawned, SpawnError>;
+
+    fn start_as(
+        start: Start,
+        program: &str,
+        before_start: &dyn Fn(u32) -> io::Result<()>,
+    ) -> Result<Spawned, SpawnError> {
         let uid = rustix::process::geteuid();
         let gid = rustix::process::getegid().as_raw();
-        let program = fs::File::open("/bin/true").unwrap();
-        keeper(&Program {
+        let program = fs::File::open(program).unwrap();
+        start(&Program {
             program: program.as_fd(),
             args: &[CString::from(c"true")],
             descriptors: &[],
             identity: Identity::Own { uid: uid.as_raw(), gid },
             before_start: Some(before_start),
         })
+    }
+
+    fn start(before_start: &dyn Fn(u32) -> io::Result<()>) -> Result<Spawned, SpawnError> {
+        start_as(keeper, "/bin/true", before_start)
+    }
+
+    fn exit_status(spawned: &Spawned) -> Option<i32> {
+        let ended = waitid(WaitId::PidFd(spawned.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+        ended.unwrap().exit_status()
     }
 
     #[test]
@@ -345,8 +360,37 @@ mod tests {
         let spawned = spawned.unwrap();
         assert_eq!(seen.get(), spawned.pid);
         assert_eq!(spawned.failure(), None);
-        let status = waitid(WaitId::PidFd(spawned.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
-        assert_eq!(status.exit_status(), Some(0));
+        assert_eq!(exit_status(&spawned), Some(0));
+    }
+
+    /// The namespaces that a process shares with this one.
+    fn shared_namespaces(pid: u32) -> Vec<&'static str> {
+        let kinds = ["user", "mnt", "pid_for_children", "net", "ipc", "uts", "cgroup"];
+        let of = |process: &str, kind: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).unwrap();
+        let pid = pid.to_string();
+        kinds.into_iter().filter(|kind| of(&pid, kind) == of("self", kind)).collect()
+    }
+
+    #[test]
+    fn a_keeper_shares_no_namespace_and_a_gateway_only_the_network() {
+        let table: [(Start, &[&str]); 2] = [(keeper, &[]), (gateway, &["net"])];
+        for (start, expected) in table {
+            let shared = Cell::new(Vec::new());
+            let look = |pid| {
+                shared.set(shared_namespaces(pid));
+                Ok(())
+            };
+            let spawned = start_as(start, "/bin/true", &look).unwrap();
+            assert_eq!(exit_status(&spawned), Some(0));
+            assert_eq!(shared.take(), expected);
+        }
+    }
+
+    #[test]
+    fn a_process_that_cannot_become_its_program_reports_so() {
+        let spawned = start_as(keeper, "/etc/passwd", &|_| Ok(())).unwrap();
+        assert_eq!(spawned.failure().as_deref(), Some("execute its program"));
+        assert_eq!(exit_status(&spawned), Some(125));
     }
 
     #[test]

@@ -158,6 +158,13 @@ const fn without(argument: u8, bits: i32) -> Condition {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::Errno;
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use rustix::process::{getpriority_process, getpriority_user};
+
     use super::*;
 
     #[test]
@@ -169,6 +176,63 @@ mod tests {
             let before = calls.len();
             calls.dedup();
             assert_eq!(calls.len(), before, "{} names a call twice", filter.name);
+        }
+    }
+
+    /// One call for each kind of condition, and what the thread needs to end.
+    const EACH_KIND: Filter = Filter {
+        name: "each kind of condition",
+        otherwise: Otherwise::Refuse,
+        groups: &[
+            Group {
+                purpose: "try",
+                rules: &[
+                    only(libc::SYS_getpriority, &[&[is(0, 0)]]),
+                    only(libc::SYS_pipe2, &[&[without(1, libc::O_NONBLOCK)]]),
+                    only(
+                        libc::SYS_eventfd2,
+                        &[&[Condition {
+                            argument: 1,
+                            test: Test::Masked {
+                                mask: (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).cast_unsigned(),
+                                value: libc::EFD_CLOEXEC.cast_unsigned(),
+                            },
+                        }]],
+                    ),
+                ],
+            },
+            Group { purpose: "close what was made", rules: &[any(libc::SYS_close), any(libc::SYS_fcntl)] },
+            keeper::MEMORY,
+            keeper::RUN,
+            keeper::END,
+        ],
+    };
+
+    #[test]
+    fn a_call_passes_only_in_a_form_that_meets_its_conditions() {
+        let program = EACH_KIND.compile().unwrap();
+        let filtered = thread::spawn(move || {
+            Filter::install(&program).unwrap();
+            let event = |flags| eventfd(0, flags).map(drop);
+            let pipe = |flags| pipe_with(flags).map(drop);
+            [
+                ("the value", getpriority_process(None).map(drop), true),
+                ("another value", getpriority_user(rustix::process::Uid::ROOT).map(drop), false),
+                ("none of the bits", pipe(PipeFlags::CLOEXEC), true),
+                ("one of the bits", pipe(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK), false),
+                ("the masked value", event(EventfdFlags::CLOEXEC), true),
+                ("with a bit beside the mask", event(EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE), true),
+                (
+                    "with another bit of the mask",
+                    event(EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK),
+                    false,
+                ),
+                ("without the bit of the mask", event(EventfdFlags::empty()), false),
+                ("not in the table", rustix::thread::set_no_new_privs(true), false),
+            ]
+        });
+        for (form, result, passes) in filtered.join().unwrap() {
+            assert_eq!(result, if passes { Ok(()) } else { Err(Errno::PERM) }, "{form}");
         }
     }
 }
