@@ -1,5 +1,8 @@
 //! A new policy, and what is open: whatever it would not let begin is ended.
 
+#[cfg(test)]
+mod tests;
+
 use bathy_policy::{Decision, Protocol, Verdict};
 
 use crate::connection::Connection;

@@ -1,5 +1,8 @@
 //! Datagrams, which have no beginning and no end: whoever exchanges some is kept apart for a while.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -5,6 +5,9 @@
 //!
 //! Where nothing that is said matters, nothing waits; but a name in TLS is remembered, for a policy to come.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 
 use bathy_policy::{HostName, HttpSeen, Read};

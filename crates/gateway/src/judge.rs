@@ -1,5 +1,8 @@
 //! What a sandbox may reach, and what it is told when it may not.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 

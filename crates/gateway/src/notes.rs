@@ -1,6 +1,9 @@
 //! What is to be written down, on its way to whoever started the gateway. None is lost: when too many wait, nothing new is
 //! decided until they are taken.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

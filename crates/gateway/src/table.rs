@@ -1,5 +1,8 @@
 //! All connections: found by their ends or their number, with their timers and the order of their turns.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 

@@ -1,0 +1,254 @@
+//! What is read, what waits for a decision, and what goes on.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use bathy_policy::Read;
+
+use super::{Found, Inspector, MOST_KEPT, Next, Speech};
+
+const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+const FIRST: &[u8] = b"GET /a HTTP/1.1\r\nHost: one.example\r\n\r\n";
+const SECOND: &[u8] = b"HEAD /b HTTP/1.1\r\nHost: two.example\r\n\r\n";
+/// A record of encrypted data: whatever follows is of no interest.
+const ENCRYPTED: &[u8] = &[23, 3, 3, 0, 1, 0];
+
+/// A ClientHello of TLS 1.3 with this name.
+fn hello(name: &str) -> Vec<u8> {
+    let short = |length: usize| u16::try_from(length).unwrap().to_be_bytes();
+    let server_name = [&short(name.len() + 3)[..], &[0], &short(name.len()), name.as_bytes()].concat();
+    let mut extensions = [&[0, 0][..], &short(server_name.len()), &server_name].concat();
+    extensions.extend([0, 43, 0, 3, 2, 3, 4]);
+    let mut body = [&[3, 3][..], &[9; 32], &[0], &[0, 2, 0x13, 1], &[1, 0]].concat();
+    body.extend([&short(extensions.len())[..], &extensions].concat());
+    let message = [&[1, 0][..], &short(body.len()), &body].concat();
+    [&[22, 3, 1][..], &short(message.len()), &message].concat()
+}
+
+fn tls(name: &str) -> Found {
+    Found::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false }
+}
+
+fn http(method: &str, host: &str, path: &str) -> Found {
+    Found::Http {
+        host: Some(host.parse().unwrap()),
+        host_is_address: false,
+        method: method.to_owned(),
+        path: Some(path.to_owned()),
+        rewrites: false,
+    }
+}
+
+/// Sends on everything that may go on.
+fn passed(inspector: &mut Inspector) -> Vec<u8> {
+    let cleared = inspector.cleared().to_vec();
+    inspector.consume(cleared.len());
+    assert_eq!(inspector.cleared(), b"", "it goes on once");
+    cleared
+}
+
+#[test]
+fn the_first_bytes_tell_what_is_spoken() {
+    let table: [(&[u8], Speech); 6] = [
+        (b"", Speech::Other),
+        (b"\x16", Speech::Tls),
+        (b"\x80", Speech::Tls),
+        (b"\xff", Speech::Tls),
+        (b"GET", Speech::Http),
+        (b"\x15", Speech::Http),
+    ];
+    for (bytes, speech) in table {
+        let mut inspector = Inspector::new(SERVER);
+        inspector.push(bytes);
+        inspector.read_on();
+        assert_eq!(inspector.speech(), speech, "{}", bytes.escape_ascii());
+        assert!(inspector.is_judging(), "{}", bytes.escape_ascii());
+        assert_eq!(inspector.cleared(), b"", "{}", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn a_hello_waits_until_its_name_is_accepted_and_encrypted_data_passes_after_it() {
+    let hello = hello("good.example");
+    let mut inspector = Inspector::new(SERVER);
+    inspector.push(&hello[..20]);
+    assert_eq!(inspector.read_on(), Next::More);
+    inspector.push(&hello[20..]);
+    inspector.push(ENCRYPTED);
+    assert_eq!(inspector.read_on(), Next::Judge(tls("good.example")));
+    assert_eq!(inspector.cleared(), b"", "nothing goes on before the decision");
+
+    inspector.accept(&tls("good.example"));
+    assert_eq!(passed(&mut inspector), hello, "what follows is still to be read");
+    assert!(inspector.is_judging() && !inspector.is_done());
+    assert_eq!(inspector.read_on(), Next::More);
+    assert_eq!(passed(&mut inspector), ENCRYPTED);
+    assert!(inspector.is_done() && !inspector.is_judging());
+    assert!(!inspector.has_passed_requests());
+}
+
+#[test]
+fn n6_a_second_hello_with_another_name_does_not_go_on() {
+    for (name, refused) in [("good.example", false), ("bad.example", true)] {
+        let mut inspector = Inspector::new(SERVER);
+        inspector.push(&hello("good.example"));
+        inspector.read_on();
+        inspector.accept(&tls("good.example"));
+        passed(&mut inspector);
+        inspector.push(&hello(name));
+        let next = inspector.read_on();
+        assert_eq!(matches!(next, Next::Refused(_)), refused, "{name}: {next:?}");
+        assert_eq!(inspector.cleared().is_empty(), refused, "{name}");
+    }
+}
+
+#[test]
+fn each_request_waits_for_its_own_decision() {
+    let mut inspector = Inspector::new(SERVER);
+    inspector.push(&[FIRST, SECOND].concat());
+    assert_eq!(inspector.read_on(), Next::Judge(http("GET", "one.example", "/a")));
+    assert_eq!(inspector.cleared(), b"");
+    assert!(!inspector.has_passed_requests());
+
+    inspector.accept(&http("GET", "one.example", "/a"));
+    assert!(inspector.has_passed_requests());
+    assert_eq!(inspector.read_on(), Next::Judge(http("HEAD", "two.example", "/b")));
+    assert_eq!(inspector.room(), MOST_KEPT - FIRST.len() - SECOND.len());
+    assert_eq!(passed(&mut inspector), FIRST);
+    assert_eq!(inspector.room(), MOST_KEPT - SECOND.len());
+
+    inspector.accept(&http("HEAD", "two.example", "/b"));
+    assert_eq!(inspector.read_on(), Next::More);
+    assert_eq!(passed(&mut inspector), SECOND);
+    assert!(inspector.is_judging() && !inspector.is_done(), "the next request is read, too");
+}
+
+#[test]
+fn only_so_much_as_went_on_is_forgotten() {
+    let mut inspector = Inspector::new(SERVER);
+    inspector.push(FIRST);
+    inspector.read_on();
+    inspector.consume(5);
+    assert_eq!(inspector.room(), MOST_KEPT - FIRST.len(), "what is not cleared cannot be consumed");
+    inspector.accept(&http("GET", "one.example", "/a"));
+    inspector.read_on();
+    inspector.consume(4);
+    assert_eq!(inspector.cleared(), &FIRST[4..]);
+    inspector.consume(usize::MAX);
+    assert_eq!((inspector.cleared(), inspector.room()), (&b""[..], MOST_KEPT));
+}
+
+#[test]
+fn an_address_in_the_host_field_counts_only_if_it_is_the_one_that_is_dialled() {
+    for (host, is_address) in [("192.0.2.7", true), ("192.0.2.8", false), ("one.example", false)] {
+        let mut inspector = Inspector::new(SERVER);
+        inspector.push(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
+        let Next::Judge(found) = inspector.read_on() else { unreachable!("{host} is a whole request") };
+        assert_eq!(found.name().is_some(), host == "one.example", "{host}");
+        let read = found.read();
+        assert!(
+            matches!(read, Read::Http { host_is_address, .. } if host_is_address == is_address),
+            "{host}"
+        );
+    }
+}
+
+#[test]
+fn another_protocol_is_decided_once_and_passes_whole() {
+    let ssh = b"SSH-2.0-OpenSSH_9.2p1\r\n";
+    let mut inspector = Inspector::new(SERVER);
+    inspector.push(ssh);
+    assert_eq!(inspector.read_on(), Next::Judge(Found::Other));
+    assert_eq!(inspector.cleared(), b"");
+    inspector.accept(&Found::Other);
+    assert!(!inspector.is_judging());
+    assert!(!inspector.is_done(), "what was kept back has to go first");
+    assert_eq!(passed(&mut inspector), ssh);
+    assert!(inspector.is_done());
+    assert_eq!(inspector.speech(), Speech::Other);
+}
+
+#[test]
+fn another_protocol_behind_a_request_is_refused() {
+    let mut inspector = Inspector::new(SERVER);
+    inspector.push(&[FIRST, b"\x00\x01\x02\r\n"].concat());
+    inspector.read_on();
+    inspector.accept(&http("GET", "one.example", "/a"));
+    assert!(matches!(inspector.read_on(), Next::Refused(_)));
+    assert_eq!(passed(&mut inspector), FIRST);
+}
+
+#[test]
+fn behind_a_web_socket_the_servers_answer_decides_whether_bytes_go_on_unread() {
+    let head = b"GET / HTTP/1.1\r\nHost: one.example\r\nUpgrade: websocket\r\n\r\n";
+    for (answer, goes_on) in [(&b"HTTP/1.1 101 Yes\r\n\r\n"[..], true), (b"HTTP/1.1 200 No\r\n\r\n", false)] {
+        let mut inspector = Inspector::new(SERVER);
+        inspector.push(head);
+        inspector.read_on();
+        inspector.accept(&http("GET", "one.example", "/"));
+        inspector.push(b"\x81\x05hello");
+        assert_eq!(inspector.read_on(), Next::More);
+        assert_eq!(passed(&mut inspector), head);
+        assert!(inspector.wants_answers());
+        inspector.push_answer(answer);
+        assert!(!inspector.wants_answers());
+        let next = inspector.read_on();
+        assert_eq!(next == Next::More, goes_on, "{next:?}");
+        assert_eq!(inspector.cleared(), if goes_on { &b"\x81\x05hello"[..] } else { b"" });
+    }
+}
+
+#[test]
+fn answers_to_plain_requests_are_not_read() {
+    let mut inspector = Inspector::new(SERVER);
+    inspector.push(FIRST);
+    inspector.read_on();
+    inspector.accept(&http("GET", "one.example", "/a"));
+    assert!(!inspector.wants_answers());
+}
+
+#[test]
+fn what_may_say_what_it_likes_passes_at_once_and_its_name_is_remembered() {
+    let hello = hello("good.example");
+    let mut inspector = Inspector::watching(SERVER);
+    assert!(!inspector.is_judging());
+    for part in [&hello[..30], &hello[30..]] {
+        assert_eq!(inspector.noticed(), None);
+        inspector.push(part);
+        assert_eq!(inspector.read_on(), Next::More);
+        assert_eq!(passed(&mut inspector), part);
+    }
+    assert_eq!(inspector.noticed(), Some(&tls("good.example")));
+    assert!(!inspector.is_done(), "there may be a second hello");
+    inspector.push(ENCRYPTED);
+    inspector.read_on();
+    assert_eq!(passed(&mut inspector), ENCRYPTED);
+    assert!(inspector.is_done());
+    assert_eq!(inspector.noticed(), Some(&tls("good.example")));
+}
+
+#[test]
+fn a_name_that_a_second_hello_takes_back_is_forgotten() {
+    for cut in [false, true] {
+        let (first, second) = (hello("good.example"), hello("bad.example"));
+        let mut inspector = Inspector::watching(SERVER);
+        let both = [first.clone(), second].concat();
+        let parts = if cut { both.split_at(first.len()) } else { (&both[..], &[][..]) };
+        for part in [parts.0, parts.1] {
+            inspector.push(part);
+            assert_eq!(inspector.read_on(), Next::More);
+            assert_eq!(passed(&mut inspector), part);
+        }
+        assert_eq!(inspector.noticed(), None);
+        assert!(inspector.is_done());
+    }
+}
+
+#[test]
+fn watching_ends_with_the_first_bytes_that_are_no_hello() {
+    let mut inspector = Inspector::watching(SERVER);
+    inspector.push(FIRST);
+    assert_eq!(inspector.read_on(), Next::More);
+    assert_eq!(passed(&mut inspector), FIRST);
+    assert!(inspector.is_done());
+    assert_eq!(inspector.noticed(), None);
+}

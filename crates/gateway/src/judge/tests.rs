@@ -1,0 +1,169 @@
+//! Decisions about real addresses, by policies as they are written.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use bathy_policy::{HostName, Policies, Protocol, Verdict};
+use bathy_protocol::network::Transport;
+
+use super::{Judge, Place, is_host, peer, quoted};
+use crate::inspect::Found;
+
+const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const TTL: Duration = Duration::from_secs(300);
+
+fn policies(ceiling: Option<&str>, preset: &str, rules: &[&str]) -> Policies {
+    let ceilings: Vec<_> =
+        ceiling.iter().map(|rule| serde_json::json!({"preset": "open", "rules": [rule]})).collect();
+    let own = serde_json::json!({"preset": preset, "rules": rules});
+    serde_json::from_value(serde_json::json!({"ceilings": ceilings, "own": own})).unwrap()
+}
+
+fn judge(rules: &[&str]) -> Judge {
+    Judge::new(policies(None, "allow-list", rules), "bathy policy allow web".to_owned())
+}
+
+fn name(text: &str) -> HostName {
+    text.parse().unwrap()
+}
+
+fn tls(name: &str) -> Found {
+    Found::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false }
+}
+
+#[test]
+fn an_address_has_a_name_for_as_long_as_the_answer_said() {
+    let mut judge = judge(&["allow api.example:443"]);
+    let now = Instant::now();
+    let remote = SocketAddr::new(PUBLIC, 443);
+    assert_eq!(judge.place(Protocol::Tcp, remote, now).names, []);
+    judge.learn(&name("api.example"), PUBLIC, TTL, now);
+    let place = judge.place(Protocol::Tcp, remote, now + TTL);
+    assert_eq!(
+        (place.names.as_slice(), place.remote, place.is_host),
+        (&[name("api.example")][..], remote, false)
+    );
+    assert_eq!(judge.place(Protocol::Tcp, remote, now + 2 * TTL).names, []);
+    assert_eq!(judge.place(Protocol::Tcp, SocketAddr::new(LOCAL, 443), now).names, []);
+    assert_eq!(judge.time(now + TTL) - judge.time(now), TTL);
+}
+
+#[test]
+fn what_the_client_says_decides_where_a_name_is_allowed() {
+    let now = Instant::now();
+    let mut judge = judge(&["allow api.example:443"]);
+    judge.learn(&name("api.example"), PUBLIC, TTL, now);
+    let place = judge.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 443), now);
+    assert_eq!(judge.connect(&place).verdict, Verdict::IfRead);
+    let table = [
+        (tls("api.example"), Verdict::Allow),
+        (tls("other.example"), Verdict::Deny),
+        (Found::Other, Verdict::Deny),
+    ];
+    for (found, verdict) in table {
+        assert_eq!(judge.judge(&place, &found).verdict, verdict, "{found:?}");
+    }
+    judge.change(policies(None, "allow-list", &[]));
+    assert_eq!(judge.connect(&place).verdict, Verdict::Deny);
+    assert_eq!(judge.judge(&place, &tls("api.example")).verdict, Verdict::Deny);
+}
+
+#[test]
+fn names_and_peers_are_decided_by_the_policies() {
+    let judge = judge(&["allow api.example:443", "deny in 203.0.113.0/24"]);
+    assert_eq!(judge.resolve(&name("api.example")).verdict, Verdict::Allow);
+    assert_eq!(judge.resolve(&name("other.example")).verdict, Verdict::Deny);
+    assert!(judge.reveal(&name("api.example"), PUBLIC));
+    assert!(!judge.reveal(&name("api.example"), LOCAL), "a name that is pointed at the host");
+    assert!(!judge.reveal(&name("other.example"), PUBLIC));
+    let peer = |text: &str| judge.accept(text.parse().unwrap(), Protocol::Tcp, 80).verdict;
+    assert_eq!((peer("203.0.113.9"), peer("198.51.100.9")), (Verdict::Deny, Verdict::Allow));
+}
+
+#[test]
+fn the_hosts_own_addresses_are_known_in_every_reading() {
+    for (address, own) in [
+        ("127.0.0.1", true),
+        ("::1", true),
+        ("::ffff:127.0.0.1", true),
+        ("64:ff9b::127.0.0.1", true),
+        ("93.184.216.34", false),
+        ("::ffff:93.184.216.34", false),
+    ] {
+        assert_eq!(is_host(address.parse().unwrap()), own, "{address}");
+    }
+}
+
+#[test]
+fn a_denial_names_the_destination_the_rule_and_the_command_that_allows_it() {
+    let now = Instant::now();
+    let mut judge = judge(&[]);
+    let remote = SocketAddr::new(PUBLIC, 80);
+    let place = judge.place(Protocol::Tcp, remote, now);
+    let text = |judge: &Judge, place: &Place, name, without_body| {
+        String::from_utf8(judge.explain(place, name, "preset allow-list", without_body)).unwrap()
+    };
+
+    let unnamed = text(&judge, &place, None, false);
+    assert!(unnamed.contains("93.184.216.34:80") && unnamed.contains("preset allow-list"), "{unnamed}");
+    assert!(unnamed.contains("bathy policy allow web tcp://93.184.216.34:80"), "{unnamed}");
+
+    judge.learn(&name("api.example"), PUBLIC, TTL, now);
+    let place = judge.place(Protocol::Tcp, remote, now);
+    let known = text(&judge, &place, None, false);
+    assert!(known.contains("api.example:80 (93.184.216.34)"), "{known}");
+    assert!(known.contains("bathy policy allow web api.example:80"), "{known}");
+    let (head, body) = known.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 403 ") && !body.is_empty(), "{known}");
+
+    let given = name("given.example");
+    assert!(text(&judge, &place, Some(&given), false).contains("given.example:80 (93.184.216.34)"));
+    let without_body = text(&judge, &place, Some(&given), true);
+    assert!(without_body.ends_with("\r\n\r\n"), "{without_body}");
+}
+
+#[test]
+fn where_no_rule_helps_the_denial_says_whose_decision_it_is() {
+    for (ceiling, preset, expected) in [
+        (Some("deny any"), "allow-list", "the operator of this host denies it"),
+        (None, "none", "with another preset than none"),
+    ] {
+        let judge = Judge::new(policies(ceiling, preset, &[]), "bathy policy allow web".to_owned());
+        let place = judge.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 80), Instant::now());
+        assert_eq!(judge.cure(&place, None), None);
+        let text = String::from_utf8(judge.explain(&place, None, "x", false)).unwrap();
+        assert!(text.contains(expected) && !text.contains("bathy policy allow"), "{text}");
+    }
+}
+
+#[test]
+fn targets_are_quoted_where_a_shell_would_read_more_into_them() {
+    for (target, expected) in [
+        ("api.example:443", "api.example:443"),
+        ("*.example:443", "'*.example:443'"),
+        ("[2001:db8::1]:443", "'[2001:db8::1]:443'"),
+        ("GET http://a.example/", "'GET http://a.example/'"),
+    ] {
+        assert_eq!(quoted(target), expected);
+    }
+}
+
+#[test]
+fn events_carry_the_name_that_was_given_or_else_the_one_that_was_resolved() {
+    let mut place = Place {
+        protocol: Protocol::Tcp,
+        remote: SocketAddr::new(PUBLIC, 443),
+        is_host: false,
+        names: vec![name("resolved.example")],
+    };
+    let table =
+        [(Protocol::Tcp, Transport::Tcp), (Protocol::Udp, Transport::Udp), (Protocol::Icmp, Transport::Icmp)];
+    for (protocol, transport) in table {
+        place.protocol = protocol;
+        let peer = peer(&place, None);
+        assert_eq!((peer.transport, peer.inbound, peer.address, peer.port), (transport, false, PUBLIC, 443));
+        assert_eq!(peer.name.as_deref(), Some("resolved.example"));
+    }
+    assert_eq!(peer(&place, Some(&name("given.example"))).name.as_deref(), Some("given.example"));
+}
