@@ -33,3 +33,26 @@ impl fmt::Display for Hint {
         self.0.map_or(Ok(()), |meant| write!(out, ". Did you mean {meant:?}?"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_words_may_have_two_mistakes_and_short_ones_a_single_one() {
+        let table = [
+            ("private", "private", true),
+            ("PRIVATE", "private", true),
+            ("prvte", "private", true),
+            ("prve", "private", false),
+            ("puxxic", "public", true),
+            ("puxxxc", "public", false),
+            ("trxce", "TRACE", true),
+            ("trxxe", "TRACE", false),
+        ];
+        for (word, candidate, close) in table {
+            assert_eq!(closest(word, &[candidate]), close.then_some(candidate), "{word}");
+        }
+        assert_eq!(closest("prvate", &["public", "private"]), Some("private"), "the closest one");
+    }
+}

@@ -240,3 +240,12 @@ fn n2_names_of_metadata_services_are_known() {
         assert_eq!(is_metadata_name(&name.parse().expect("a name")), known, "N2 {name}");
     }
 }
+
+#[test]
+fn classes_that_rules_can_name_are_printed_as_rules_write_them() {
+    for class in [Public, Private, LinkLocal, Loopback, Metadata] {
+        let rule: crate::Rule = format!("deny {class}").parse().expect("a rule");
+        assert_eq!(rule.to_string(), format!("deny {}", class.name()));
+    }
+    assert_eq!([Special, Multicast].map(|class| class.to_string()), ["special-purpose", "multicast"]);
+}

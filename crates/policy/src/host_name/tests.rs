@@ -54,6 +54,17 @@ fn n1_other_spellings_of_addresses_are_no_names_either() {
 }
 
 #[test]
+fn the_longest_names_and_parts_of_names_are_taken() {
+    let label = "a".repeat(63);
+    let longest = [label.as_str(), &label, &label, &"a".repeat(61)].join(".");
+    assert_eq!(longest.len(), 253);
+    for text in [format!("{label}.example"), longest.clone(), format!("{longest}.")] {
+        assert!(name(&text).is_ok(), "{text}");
+    }
+    assert!(name(&format!("{longest}a")).is_err());
+}
+
+#[test]
 fn n3_odd_names_are_refused_at_their_place() {
     let long_label = "a".repeat(64);
     let long_name = ["a"; 127].join(".") + "a";

@@ -1,6 +1,7 @@
 mod ceiling;
 mod classes;
 mod dns;
+mod host;
 mod inward;
 mod names;
 mod options;

@@ -23,6 +23,7 @@ fn a_sandbox_cannot_widen_the_operators_policy() {
         assert_eq!(policies.cure(&to, None), None, "no rule of the sandbox helps");
     }
     assert_eq!(policies.connect(&tcp(SERVER, 443, &[])).by.to_string(), "allow any");
+    assert_eq!(policies.ceilings(), [policy(Preset::Public, &["deny 93.0.0.0/8:22"])]);
 }
 
 #[test]

@@ -38,6 +38,10 @@ fn contradictions_are_refused_with_advice() {
     assert!(error.contains("8080:80") && error.contains("allow-list"), "{error}");
     assert_eq!(policy(Preset::Public, &[]).check_published(&[port]), Ok(()));
     assert_eq!(policy(Preset::None, &[]).check_published(&[]), Ok(()));
+    assert!(
+        policy(Preset::None, &["deny any"]).check_published(&[port]).is_err(),
+        "a denial makes no network"
+    );
 }
 
 #[test]

@@ -56,6 +56,23 @@ fn a_denied_request_is_denied_and_others_pass() {
 }
 
 #[test]
+fn a_request_that_asks_to_be_rewritten_is_allowed_only_where_every_request_is() {
+    let api = name("api.example");
+    let known = names(&["api.example"]);
+    let to = tcp(SERVER, 80, &known);
+    let request = HttpSeen { method: "GET", path: Some("/v1/x"), rewrites: true };
+    let read = Read::Http { host: Some(&api), host_is_address: false, request };
+    for (rule, allowed) in [
+        ("allow http://api.example", true),
+        ("allow GET http://api.example", false),
+        ("allow http://api.example/v1/*", false),
+        ("allow GET http://api.example/v1/*", false),
+    ] {
+        assert_eq!(allow_list(&[rule]).judge(&to, &read).allows(), allowed, "{rule}");
+    }
+}
+
+#[test]
 fn requests_to_an_address_need_no_name() {
     let evil = name("evil.example");
     let policies = allow_list(&["allow GET http://10.0.0.5/status", "allow 10.0.0.6:80"]);

@@ -25,6 +25,9 @@ fn n4_other_resolvers_are_denied_unless_their_port_is_mentioned() {
             assert!(allow_list(&[&mentioned]).connect(&to).allows(), "N4 {id}: {mentioned}");
             let listed = format!("allow any:52,{port},54,6000-7000");
             assert!(policies(Preset::Public, &[&listed]).connect(&to).allows(), "N4 {id}: {listed}");
+            for edge in [format!("allow any:50-{port}"), format!("allow any:{port}-6000")] {
+                assert!(allow_list(&[&edge]).connect(&to).allows(), "N4 {id}: {edge}");
+            }
             assert!(policies(Preset::Open, &[]).connect(&to).allows(), "N4 {id}: preset open");
         }
     }

@@ -3,7 +3,7 @@ use crate::{Action, Rule};
 /// Text, the column of the first wrong character, and words of the advice.
 type Row = (&'static str, usize, &'static str);
 
-const TABLE: [Row; 54] = [
+const TABLE: [Row; 58] = [
     ("", 1, "public, api.example:443"),
     ("   ", 1, "public, api.example:443"),
     ("allow", 6, "A target is missing"),
@@ -28,12 +28,15 @@ const TABLE: [Row; 54] = [
     ("allow a.example:80,", 20, "from 1 to 65535"),
     ("allow a.example:80,x", 20, "from 1 to 65535"),
     ("allow a.example:90-80", 17, "Write 80-90"),
+    ("allow a.example:80,95-90", 20, "Write 90-95"),
     ("allow :80", 7, "A target is missing"),
     ("allow tcp://", 13, "A target is missing"),
     ("allow icmp://1.1.1.1:8", 22, "ICMP has no ports"),
     ("allow GTE http://a.example", 7, "Did you mean \"GET\"?"),
     ("allow GET,PSOT http://a.example", 11, "Did you mean \"POST\"?"),
     ("allow get http://a.example", 7, "Did you mean \"GET\"?"),
+    ("allow GET,NOTHING http://a.example", 11, "\"NOTHING\" is not a method"),
+    ("allow GTE http://a.example", 7, "\"GTE\" is not a method"),
     ("allow GET a.example", 7, "http://a.example"),
     ("allow a.example/v1", 7, "http://a.example/v1"),
     ("allow http://a.example/a/../b", 23, "no dot segments"),
@@ -49,6 +52,7 @@ const TABLE: [Row; 54] = [
     ("allow ::ffff:10.0.0.0/104", 7, "Write the IPv4 form, 10.0.0.0/8"),
     ("allow [2001:db8::7:443", 7, "[2001:db8::7]:443"),
     ("allow [2001:db8::7]443", 20, "[2001:db8::7]:443"),
+    ("allow [2001:db8::7]x:443", 20, "[2001:db8::7]:443"),
     ("allow 0177.0.0.1", 7, "such as 192.168.1.7"),
     ("allow 2130706433", 7, "such as 192.168.1.7"),
     ("allow 0x7f.1:80", 7, "such as 192.168.1.7"),
@@ -80,6 +84,9 @@ fn very_long_rules_are_refused_before_they_are_read() {
     let text = format!("allow {}", "a.".repeat(100_000));
     let error = text.parse::<Rule>().expect_err("too long").to_string();
     assert!(error.contains("The most is 2048"), "{error}");
+    let longest = format!("{:2048}", "allow public");
+    assert_eq!(longest.parse::<Rule>().map(|rule| rule.to_string()).as_deref(), Ok("allow public"));
+    assert!(format!("{longest} ").parse::<Rule>().is_err());
 }
 
 #[test]
