@@ -1,0 +1,247 @@
+//! What becomes of connections by what the policy says and by what their clients say.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use bathy_protocol::network::NetEvent;
+use smoltcp::wire::TcpControl;
+
+use crate::scene::{Client, LOCAL, Scene, accepted, allow, hello};
+
+/// The alert with which TLS says that access is denied.
+const TLS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((LOCAL, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A listener that is asked whether anything has come.
+fn silent_listener() -> (TcpListener, SocketAddr) {
+    let (listener, address) = listener();
+    listener.set_nonblocking(true).unwrap();
+    (listener, address)
+}
+
+fn assert_never_dialled(listener: &TcpListener) {
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "nothing was dialled");
+}
+
+/// Turns until the client's connection has ended, and returns what it was sent.
+#[track_caller]
+fn until_ended(scene: &mut Scene, client: &mut Client) -> Vec<u8> {
+    scene.until("its end", |scene| {
+        client.hear(scene);
+        client.ended
+    });
+    std::mem::take(&mut client.came)
+}
+
+/// Turns until the server has read this.
+#[track_caller]
+fn until_read(scene: &mut Scene, server: &mut TcpStream, expected: &[u8]) {
+    let mut came = Vec::new();
+    scene.until("its arrival", |_| {
+        let mut buffer = [0; 4096];
+        if let Ok(count) = server.read(&mut buffer) {
+            came.extend_from_slice(&buffer[..count]);
+        }
+        came.len() >= expected.len()
+    });
+    assert_eq!(came.escape_ascii().to_string(), expected.escape_ascii().to_string());
+}
+
+fn denials(scene: &Scene) -> Vec<&str> {
+    let rule = |event| match event {
+        &NetEvent::Denied { ref rule, .. } => Some(rule.as_str()),
+        _ => None,
+    };
+    scene.events.iter().filter_map(rule).collect()
+}
+
+fn endings(scene: &Scene) -> Vec<&str> {
+    let reason = |event| match event {
+        &NetEvent::Closed { ref reason, .. } => Some(reason.as_str()),
+        _ => None,
+    };
+    scene.events.iter().filter_map(reason).collect()
+}
+
+fn get(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nHost: x.example\r\n\r\n").into_bytes()
+}
+
+#[test]
+fn a_denied_connection_is_reset_and_its_server_is_not_dialled() {
+    let (listener, address) = silent_listener();
+    let mut scene = Scene::new(&[]);
+    let mut client = Client::open_unanswered(&scene, 30000, address);
+    assert_eq!(until_ended(&mut scene, &mut client), b"");
+    assert!(client.acknowledged.is_none(), "it never was established");
+    let [NetEvent::Denied { peer, rule, cure, count: 1 }] = &scene.events[..] else {
+        unreachable!("{:?}", scene.events)
+    };
+    assert_eq!((peer.address, peer.port, peer.inbound), (address.ip(), address.port(), false));
+    assert_eq!(
+        (rule.as_str(), cure.as_deref()),
+        ("preset allow-list", Some(&allow(address)["allow ".len()..]))
+    );
+    assert_never_dialled(&listener);
+}
+
+#[test]
+fn a_denied_connection_to_port_80_is_answered_with_the_reason() {
+    let mut scene = Scene::new(&[]);
+    let mut client = Client::open(&mut scene, 30000, SocketAddr::from(([93, 184, 216, 34], 80)), 65000);
+    client.pour(&scene, &get("/"), 1000);
+    let answer = String::from_utf8(until_ended(&mut scene, &mut client)).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("preset allow-list"), "{answer}");
+    assert_eq!(denials(&scene), ["preset allow-list"]);
+}
+
+#[test]
+fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() {
+    let (listener, address) = silent_listener();
+    let rule = format!("allow GET http://{address}/open");
+    let mut scene = Scene::new(&[&rule]);
+    let mut client = Client::open(&mut scene, 30000, address, 65000);
+    for _ in 0..20 {
+        scene.step();
+    }
+    assert_never_dialled(&listener);
+    client.pour(&scene, &get("/open"), 1000);
+    let mut server = None;
+    scene.until("the dial", |_| {
+        server = listener.accept().ok();
+        server.is_some()
+    });
+    let mut server = server.unwrap().0;
+    server.set_nonblocking(true).unwrap();
+    until_read(&mut scene, &mut server, &get("/open"));
+
+    client.pour(&scene, &get("/closed"), 1000);
+    scene.until("the denial", |scene| !denials(scene).is_empty());
+    // What the server has to say to the first request comes before the denial of the second.
+    server.write_all(b"HTTP/1.1 204 Good\r\n\r\n").unwrap();
+    scene.until("the end of requests", |_| matches!(server.read(&mut [0; 100]), Ok(0)));
+    drop(server);
+    let answers = String::from_utf8(until_ended(&mut scene, &mut client)).unwrap();
+    let (first, second) = answers.split_at("HTTP/1.1 204 Good\r\n\r\n".len());
+    assert_eq!(first, "HTTP/1.1 204 Good\r\n\r\n");
+    assert!(second.starts_with("HTTP/1.1 403 "), "{second}");
+    let allowed = |event: &NetEvent| matches!(event, NetEvent::Allowed { rule: by, .. } if *by == rule);
+    assert_eq!(scene.events.iter().filter(|event| allowed(event)).count(), 1);
+}
+
+#[test]
+fn a_client_is_denied_in_the_language_that_it_speaks() {
+    let head = "HEAD /closed HTTP/1.1\r\nHost: x.example\r\n\r\n";
+    let rows: [(&str, Vec<u8>, &dyn Fn(&[u8]) -> bool); 4] = [
+        ("HTTP", get("/closed"), &|answer| {
+            answer.starts_with(b"HTTP/1.1 403 ") && !answer.ends_with(b"\r\n\r\n")
+        }),
+        ("HEAD", head.into(), &|answer| {
+            answer.starts_with(b"HTTP/1.1 403 ") && answer.ends_with(b"\r\n\r\n")
+        }),
+        ("TLS", hello("x.example"), &|answer| answer == TLS_DENIED),
+        ("something else", b"SSH-2.0-OpenSSH_9.2p1\r\n".into(), &<[u8]>::is_empty),
+    ];
+    for (what, said, is_right) in rows {
+        let (listener, address) = silent_listener();
+        let mut scene = Scene::new(&[&format!("allow GET http://{address}/open")]);
+        let mut client = Client::open(&mut scene, 30000, address, 65000);
+        client.pour(&scene, &said, 1000);
+        let answer = until_ended(&mut scene, &mut client);
+        assert!(is_right(&answer), "{what}: {}", answer.escape_ascii());
+        assert_eq!(denials(&scene).len(), 1, "{what}: {:?}", scene.events);
+        assert_never_dialled(&listener);
+    }
+}
+
+#[test]
+fn a_denied_name_does_not_reach_a_server_that_is_dialled_already() {
+    let (listener, address) = listener();
+    let mut scene = Scene::new(&["deny bad.example", &allow(address)]);
+    for (port, name, denied) in [(30000, "bad.example", true), (30001, "good.example", false)] {
+        let mut client = Client::open(&mut scene, port, address, 65000);
+        let mut server = accepted(&listener);
+        client.pour(&scene, &hello(name), 1000);
+        if denied {
+            assert_eq!(until_ended(&mut scene, &mut client), TLS_DENIED);
+            scene.until(
+                "the server's end",
+                |_| !matches!(server.read(&mut [0; 1]), Err(error) if error.kind() == ErrorKind::WouldBlock),
+            );
+        } else {
+            until_read(&mut scene, &mut server, &hello(name));
+        }
+    }
+    assert_eq!(denials(&scene), ["deny bad.example"]);
+}
+
+#[test]
+fn a_client_that_leaves_without_a_word_is_recorded() {
+    let (listener, address) = silent_listener();
+    let mut scene = Scene::new(&[&format!("allow GET http://{address}/open")]);
+    let client = Client::open(&mut scene, 30000, address, 65000);
+    client.say(&scene, TcpControl::Fin, &[]);
+    scene.until("its end", |scene| !endings(scene).is_empty());
+    assert_eq!(endings(&scene), ["the client left without saying what it wants"]);
+    assert_never_dialled(&listener);
+}
+
+#[test]
+fn a_server_that_refuses_is_recorded_and_the_client_is_reset() {
+    let (listener, address) = listener();
+    drop(listener);
+    let mut scene = Scene::new(&[&allow(address)]);
+    let mut client = Client::open_unanswered(&scene, 30000, address);
+    assert_eq!(until_ended(&mut scene, &mut client), b"");
+    scene.until("the record", |scene| scene.events.len() >= 2);
+    assert_eq!(endings(&scene), ["not connected: refused"]);
+    assert!(matches!(&scene.events[0], NetEvent::Allowed { rule, .. } if *rule == allow(address)));
+}
+
+#[test]
+fn both_ends_are_closed_one_after_the_other_and_every_byte_is_counted() {
+    let (listener, address) = listener();
+    let mut scene = Scene::new(&[&allow(address)]);
+    let mut client = Client::open(&mut scene, 30000, address, 65000);
+    let mut server = accepted(&listener);
+    client.pour(&scene, b"question", 1000);
+    client.say(&scene, TcpControl::Fin, &[]);
+    client.next += 1;
+    until_read(&mut scene, &mut server, b"question");
+    scene.until("the client's end", |_| matches!(server.read(&mut [0; 1]), Ok(0)));
+    server.write_all(b"the answer").unwrap();
+    drop(server);
+    assert_eq!(until_ended(&mut scene, &mut client), b"the answer");
+    client.acknowledged = client.acknowledged.map(|number| number + 1);
+    client.say(&scene, TcpControl::None, &[]);
+    scene.until("the record", |scene| !endings(scene).is_empty());
+    let [NetEvent::Allowed { .. }, NetEvent::Closed { sent: 8, received: 10, reason, .. }] =
+        &scene.events[..]
+    else {
+        unreachable!("{:?}", scene.events)
+    };
+    assert_eq!(reason, "ended");
+}
+
+#[test]
+fn a_denied_peer_is_rejected_at_a_published_port() {
+    for (rules, denied) in [(&["deny in any"][..], true), (&[], false)] {
+        let port = TcpListener::bind((LOCAL, 0)).unwrap();
+        port.set_nonblocking(true).unwrap();
+        let published = port.local_addr().unwrap();
+        let mut scene = Scene::with_ports(rules, vec![port], 8);
+        let peer = TcpStream::connect(published).unwrap();
+        let mut heard = false;
+        scene.until("a decision", |scene| {
+            heard |= scene.heard().is_some_and(|(segment, _)| segment.syn() && segment.dst_port() == 80);
+            heard || !denials(scene).is_empty()
+        });
+        assert_eq!((denials(&scene).len(), heard), if denied { (1, false) } else { (0, true) });
+        drop(peer);
+    }
+}
