@@ -396,3 +396,28 @@ pub(crate) fn watch(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: Token) -> Re
 fn read_policies(text: &str) -> Result<Policies, GatewayError> {
     serde_json::from_str(text).map_err(GatewayError::Policies)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Token;
+
+    #[test]
+    fn a_token_is_found_again_by_its_number() {
+        let mut numbers = Vec::new();
+        for number in [0, 1, 7, u64::from(u32::MAX)] {
+            let all = [
+                Token::Port(number),
+                Token::Connection(number),
+                Token::Flow(number),
+                Token::Question(number),
+            ];
+            for token in all.into_iter().chain([Token::Control, Token::Link]) {
+                assert_eq!(Token::of(token.number()), token);
+                numbers.push(token.number());
+            }
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 4 * 4 + 2, "no two have the same");
+    }
+}

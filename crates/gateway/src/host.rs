@@ -1,6 +1,9 @@
 //! Sockets of the host: the only place that reaches out of the sandbox. What is dialled was decided before, as exactly this
 //! address; no name is looked up here.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 

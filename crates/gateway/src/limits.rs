@@ -165,4 +165,40 @@ mod tests {
         // One second's worth at once, ten seconds' worth after it, and a frame more.
         assert!((1_000_000..=1_165_000).contains(&moved), "{moved}");
     }
+
+    #[test]
+    fn what_is_owed_is_waited_for_neither_too_shortly_nor_too_long() {
+        let start = Instant::now();
+        for (taken, left, milliseconds) in
+            [(0, 1000, 0), (999, 1, 0), (1000, 0, 10), (1009, 0, 10), (1499, 0, 500), (9000, 0, 1000)]
+        {
+            let mut bucket = Bucket::new(1000, start);
+            bucket.take(taken);
+            assert_eq!(bucket.left(), left, "{taken}");
+            assert_eq!(bucket.ready_at(), start + Duration::from_millis(milliseconds), "{taken}");
+            assert_eq!(bucket.has_any(start), left > 0, "{taken}");
+        }
+    }
+
+    #[test]
+    fn each_way_needs_bytes_and_packets_and_waits_for_the_later_of_both() {
+        let now = Instant::now();
+        let limits = NetworkLimits { bytes: 1000, packets: 100, connections: 7, ..NetworkLimits::default() };
+        let later = |milliseconds| Err(now + Duration::from_millis(milliseconds));
+        for (bytes, packets, expected) in
+            [(999, 99, Ok(())), (1499, 0, later(500)), (0, 149, later(500)), (1499, 119, later(500))]
+        {
+            let mut allowance = Allowance::new(&limits, now);
+            allowance.up.0.take(bytes);
+            allowance.up.1.take(packets);
+            assert_eq!(allowance.may_send(now), expected, "{bytes} {packets}");
+            assert_eq!(allowance.may_receive(now), Ok(()), "the other way is free");
+            let mut allowance = Allowance::new(&limits, now);
+            allowance.down.0.take(bytes);
+            allowance.down.1.take(packets);
+            assert_eq!(allowance.may_receive(now), expected, "{bytes} {packets}");
+            assert_eq!(allowance.may_send(now), Ok(()), "the other way is free");
+            assert_eq!(allowance.connections, 7);
+        }
+    }
 }

@@ -81,6 +81,8 @@ fn what_an_honest_guest_sends_is_heard() {
 
     let frame = from_guest(0x800, &v4(1, &[8, 0, 0, 0, 0, 1, 0, 1]));
     assert!(matches!(hear(&frame), Ok(Heard::Echo { .. })));
+    let frame = from_guest(0x86dd, &v6_with(58, GUEST_V6, REMOTE_V6, &[128, 0, 0, 0, 0, 1, 0, 1]));
+    assert!(matches!(hear(&frame), Ok(Heard::Echo { remote: IpAddr::V6(REMOTE_V6), .. })));
     let frame = from_guest(0x800, &v4(132, &[0; 12]));
     assert!(matches!(hear(&frame), Ok(Heard::Other { protocol: 132, .. })));
 }
@@ -184,6 +186,12 @@ fn v9_nobody_but_the_gateway_answers_for_the_gateway() {
     ] {
         assert_eq!(hear(&frame).err(), Some(reason));
     }
+    for (place, what) in [(18, "length of a card's number"), (19, "length of an address")] {
+        let mut frame = arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4);
+        frame[place] += 2;
+        frame.extend([0; 8]);
+        assert_eq!(hear(&frame).err(), Some(Dropped::Announcement), "{what}");
+    }
     let solicits = |from, target: Ipv6Addr| {
         let carried = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
         from_guest(0x86dd, &v6_with(58, from, GATEWAY_V6, &carried))
@@ -206,6 +214,11 @@ fn n5_what_comes_with_the_first_segment_is_not_kept() {
         let header = if segment.remote.is_ipv4() { 20 } else { 40 };
         let tcp = TcpPacket::new_checked(&bare[header..]).unwrap();
         assert!(tcp.syn() && tcp.payload().is_empty());
+        let told = match segment.remote {
+            SocketAddr::V4(_) => Ipv4Packet::new_checked(&bare).unwrap().payload().len(),
+            SocketAddr::V6(_) => Ipv6Packet::new_checked(&bare).unwrap().payload().len(),
+        };
+        assert_eq!(told, bare.len() - header, "its length is that of what is left");
     }
 }
 
@@ -236,4 +249,23 @@ fn v9_no_frame_of_any_bytes_breaks_it() {
         }
     }
     assert!(heard > 100, "{heard}");
+}
+
+#[test]
+fn v9_without_a_port_on_either_side_nothing_is_taken() {
+    for (from, to) in [(0, 53), (53, 0), (0, 0)] {
+        for carried in [(6, tcp(from, to, SYN)), (17, udp(from, to, 8, b""))] {
+            let frame = from_guest(0x800, &v4(carried.0, &carried.1));
+            assert_eq!(hear(&frame).err(), Some(Dropped::NoPort), "{from} {to}");
+        }
+    }
+}
+
+#[test]
+fn the_address_that_the_guests_kernel_makes_of_its_card() {
+    // By RFC 4291: the card's number with the bit for local administration turned, and ff:fe in its middle.
+    let [a, b, c, d, e, f] = GUEST_MAC.map(u16::from);
+    let expected =
+        Ipv6Addr::new(0xfe80, 0, 0, 0, (a << 8 | b) ^ 0x200, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);
+    assert_eq!(guest_link_local(), expected);
 }

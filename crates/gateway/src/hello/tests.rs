@@ -225,6 +225,10 @@ fn what_is_not_tls_is_told_from_it() {
         (b"", Hello::More),
         (b"\x16", Hello::More),
         (b"\x80\x2e\x01", Hello::More),
+        // As early as it can be told: a server that speaks first waits for nothing more.
+        (b"G", Hello::NotTls),
+        (b"\x16\x07", Hello::NotTls),
+        (b"\x7f\x2e", Hello::NotTls),
     ];
     for (bytes, result) in rows {
         assert_eq!(read(bytes), *result, "{}", bytes.escape_ascii());
@@ -239,6 +243,8 @@ fn r5_hellos_have_limits() {
     let announced = u32::try_from(MAX_HELLO - 3).unwrap().to_be_bytes();
     let start = [22, 3, 1, 0x40, 0, 1, announced[1], announced[2], announced[3]];
     assert_eq!(read(&start), Hello::Refused(HelloRefusal::TooLong));
+    let longest = u32::try_from(MAX_HELLO - 4).unwrap().to_be_bytes();
+    assert_eq!(read(&[22, 3, 1, 0x40, 0, 1, longest[1], longest[2], longest[3]]), Hello::More);
     let spread = openssl("a.example").extension(0x2000, vec![0; MAX_RECORDS]).message();
     let mut reader = HelloReader::new();
     assert_eq!(reader.push(&records(&spread, 1)), Hello::Refused(HelloRefusal::TooLong));
@@ -344,4 +350,18 @@ fn n6_a_second_hello_has_limits_too() {
     let mut watch = SecondHello::new(&first);
     assert_eq!(watch.push(&endless), Err(HelloRefusal::TooLong));
     assert_eq!(watch.push(&[0]), Err(HelloRefusal::TooLong));
+}
+
+#[test]
+fn r5_what_may_be_encrypted_is_kept_up_to_the_limit_and_no_further() {
+    let record = |content: &[u8]| [&[22, 3, 3, 0x40, 0][..], content].concat();
+    let rest = [3; 16384];
+    let mut first = rest;
+    first[..4].copy_from_slice(&[1, 0xff, 0xff, 0xff]);
+    let mut watch = SecondHello::new(&ClientHello::default());
+    assert_eq!(watch.push(&[20, 3, 3, 0, 1, 1]), Ok(true));
+    for content in [&first, &rest, &rest, &rest] {
+        assert_eq!(watch.push(&record(content)), Ok(true));
+    }
+    assert_eq!(watch.push(&record(&rest)), Err(HelloRefusal::TooLong));
 }

@@ -1,0 +1,87 @@
+//! On the host's own loopback, and without a packet to anywhere else.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use super::{break_off, datagrams, describe, dial, dialled, is_own, is_shortage};
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Waits until a dial has come to its end.
+fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
+    let mut wait = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::OUT)];
+    rustix::event::poll(&mut wait, None).unwrap();
+    dialled(socket)
+}
+
+#[test]
+fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
+    let (listener, address) = listener();
+    let socket = dial(address).unwrap();
+    assert_eq!(outcome(&socket), Ok(()));
+    assert_eq!(
+        recv(&socket, &mut [0; 1], RecvFlags::empty()).map(|_| ()),
+        Err(Errno::AGAIN),
+        "it never waits"
+    );
+    drop(listener);
+    assert_eq!(dial(address).and_then(|socket| outcome(&socket)), Err(Errno::CONNREFUSED));
+}
+
+#[test]
+fn waiting_for_datagrams_never_blocks() {
+    let (_, address) = listener();
+    let socket = datagrams(address).unwrap();
+    assert_eq!(recv(&socket, &mut [0; 1], RecvFlags::empty()).map(|_| ()), Err(Errno::AGAIN));
+}
+
+#[test]
+fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
+    for (broken, expected) in [(false, Ok(0)), (true, Err(ErrorKind::ConnectionReset))] {
+        let (listener, address) = listener();
+        let socket = dial(address).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        if broken {
+            break_off(&socket);
+        }
+        drop(socket);
+        assert_eq!(server.read(&mut [0; 1]).map_err(|error| error.kind()), expected);
+    }
+}
+
+#[test]
+fn the_hosts_own_addresses_are_told_from_others() {
+    for (address, own) in [("127.0.0.1", true), ("127.9.9.9", true), ("::1", true), ("93.184.216.34", false)]
+    {
+        assert_eq!(is_own(address.parse().unwrap()), own, "{address}");
+    }
+}
+
+#[test]
+fn errors_are_described_by_what_they_mean() {
+    let table = [
+        (Errno::CONNREFUSED, "refused"),
+        (Errno::CONNRESET, "reset"),
+        (Errno::PIPE, "reset"),
+        (Errno::TIMEDOUT, "no answer in time"),
+        (Errno::HOSTUNREACH, "no way there"),
+        (Errno::NETUNREACH, "no way there"),
+        (Errno::ADDRNOTAVAIL, "no way there"),
+        (Errno::MFILE, "the host has no room"),
+        (Errno::ACCESS, "the host does not permit it"),
+        (Errno::PERM, "the host does not permit it"),
+        (Errno::IO, "an error of the host"),
+    ];
+    for (error, text) in table {
+        assert_eq!(describe(error), text);
+        assert_eq!(is_shortage(error), text == "the host has no room", "{error}");
+    }
+}
