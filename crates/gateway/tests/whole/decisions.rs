@@ -1,10 +1,10 @@
 //! What becomes of connections by what the policy says and by what their clients say.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use bathy_protocol::network::NetEvent;
-use smoltcp::wire::TcpControl;
+use smoltcp::wire::{IpProtocol, TcpControl};
 
 use crate::scene::{Client, LOCAL, Scene, accepted, allow, hello};
 
@@ -244,4 +244,64 @@ fn a_denied_peer_is_rejected_at_a_published_port() {
         assert_eq!((denials(&scene).len(), heard), if denied { (1, false) } else { (0, true) });
         drop(peer);
     }
+}
+
+#[test]
+fn datagrams_reach_an_allowed_server_and_its_answers_come_back() {
+    let server = UdpSocket::bind((LOCAL, 0)).unwrap();
+    server.set_nonblocking(true).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let mut scene = Scene::new(&[&format!("allow udp://{LOCAL}:{port}")]);
+    let mut buffer = [0; 100];
+    for question in [&b"one"[..], b"another"] {
+        scene.send_datagram(30000, (LOCAL, port), question);
+        let mut came = None;
+        scene.until("its arrival", |_| {
+            came = server.recv_from(&mut buffer).ok();
+            came.is_some()
+        });
+        let (count, from) = came.unwrap();
+        assert_eq!(&buffer[..count], question);
+        server.send_to(b"answer", from).unwrap();
+        let mut answer = None;
+        scene.until("the answer", |scene| {
+            answer = scene.received();
+            answer.is_some()
+        });
+        let ports = [port, 30000].map(u16::to_be_bytes).concat();
+        let (protocol, bytes) = answer.unwrap();
+        assert_eq!((protocol, &bytes[..4], &bytes[8..]), (IpProtocol::Udp, &ports[..], &b"answer"[..]));
+    }
+    let allowed = |event: &NetEvent| matches!(event, NetEvent::Allowed { .. });
+    assert_eq!(scene.events.iter().filter(|event| allowed(event)).count(), 1, "one flow: {:?}", scene.events);
+}
+
+#[test]
+fn denied_datagrams_reach_no_server_and_the_guest_is_told() {
+    let server = UdpSocket::bind((LOCAL, 0)).unwrap();
+    server.set_nonblocking(true).unwrap();
+    let mut scene = Scene::new(&[]);
+    scene.send_datagram(30000, (LOCAL, server.local_addr().unwrap().port()), b"secret");
+    scene.until("the denial", |scene| !denials(scene).is_empty());
+    assert_eq!(denials(&scene), ["preset allow-list"]);
+    let (protocol, bytes) = scene.received().unwrap();
+    assert_eq!((protocol, bytes[0]), (IpProtocol::Icmp, 3), "the destination is unreachable");
+    assert_eq!(server.recv_from(&mut [0; 100]).unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn what_is_open_is_recorded_when_the_sandbox_ends() {
+    let (listener, address) = listener();
+    let server = UdpSocket::bind((LOCAL, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let mut scene = Scene::new(&[&allow(address), &format!("allow udp://{LOCAL}:{port}")]);
+    let _client = Client::open(&mut scene, 30000, address, 65000);
+    let mut peer = accepted(&listener);
+    scene.send_datagram(30001, (LOCAL, port), b"x");
+    scene.until("both", |scene| scene.events.len() == 2);
+    scene.unplug();
+    assert!(!scene.gateway.step(false).unwrap(), "there is nothing left to serve");
+    scene.read_events();
+    assert_eq!(endings(&scene), ["the sandbox ended"; 2]);
+    assert_eq!(peer.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }

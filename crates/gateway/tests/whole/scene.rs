@@ -66,6 +66,15 @@ impl Scene {
 
     pub(crate) fn step(&mut self) {
         assert!(self.gateway.step(false).unwrap(), "it serves on");
+        self.read_events();
+    }
+
+    /// The keeper closes its end of the link.
+    pub(crate) fn unplug(&mut self) {
+        (self.link, _) = pair();
+    }
+
+    pub(crate) fn read_events(&mut self) {
         let mut message = vec![0; 65536];
         while let Ok((count, _)) = recv(&self.owner, &mut message, RecvFlags::empty()) {
             if let FromGateway::Event(event) = decode(&message[..count]).unwrap() {
@@ -86,25 +95,38 @@ impl Scene {
     }
 
     pub(crate) fn send(&self, segment: &TcpRepr<'_>, to: Ipv4Addr) {
-        let ip = Ipv4Repr {
-            src_addr: GUEST_V4,
-            dst_addr: to,
-            next_header: IpProtocol::Tcp,
-            payload_len: segment.buffer_len(),
-            hop_limit: 64,
-        };
-        let mut frame = [&GATEWAY_MAC[..], &GUEST_MAC, &[8, 0]].concat();
-        let mut packet = vec![0; ip.buffer_len() + segment.buffer_len()];
-        ip.emit(&mut Ipv4Packet::new_unchecked(&mut packet), &ChecksumCapabilities::default());
-        let (from, to) = (IpAddress::Ipv4(GUEST_V4), IpAddress::Ipv4(to));
+        let mut bytes = vec![0; segment.buffer_len()];
         segment.emit(
-            &mut TcpPacket::new_unchecked(&mut packet[20..]),
-            &from,
-            &to,
+            &mut TcpPacket::new_unchecked(&mut bytes),
+            &IpAddress::Ipv4(GUEST_V4),
+            &IpAddress::Ipv4(to),
             &ChecksumCapabilities::default(),
         );
-        frame.extend(packet);
+        self.send_packet(IpProtocol::Tcp, to, &bytes);
+    }
+
+    /// A datagram of the guest's, without a checksum.
+    pub(crate) fn send_datagram(&self, from: u16, to: (Ipv4Addr, u16), payload: &[u8]) {
+        let length = u16::try_from(8 + payload.len()).unwrap();
+        let numbers = [from, to.1, length, 0].map(u16::to_be_bytes).concat();
+        self.send_packet(IpProtocol::Udp, to.0, &[&numbers, payload].concat());
+    }
+
+    fn send_packet(&self, next_header: IpProtocol, dst_addr: Ipv4Addr, carried: &[u8]) {
+        let payload_len = carried.len();
+        let ip = Ipv4Repr { src_addr: GUEST_V4, dst_addr, next_header, payload_len, hop_limit: 64 };
+        let mut header = vec![0; ip.buffer_len()];
+        // The length of what follows is in the header, but only the header is here.
+        ip.emit(&mut Ipv4Packet::new_unchecked(&mut header), &ChecksumCapabilities::default());
+        let frame = [&GATEWAY_MAC[..], &GUEST_MAC, &[8, 0], &header, carried].concat();
         send(&self.link, &frame, SendFlags::empty()).unwrap();
+    }
+
+    /// The next packet for the guest: what it carries by IPv4, and its protocol.
+    pub(crate) fn received(&self) -> Option<(IpProtocol, Vec<u8>)> {
+        let mut frame = vec![0; MAX_FRAME];
+        let (count, _) = recv(&self.link, &mut frame, RecvFlags::empty()).ok()?;
+        Some((frame[23].into(), frame[34..count].to_vec()))
     }
 
     /// The next segment for the guest: flags and numbers, and what it carries.
