@@ -154,3 +154,56 @@ fn domain(name: &str) -> &str {
     let start = if is_registry { dots.next().map_or(0, |third| third + 1) } else { second + 1 };
     name.get(start..).unwrap_or(name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_what_can_be_registered() {
+        for (name, expected) in [
+            ("localhost", "localhost"),
+            ("example.com", "example.com"),
+            ("a.b.example.com", "example.com"),
+            ("co.uk", "co.uk"),
+            ("example.co.uk", "example.co.uk"),
+            ("a.b.example.co.uk", "example.co.uk"),
+            ("a.abc.io", "abc.io"),
+            ("a.b.co.com", "co.com"),
+            ("a.b.com.info", "com.info"),
+        ] {
+            assert_eq!(domain(name), expected, "{name}");
+        }
+    }
+
+    /// How many of these names are admitted before the first that is not, and why that one is not.
+    fn admitted(figures: LimitFigures, names: &[&str]) -> (usize, Option<Limited>) {
+        let mut limits = QueryLimits::new(figures, Duration::ZERO);
+        for (count, name) in names.iter().enumerate() {
+            let result = limits.admit(&name.parse().unwrap(), RecordType::A, Duration::ZERO);
+            if let Err(limited) = result {
+                return (count, Some(limited));
+            }
+        }
+        (names.len(), None)
+    }
+
+    #[test]
+    fn n4_budgets_are_used_up_to_the_last_byte() {
+        let names = ["aaaa.example.com", "bbbb.example.com", "cccc.example.com"];
+        let domain = || Limited::Domain("example.com".to_owned());
+        // Each takes five bytes of its domain's budget, and sixteen of the whole.
+        for (domain_bytes, total_bytes, expected) in [
+            (15, 48, (3, None)),
+            (14, 48, (2, Some(domain()))),
+            (10, 48, (2, Some(domain()))),
+            (9, 48, (1, Some(domain()))),
+            (15, 47, (2, Some(Limited::Total))),
+            (15, 32, (2, Some(Limited::Total))),
+            (15, 31, (1, Some(Limited::Total))),
+        ] {
+            let figures = LimitFigures { domain_bytes, total_bytes, ..LimitFigures::default() };
+            assert_eq!(admitted(figures, &names), expected, "{domain_bytes} {total_bytes}");
+        }
+    }
+}

@@ -365,3 +365,21 @@ fn r5_what_may_be_encrypted_is_kept_up_to_the_limit_and_no_further() {
     }
     assert_eq!(watch.push(&record(&rest)), Err(HelloRefusal::TooLong));
 }
+
+#[test]
+fn n6_records_between_the_hellos_have_a_type_a_version_and_a_length() {
+    let first = ClientHello::default();
+    let rows: [(&[u8], Result<bool, HelloRefusal>); 8] = [
+        (&[99], Err(HelloRefusal::Record)),
+        (&[24], Err(HelloRefusal::Record)),
+        (&[21, 3, 3, 0, 2], Ok(true)),
+        (&[21, 2, 3, 0, 2], Err(HelloRefusal::Record)),
+        (&[21, 3, 3, 0x40, 0], Ok(true)),
+        (&[21, 3, 3, 0x48, 0], Ok(true)),
+        (&[21, 3, 3, 0x48, 1], Err(HelloRefusal::Record)),
+        (&[23], Ok(false)),
+    ];
+    for (bytes, expected) in rows {
+        assert_eq!(watch(&first, bytes), expected, "{bytes:?}");
+    }
+}

@@ -237,6 +237,20 @@ fn a_negative_answer_says_for_how_long() {
 }
 
 #[test]
+fn n3_beside_a_negative_answer_nothing_else_is_passed_on() {
+    let rows = [
+        address("example", 60, "192.0.2.1"),
+        record("example", TXT, 60, b"\x04data"),
+        alias("example", 60, "b.org"),
+    ];
+    for extra in rows {
+        let bytes = message(ID, ANSWERS | 3, [1, 0, 1, 0], &[question("a.example", A), extra]);
+        let answer = parsed(&read(&query("a.example", A), &bytes).unwrap().message);
+        assert_eq!((answer.answers.len(), answer.authorities.len(), answer.additionals.len()), (0, 0, 0));
+    }
+}
+
+#[test]
 fn n3_aliases_end_somewhere() {
     let step = |number: usize| format!("n{number}.example");
     let chain = |length: usize| {

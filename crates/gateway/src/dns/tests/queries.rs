@@ -296,3 +296,19 @@ fn damaged_queries_are_refused_or_read_and_nothing_else() {
         }
     }
 }
+
+#[test]
+fn a_query_that_is_not_read_is_answered_with_its_id_and_operation_only() {
+    // A status query that wants recursion, with the bits of an answer that has authority and was cut.
+    let refused = read_query(&message(0x0102, 0x1700, [1, 0, 0, 0], &[]), Transport::Udp).unwrap_err();
+    assert_eq!(refused.answer, Some(vec![1, 2, 0x91, 0x84, 0, 0, 0, 0, 0, 0, 0, 0]));
+}
+
+#[test]
+fn a_query_of_the_longest_length_is_read() {
+    let mut bytes = plain_query("a.example", A);
+    bytes.resize(MAX_QUERY, 0);
+    assert_ne!(read_query(&bytes, Transport::Tcp).unwrap_err().problem, QueryProblem::TooLong);
+    bytes.push(0);
+    assert_eq!(read_query(&bytes, Transport::Tcp).unwrap_err().problem, QueryProblem::TooLong);
+}

@@ -469,3 +469,11 @@ fn s5_paths_that_servers_read_differently_match_no_rule() {
     }
     assert!(matches!(rule_path("/a//b"), Err(PathProblem::Ambiguous(_))));
 }
+
+#[test]
+fn n7_bytes_above_ascii_in_a_target_do_not_make_it_another_protocol() {
+    for line in [&b"FOO \xfc HTTP/1.1\r\n"[..], b"FOO \xfc\xfc HTTP/1.0\n", b"GET \xfc\r\n"] {
+        let refused = follow(line).refused.expect("it is no plain request");
+        assert_ne!(refused, HttpRefusal::NotHttp, "{}", line.escape_ascii());
+    }
+}
