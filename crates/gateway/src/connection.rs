@@ -1,6 +1,9 @@
 //! One TCP connection: the guest's end is a stack of its own, the other end is a socket of the host's. Nothing passes from one
 //! to the other but bytes.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

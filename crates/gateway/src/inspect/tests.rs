@@ -228,11 +228,11 @@ fn what_may_say_what_it_likes_passes_at_once_and_its_name_is_remembered() {
 
 #[test]
 fn a_name_that_a_second_hello_takes_back_is_forgotten() {
-    for cut in [false, true] {
-        let (first, second) = (hello("good.example"), hello("bad.example"));
+    let first = hello("good.example");
+    let both = [first.clone(), hello("bad.example")].concat();
+    for cut in [0, 30, first.len(), first.len() + 1, both.len()] {
         let mut inspector = Inspector::watching(SERVER);
-        let both = [first.clone(), second].concat();
-        let parts = if cut { both.split_at(first.len()) } else { (&both[..], &[][..]) };
+        let parts = both.split_at(cut);
         for part in [parts.0, parts.1] {
             inspector.push(part);
             assert_eq!(inspector.read_on(), Next::More);

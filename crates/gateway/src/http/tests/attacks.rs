@@ -477,3 +477,12 @@ fn n7_bytes_above_ascii_in_a_target_do_not_make_it_another_protocol() {
         assert_ne!(refused, HttpRefusal::NotHttp, "{}", line.escape_ascii());
     }
 }
+
+#[test]
+fn n7_the_size_of_a_chunk_has_fifteen_digits_at_most() {
+    let head = "POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (digits, refused) in [(1, false), (15, false), (16, true)] {
+        let bytes = format!("{head}{:0>digits$}\r\nhello\r\n0\r\n\r\n", 5);
+        assert_eq!(follow(bytes.as_bytes()).refused.is_some(), refused, "{digits}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Connections in each of their stages, over real sockets and stacks.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::{Connection, DIAL_TIME, HALF_OPEN_TIME, Pumped, QUESTIONS_TIME, READING_TIME};
+use crate::link::Link;
+use crate::stack::{Clock, Ends, Stack};
+
+fn ends() -> Ends {
+    Ends { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 443)) }
+}
+
+fn socket() -> OwnedFd {
+    std::os::unix::net::UnixDatagram::unbound().unwrap().into()
+}
+
+fn link() -> Link {
+    Link::new(socket())
+}
+
+fn stack() -> Stack {
+    Stack::answering(ends(), 4096, Clock::new(), &mut link()).unwrap()
+}
+
+/// One in each stage, with its name.
+fn all(now: Instant) -> [(&'static str, Connection); 5] {
+    [
+        ("dialling", Connection::dialling(ends(), socket(), Vec::new(), now)),
+        ("reading", Connection::reading(ends(), stack(), now)),
+        ("answering", Connection::answering(ends(), stack(), Vec::new(), now)),
+        ("queries", Connection::asking(ends(), stack(), now)),
+        ("inbound", Connection::inbound(ends(), ends().remote, socket(), stack(), now)),
+    ]
+}
+
+fn stages(is_so: impl Fn(&Connection) -> bool) -> Vec<&'static str> {
+    let all = all(Instant::now());
+    all.iter().filter(|(_, connection)| is_so(connection)).map(|(name, _)| *name).collect()
+}
+
+#[test]
+fn each_stage_tells_what_has_been_decided_and_what_has_gone_out() {
+    assert_eq!(stages(Connection::is_unjudged), ["reading"]);
+    assert_eq!(stages(Connection::is_dialling), ["dialling"]);
+    assert_eq!(stages(Connection::is_read), ["reading"]);
+    assert_eq!(stages(Connection::is_local), ["answering", "queries"]);
+    assert_eq!(stages(|connection| connection.socket().is_some()), ["dialling", "inbound"]);
+    assert_eq!(stages(|connection| connection.inbound), ["inbound"]);
+    assert_eq!(stages(|connection| connection.said().is_some()).len(), 0);
+}
+
+#[test]
+fn only_a_dial_that_was_never_recorded_is_recorded_at_its_end() {
+    assert_eq!(stages(Connection::was_only_dialled), ["dialling"]);
+    let [(_, mut dialling), ..] = all(Instant::now());
+    dialling.is_noted = true;
+    assert!(!dialling.was_only_dialled());
+}
+
+#[test]
+fn each_stage_has_its_time_and_its_reason_when_that_is_over() {
+    let table = [
+        (DIAL_TIME, "not connected: no answer in time"),
+        (READING_TIME, "the client did not say in time what it wants"),
+        (READING_TIME, "silent for too long"),
+        (QUESTIONS_TIME, "silent for too long"),
+        (HALF_OPEN_TIME, "the client did not complete the connection"),
+    ];
+    let start = Instant::now();
+    for (early, expected) in [(true, false), (false, true)] {
+        for ((time, reason), (name, mut connection)) in table.into_iter().zip(all(start)) {
+            let now = if early { start + time - Duration::from_millis(1) } else { start + time };
+            let pumped = connection.pump(now, Clock::new(), 4096, &mut link(), &mut 1000);
+            let is_over = matches!(&pumped, Pumped::Ended(why) if why == reason);
+            assert_eq!(is_over, expected, "{name}: {pumped:?}");
+        }
+    }
+}
