@@ -387,6 +387,41 @@ mod tests {
     }
 
     #[test]
+    fn a_keeper_begins_with_its_own_descriptors_user_and_signals_and_no_environment() {
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
+        let (program, given) = (fs::File::open("/bin/sleep").unwrap(), fs::File::open("/dev/zero").unwrap());
+        let spawned = keeper(&Program {
+            program: program.as_fd(),
+            args: &[CString::from(c"sleep"), CString::from(c"100")],
+            descriptors: &[given.as_fd()],
+            identity: if uid == 0 { Identity::Pair { first: 70_000 } } else { Identity::Own { uid, gid } },
+            before_start: None,
+        });
+        let spawned = spawned.unwrap();
+        assert_eq!(spawned.failure(), None);
+        let file = |name: &str| format!("/proc/{}/{name}", spawned.pid);
+        let status = fs::read_to_string(file("status")).unwrap();
+        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        let descriptors: Vec<_> =
+            (0..100).filter_map(|fd| fs::read_link(file(&format!("fd/{fd}"))).ok()).collect();
+        let environment = fs::read(file("environ")).unwrap();
+        rustix::process::pidfd_send_signal(&spawned.pidfd, rustix::process::Signal::KILL).unwrap();
+        exit_status(&spawned);
+
+        let null = std::path::Path::new("/dev/null");
+        assert_eq!(descriptors, [null, null, null, std::path::Path::new("/dev/zero")]);
+        assert_eq!(environment, b"");
+        assert_eq!(line("SigBlk:"), "0000000000000000");
+        let ignored = u64::from_str_radix(line("SigIgn:"), 16).unwrap();
+        assert_eq!(ignored & 1 << (libc::SIGPIPE - 1), 0, "this program ignores it, another one does not");
+        // Only root may give it other users than its own.
+        let expected = if uid == 0 { [70_000; 2] } else { [uid, gid] };
+        let ids = [line("Uid:"), line("Gid:")].map(str::to_owned);
+        assert_eq!(ids, expected.map(|id| vec![id.to_string(); 4].join("\t")));
+    }
+
+    #[test]
     fn a_process_that_cannot_become_its_program_reports_so() {
         let spawned = start_as(keeper, "/etc/passwd", &|_| Ok(())).unwrap();
         assert_eq!(spawned.failure().as_deref(), Some("execute its program"));

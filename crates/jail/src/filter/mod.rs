@@ -235,4 +235,72 @@ mod tests {
             assert_eq!(result, if passes { Ok(()) } else { Err(Errno::PERM) }, "{form}");
         }
     }
+
+    #[test]
+    fn a_gateway_makes_and_accepts_only_sockets_of_ip_that_do_not_block_and_are_not_inherited() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, acceptfrom_with, ipproto, socket_with};
+
+        let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        // The same table, with a refusal that a test outlives.
+        let program = Filter { otherwise: Otherwise::Refuse, ..GATEWAY }.compile().unwrap();
+        let filtered = thread::spawn(move || {
+            Filter::install(&program).unwrap();
+            let both = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = |family, flags| {
+                socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).map(drop).err()
+            };
+            let accept = |flags| acceptfrom_with(&listener, flags).map(drop).err();
+            [
+                ("a socket", socket(AddressFamily::INET, both), None),
+                ("one that blocks", socket(AddressFamily::INET, SocketFlags::CLOEXEC), Some(Errno::PERM)),
+                (
+                    "one that is inherited",
+                    socket(AddressFamily::INET, SocketFlags::NONBLOCK),
+                    Some(Errno::PERM),
+                ),
+                ("one of the host's own services", socket(AddressFamily::UNIX, both), Some(Errno::PERM)),
+                ("a peer, of which there is none", accept(both), Some(Errno::AGAIN)),
+                ("a peer that blocks", accept(SocketFlags::CLOEXEC), Some(Errno::PERM)),
+            ]
+        });
+        for (what, error, expected) in filtered.join().unwrap() {
+            assert_eq!(error, expected, "{what}");
+        }
+    }
+
+    /// The one form of a call that has a single one.
+    fn form(filter: &Filter, call: i64) -> &'static [Condition] {
+        let rule = filter.rules().find(|rule| rule.call == call).unwrap();
+        assert_eq!(rule.forms.len(), 1);
+        rule.forms[0]
+    }
+
+    #[test]
+    fn a_keeper_maps_private_memory_of_no_file_and_executes_none() {
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY] {
+            let flags = Condition { argument: 3, test: Test::Masked { mask: 0x22, value: 0x22 } };
+            let not_executable = Condition { argument: 2, test: Test::Without(4) };
+            assert_eq!(form(&filter, libc::SYS_mmap), [not_executable, flags], "{}", filter.name);
+            assert_eq!(form(&filter, libc::SYS_mprotect), [not_executable], "{}", filter.name);
+        }
+    }
+
+    #[test]
+    fn a_guest_makes_no_namespace_of_any_kind() {
+        // User, mount, pid, network, ipc, uts and cgroup namespaces, by their numbers in the kernel's headers.
+        let namespaces =
+            0x1000_0000 | 0x0002_0000 | 0x2000_0000 | 0x4000_0000 | 0x0800_0000 | 0x0400_0000 | 0x0200_0000;
+        for filter in [GUEST_SECCOMP, GUEST_PTRACE] {
+            let clone = form(&filter, libc::SYS_clone);
+            assert_eq!(
+                clone,
+                [Condition { argument: 0, test: Test::Without(namespaces) }],
+                "{}",
+                filter.name
+            );
+            let asks = Condition { argument: 0, test: Test::Is(u32::MAX) };
+            assert_eq!(form(&filter, libc::SYS_personality), [asks], "{}", filter.name);
+        }
+    }
 }
