@@ -258,7 +258,9 @@ impl Store {
         write_json(&out.join(MANIFEST), &manifest).map_err(failed(&out))?;
         let folder = self.folder(recipe, &manifest.version);
         remove(&folder).map_err(failed(&folder))?;
-        fs::rename(&out, &folder).map_err(failed(&folder))?;
+        // It has its name when all of it is on the disk: a loss of power leaves a whole one or none.
+        sync_all(&out).map_err(failed(&out))?;
+        fs::rename(&out, &folder).and_then(|()| File::open(&kind)?.sync_all()).map_err(failed(&folder))?;
         remove(&scratch).map_err(failed(&scratch))?;
         let artifact = Artifact { folder, manifest };
         self.verify(&artifact)?;
@@ -334,6 +336,13 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     file.write_all(&text)?;
     file.sync_all()?;
     fs::rename(fresh, path)
+}
+
+fn sync_all(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    File::open(folder)?.sync_all()
 }
 
 fn remove(folder: &Path) -> io::Result<()> {

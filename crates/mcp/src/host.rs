@@ -84,7 +84,7 @@ impl Host {
         let kept = {
             let mut lines = lock(&self.lines);
             forget_old(&mut lines);
-            let open = lines.get_mut(&run(sandbox)).map(|lines| lines.drain(..).collect::<Vec<_>>());
+            let open = lines.get_mut(&run(sandbox)).map(std::mem::take);
             let mut open: Vec<_> =
                 open.into_iter().flatten().filter(|line| line.what.connection.is_quiet()).collect();
             let kept = open.pop();
