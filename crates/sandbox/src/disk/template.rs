@@ -143,21 +143,22 @@ mod tests {
     /// What a loss of power can leave of a file that was not on the disk, and what a failing disk can.
     #[test]
     fn a_template_that_is_damaged_is_made_again() {
-        let damages: [(&str, &dyn Fn(&Path)); 5] = [
-            ("its length and no content", &|path| {
+        type Damage = (&'static str, fn(&Path));
+        let damages: [Damage; 5] = [
+            ("its length and no content", |path| {
                 let file = File::create(path).unwrap();
                 file.set_len(SIZE.0).unwrap();
             }),
-            ("nothing", &|path| fs::write(path, "").unwrap()),
-            ("one byte", &|path| {
+            ("nothing", |path| fs::write(path, "").unwrap()),
+            ("one byte", |path| {
                 let file = File::options().write(true).open(path).unwrap();
                 file.write_all_at(b"x", 5000).unwrap();
             }),
-            ("a hole", &|path| {
+            ("a hole", |path| {
                 let file = File::options().write(true).open(path).unwrap();
                 file.write_all_at(&[0; 4096], 4096).unwrap();
             }),
-            ("a link", &|path| {
+            ("a link", |path| {
                 fs::remove_file(path).unwrap();
                 std::os::unix::fs::symlink("/etc/passwd", path).unwrap();
             }),
