@@ -302,10 +302,9 @@ impl Worker<'_> {
     /// Copies the folder of a sandbox that does not run to another place on the same disk, as a backup does.
     fn duplicate(&mut self, known: &Known) -> Option<()> {
         let Some(id) = &known.id else { return Some(()) };
-        let number = self.random.below(2);
-        let script = format!(
-            "rm -rf copies/{number} && mkdir -p copies && cp -a bathysphere/sandboxes/{id} copies/{number}"
-        );
+        // Each worker has places of its own: another may be copying at the same time.
+        let place = format!("copies/{}{}", self.prefix, self.random.below(2));
+        let script = format!("rm -rf {place} && mkdir -p copies && cp -a bathysphere/sandboxes/{id} {place}");
         let ran = self.shell.sh(&script);
         if ran.code != Some(0) {
             self.journal.fail(format!("the folder of {id} cannot be copied: {ran:?}"));
