@@ -237,6 +237,11 @@ impl Connection {
         matches!(self.stage, Stage::Questions(_) | Stage::Answering)
     }
 
+    /// Whether going on could make it begin, or ask for a name: that is, whether something would have to be recorded first.
+    pub fn has_not_begun(&self) -> bool {
+        !self.is_noted && !matches!(self.stage, Stage::Answering)
+    }
+
     /// Whether somebody outside may have heard of a call that never stood.
     pub fn was_only_dialled(&self) -> bool {
         self.host.is_some() && !self.inbound && !self.is_noted

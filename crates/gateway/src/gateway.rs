@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
+use crate::connection::Connection;
 use crate::flows::Flows;
 use crate::frame::{self, Heard};
 use crate::judge::Judge;
@@ -109,6 +110,8 @@ pub struct Gateway {
     pub(crate) ports_left: BTreeSet<usize>,
     /// Nobody is taken before this.
     pub(crate) ports_after: Instant,
+    /// Connections that had not begun when the owner could not record events any more: they go on when it can.
+    pub(crate) held_back: BTreeSet<u64>,
     /// Flows with more datagrams for the guest than were delivered.
     pub(crate) flows_left: BTreeSet<u64>,
     pub(crate) next_port: u16,
@@ -150,6 +153,7 @@ impl Gateway {
             bound: launch.ports,
             ports_left: BTreeSet::new(),
             ports_after: now,
+            held_back: BTreeSet::new(),
             flows_left: BTreeSet::new(),
             next_port: 0,
             clock: Clock::new(),
@@ -235,7 +239,8 @@ impl Gateway {
                 Ok((0, _)) => return Err(Gone),
                 Ok((length, _)) => match decode(message.get(..length).unwrap_or_default()) {
                     Ok(ToGateway::Policies(text)) => self.change(&text),
-                    Err(error) => self.notes.tell(&FromGateway::Failed(error.to_string())),
+                    Ok(ToGateway::Hold(is_held)) => self.hold(is_held),
+                    Err(error) => self.notes.answer(&FromGateway::Failed(error.to_string())),
                 },
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
@@ -249,10 +254,30 @@ impl Gateway {
             Ok(policies) => {
                 self.judge.change(policies);
                 let closed = self.judge_all_again();
-                self.notes.tell(&FromGateway::Changed { closed });
+                self.notes.answer(&FromGateway::Changed { closed });
             }
-            Err(error) => self.notes.tell(&FromGateway::Failed(error.to_string())),
+            Err(error) => self.notes.answer(&FromGateway::Failed(error.to_string())),
         }
+    }
+
+    /// Lets nothing new begin, or lets it again, with what had to wait.
+    fn hold(&mut self, is_held: bool) {
+        self.notes.hold(is_held);
+        if !is_held {
+            for number in std::mem::take(&mut self.held_back) {
+                self.table.queue(number);
+            }
+        }
+    }
+
+    /// Puts a connection aside if it has not begun and nothing may begin now. Whether it did.
+    fn holds_back(&mut self, number: u64) -> bool {
+        let has_not_begun = |connection: &mut Connection| connection.has_not_begun();
+        let holds = self.notes.is_held() && self.table.get_mut(number).is_some_and(has_not_begun);
+        if holds {
+            self.held_back.insert(number);
+        }
+        holds
     }
 
     /// Whether anything may be sent to the guest now.
@@ -269,7 +294,7 @@ impl Gateway {
         if self.link.has_room() {
             let is_waiting = self.table.queued() > 0 || !self.flows_left.is_empty();
             let turn = if is_waiting { Some(self.now) } else { self.table.due() };
-            let callers = !self.ports_left.is_empty() && self.notes.has_room();
+            let callers = !self.ports_left.is_empty() && self.notes.may_begin();
             let turn = turn.into_iter().chain(callers.then_some(self.ports_after)).min();
             let allowed = self.allowance.may_receive(self.now).err();
             wake.push(turn.map(|turn| allowed.map_or(turn, |allowed| turn.max(allowed))));
@@ -296,7 +321,9 @@ impl Gateway {
                 break;
             }
             let Some(number) = self.table.next() else { break };
-            self.turn(number);
+            if !self.holds_back(number) {
+                self.turn(number);
+            }
         }
         for number in self.resolver.late(self.now) {
             self.on_question(number);
@@ -317,7 +344,7 @@ impl Gateway {
 
     fn hear_frames(&mut self, buffer: &mut [u8]) -> Result<(), Gone> {
         for _ in 0..FRAMES_AT_ONCE {
-            // What cannot be written down is not decided: the guest waits.
+            // What cannot be recorded is not decided: the guest waits.
             if !self.link_readable || !self.notes.has_room() || self.allowance.may_send(self.now).is_err() {
                 break;
             }

@@ -1,5 +1,5 @@
-//! What is to be written down, on its way to whoever started the gateway. None is lost: when too many wait, nothing new is
-//! decided until they are taken.
+//! Events on their way to the gateway's owner. None is lost: when too many wait, or the owner cannot record them at present,
+//! nothing new is decided.
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,11 @@ struct Repeated {
 #[derive(Debug)]
 pub struct Notes {
     socket: OwnedFd,
+    /// Answers to the owner. They overtake events, which an owner that cannot record them leaves where they are.
+    answers: VecDeque<Vec<u8>>,
     waiting: VecDeque<Vec<u8>>,
+    /// The owner cannot record events at present.
+    is_held: bool,
     denials: BTreeMap<String, (Peer, Repeated)>,
     /// Names that were told of as denied.
     names: BTreeSet<(String, String)>,
@@ -48,7 +52,9 @@ impl Notes {
     pub fn new(socket: OwnedFd, now: Instant) -> Self {
         Self {
             socket,
+            answers: VecDeque::new(),
             waiting: VecDeque::new(),
+            is_held: false,
             denials: BTreeMap::new(),
             names: BTreeSet::new(),
             drops: BTreeMap::new(),
@@ -63,9 +69,32 @@ impl Notes {
         self.socket.as_fd()
     }
 
-    /// Whether more may be decided.
+    /// Whether the guest's frames may be taken: what is open goes on, and its end is an event.
     pub fn has_room(&self) -> bool {
         self.waiting.len() < MOST_WAITING
+    }
+
+    /// Whether something new may begin.
+    pub fn may_begin(&self) -> bool {
+        !self.is_held && self.has_room()
+    }
+
+    /// Whether the owner cannot record events at present.
+    pub fn is_held(&self) -> bool {
+        self.is_held
+    }
+
+    /// The owner says whether it cannot record events at present.
+    pub fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
+    /// Sends an answer to the owner, before any event that waits.
+    pub fn answer(&mut self, message: &FromGateway) {
+        if let Ok(bytes) = encode(message) {
+            self.answers.push_back(bytes);
+            self.flush();
+        }
     }
 
     /// Sends a message.
@@ -130,12 +159,12 @@ impl Notes {
             && self.names.is_empty()
             && self.drops.is_empty()
             && self.limits.is_empty();
-        (!nothing && self.has_room()).then_some(self.next)
+        (!nothing && self.may_begin()).then_some(self.next)
     }
 
     /// Tells what was counted, once in a while.
     pub fn settle(&mut self, now: Instant) {
-        if now >= self.next && self.has_room() {
+        if now >= self.next && self.may_begin() {
             self.next = now + PERIOD;
             self.tell_counted();
         }
@@ -163,17 +192,19 @@ impl Notes {
 
     /// Whether everything was sent.
     pub fn is_sent(&self) -> bool {
-        self.waiting.is_empty()
+        self.answers.is_empty() && self.waiting.is_empty()
     }
 
     /// Sends what the reader takes now.
     pub fn flush(&mut self) {
-        while let Some(message) = self.waiting.front() {
+        loop {
+            let queue = if self.answers.is_empty() { &mut self.waiting } else { &mut self.answers };
+            let Some(message) = queue.front() else { return };
             match send(&self.socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => return,
                 // A reader that is gone is noticed when it is listened to.
-                _ => drop(self.waiting.pop_front()),
+                _ => drop(queue.pop_front()),
             }
         }
     }

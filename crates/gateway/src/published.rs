@@ -26,8 +26,8 @@ const CALLERS_AT_ONCE: usize = 64;
 
 impl Gateway {
     pub(crate) fn on_port(&mut self, index: usize) {
-        // What cannot be written down is not decided, and what cannot be delivered is not taken.
-        if !self.notes.has_room() || !self.may_receive() || self.now < self.ports_after {
+        // What cannot be recorded is not decided, and what cannot be delivered is not taken.
+        if !self.notes.may_begin() || !self.may_receive() || self.now < self.ports_after {
             self.ports_left.insert(index);
             return;
         }

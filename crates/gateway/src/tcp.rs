@@ -41,7 +41,10 @@ impl Gateway {
             }
             self.table.queue(number);
         } else if segment.opens {
-            self.open(segment, ends);
+            // While nothing may begin, the guest's kernel asks again later.
+            if self.notes.may_begin() {
+                self.open(segment, ends);
+            }
         } else {
             reply::reset(&mut self.link, segment);
         }

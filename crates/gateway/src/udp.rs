@@ -25,6 +25,9 @@ impl Gateway {
             }
             return;
         }
+        if !self.notes.may_begin() {
+            return;
+        }
         if is_gateway(ends.remote.ip()) {
             if ends.remote.port() == NAMES_PORT {
                 let asker = Asker::Datagram(ends.guest_port, ends.remote);
@@ -126,6 +129,9 @@ impl Gateway {
     }
 
     fn refuse(&mut self, transport: Transport, remote: IpAddr, packet: &[u8], rule: &str) {
+        if !self.notes.may_begin() {
+            return;
+        }
         reply::prohibit(&mut self.link, remote, packet);
         let peer = Peer { transport, inbound: false, address: remote, port: 0, name: None };
         self.notes.denied(&peer, rule, None);

@@ -98,6 +98,8 @@ pub struct GatewayLaunch {
 pub enum ToGateway {
     /// From now on these policies hold, in JSON, also for what is open.
     Policies(String),
+    /// Whether events cannot be recorded at present: then nothing new begins. What was recorded as begun goes on.
+    Hold(bool),
 }
 
 /// From the gateway.

@@ -1,5 +1,7 @@
 //! Events as their reader gets them.
 
+mod hold;
+
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
 
 mod decisions;
+mod hold;
 mod scene;
 
 use std::io::{Read, Write};
