@@ -291,7 +291,7 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
     let mut sandbox = match Sandbox::start(spec, engine, &assets, &paths, Policy::load()?.network()) {
         Ok(sandbox) => sandbox,
         Err(error) => {
-            record.end(None)?;
+            record.end(None).into_iter().for_each(output::note);
             return Err(error.into());
         }
     };
@@ -302,16 +302,16 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
         _ => None,
     };
     // Whatever happened, the sandbox is gone before its end is recorded.
-    record::end(sandbox, network);
+    record::end(sandbox, network).into_iter().for_each(output::note);
     let told = match told {
         Ok(told) => told,
         Err(error) => {
-            record.end(None)?;
+            record.end(None).into_iter().for_each(output::note);
             return Err(error);
         }
     };
     let (exit, cause, timed_out) = in_words(&told.outcome);
-    record.end_as(exit, cause, timed_out)?;
+    record.end_as(exit, cause, timed_out).into_iter().for_each(output::note);
     match last_words {
         Some(words) => Err(format!("The sandbox's keeper could not {}", escape::text(&words)).into()),
         None => told.code,

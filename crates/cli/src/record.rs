@@ -1,11 +1,12 @@
-//! The audit record of a sandbox that is not kept: what a monitor writes down for one that is.
+//! The audit record of an ephemeral sandbox: what a monitor records of a persistent one.
 
 use std::error::Error;
 
 use bathy_audit::{Actor, Event, Log, What};
 use bathy_protocol::WorkEnd;
 use bathy_sandbox::engine::Chosen;
-use bathy_sandbox::net_events::Recorder;
+use bathy_sandbox::recorder::{Hooks, Recorder};
+use bathy_sandbox::spool::append_last;
 use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
 
 use crate::denials::Denials;
@@ -55,12 +56,14 @@ impl Record {
             max_duration_ms: spec.max_duration.map(|limit| limit.as_millis()),
             idle_timeout_ms: None,
         };
-        record.append([created, (purpose.work)(record.tag)])?;
+        record.log.append(&record.events([created, (purpose.work)(record.tag)]))?;
         Ok(record)
     }
 
-    /// Writes down how it ended. `outcome` is nothing if that is not known.
-    pub fn end(&self, outcome: Option<&Outcome>) -> Result<(), Box<dyn Error>> {
+    /// Records how it ended. `outcome` is nothing if that is not known. The sandbox has ended whether or not that can be
+    /// recorded: what is not recorded, and why, is a sentence for the caller.
+    #[must_use]
+    pub fn end(&self, outcome: Option<&Outcome>) -> Option<String> {
         let exit = match outcome {
             Some(Outcome::Exited(exit)) => command::exit_text(&WorkEnd::Exited(*exit)),
             Some(Outcome::Refused(refused)) => command::exit_text(&WorkEnd::Refused(refused.message.clone())),
@@ -77,8 +80,9 @@ impl Record {
         self.end_as(exit, cause, matches!(outcome, Some(Outcome::TimedOut)))
     }
 
-    /// Writes down how the work ended and why the sandbox did, in words, and whether its time was up.
-    pub fn end_as(&self, exit: String, cause: String, timed_out: bool) -> Result<(), Box<dyn Error>> {
+    /// As [`Self::end`]: how the work ended and why the sandbox did, as texts, and whether its time was up.
+    #[must_use]
+    pub fn end_as(&self, exit: String, cause: String, timed_out: bool) -> Option<String> {
         let mut events = Vec::new();
         if timed_out {
             events.push(What::limit_hit("duration", "the command was ended"));
@@ -86,33 +90,39 @@ impl Record {
         events.push(What::ExecEnded { exec: command::tag_text(self.tag), job: None, exit });
         events.push(What::SandboxEnded { cause });
         events.push(What::SandboxRemoved);
-        self.append(events)
+        let error = append_last(&self.log, &self.events(events)).err()?;
+        Some(format!(
+            "the end of the sandbox {} is not in the audit log: {}",
+            self.id,
+            bathy_sandbox::chain(&error)
+        ))
     }
 
-    /// Writes down what the sandbox's gateway reports, until it is gone.
+    /// Records what the sandbox's gateway reports, until it is gone.
     pub fn network(&self, sandbox: &Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
         let Some((gateway, policies)) = sandbox.gateway.as_ref().zip(sandbox.policies()) else {
             return Ok(None);
         };
         let (log, id) = (audit_log(&Paths::of_user()?, &Policy::load()?)?, self.id.clone());
         let (actor, denials) = (Actor::this_process(self.program), self.denials.clone());
-        let write = move |events: Vec<What>| {
-            for event in &events {
-                if let What::GatewayLost { reason, .. } = event {
-                    output::note(format_args!(
-                        "the sandbox has lost its network: its gateway is gone: {}",
-                        escape::text(reason)
-                    ));
-                }
+        let event = move |what| {
+            if let What::GatewayLost { reason, .. } = &what {
+                output::note(format_args!(
+                    "the sandbox has lost its network: its gateway is gone: {}",
+                    escape::text(reason)
+                ));
             }
-            let event = |what| Event::now(actor.clone(), what).in_sandbox(id.clone(), None);
-            let events: Vec<_> = events.into_iter().map(event).collect();
-            events.iter().for_each(|event| denials.hear(event));
-            if let Err(error) = log.append(&events) {
-                output::failure(&error);
-            }
+            let event = Event::now(actor.clone(), what).in_sandbox(id.clone(), None);
+            denials.hear(&event);
+            event
         };
-        let start = || Recorder::start(gateway, policies.clone(), write);
+        let waits = |failure: &str| {
+            output::note(format_args!(
+                "{failure}; until there is, nothing new begins in the sandbox's network"
+            ));
+        };
+        let hooks = Hooks { event: Box::new(event), waits: Box::new(waits) };
+        let start = || Recorder::start(gateway, policies.clone(), log, hooks);
         Ok(Some(sys::apart_from_signals(start)?))
     }
 
@@ -131,23 +141,24 @@ impl Record {
         self.tag
     }
 
-    fn append(&self, events: impl IntoIterator<Item = What>) -> Result<(), Box<dyn Error>> {
+    fn events(&self, events: impl IntoIterator<Item = What>) -> Vec<Event> {
         let actor = Actor::this_process(self.program);
-        let events: Vec<Event> = events
-            .into_iter()
-            .map(|what| Event::now(actor.clone(), what).in_sandbox(self.id.clone(), None))
-            .collect();
-        Ok(self.log.append(&events)?)
+        let event = |what| Event::now(actor.clone(), what).in_sandbox(self.id.clone(), None);
+        events.into_iter().map(event).collect()
     }
 }
 
-/// Ends a sandbox, and waits until all that its gateway reported is written down.
-pub fn end(sandbox: Sandbox, network: Option<Recorder>) {
+/// Ends a sandbox, and waits until all that its gateway reported is recorded. What is not, as a sentence for the caller.
+#[must_use]
+pub fn end(sandbox: Sandbox, network: Option<Recorder>) -> Option<String> {
     if let Some(network) = &network {
         network.expect_end();
     }
     drop(sandbox);
-    if let Some(network) = network {
-        network.finish();
-    }
+    let unrecorded = network?.finish();
+    let count = unrecorded.events;
+    (count > 0).then(|| {
+        let failure = unrecorded.failure;
+        format!("{count} events of the sandbox's network are not in the audit log: {failure}")
+    })
 }

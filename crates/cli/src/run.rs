@@ -127,7 +127,7 @@ impl Ephemeral {
         {
             Ok(sandbox) => sandbox,
             Err(error) => {
-                record.end(None)?;
+                record.end(None).into_iter().for_each(output::note);
                 return Err(error.into());
             }
         };
@@ -139,15 +139,20 @@ impl Ephemeral {
             Attach::start(&mut sandbox.connection, what, command.timeout, ends.stdio()).and_then(Attach::run);
         let last_words = if finished.is_err() { sandbox.failure() } else { None };
         // Whatever happened, the sandbox is gone before anything is said about it.
-        record::end(sandbox, network);
+        let mut unrecorded = Vec::from_iter(record::end(sandbox, network));
         let finished =
             finished.map(|mut finished| (std::mem::take(&mut finished.times), Done::new(finished)));
         let stop = ends.close();
-        record.end(finished.as_ref().ok().map(|(_, done)| &done.outcome))?;
-        let (times, done) = match (finished, last_words) {
+        unrecorded.extend(record.end(finished.as_ref().ok().map(|(_, done)| &done.outcome)));
+        if finished.is_err() {
+            unrecorded.iter().for_each(output::note);
+        }
+        let (times, mut done) = match (finished, last_words) {
             (Err(_), Some(words)) => return Err(format!("The sandbox's keeper could not {words}").into()),
             (finished, _) => finished?,
         };
+        // The command's own exit code stays what it is.
+        done.warnings.extend(unrecorded);
 
         let (code, message) = verdict::of(&done.outcome, self.limit, &stop)?;
         if wiring.json {

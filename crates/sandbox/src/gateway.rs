@@ -14,7 +14,7 @@ use bathy_jail::{Identity, SpawnError, Spawned};
 use bathy_policy::{Policies, Protocol, PublishedPort};
 use bathy_protocol::MessageError;
 use bathy_protocol::network::{
-    BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetworkLimits, ToGateway, decode, encode,
+    BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetEvent, NetworkLimits, ToGateway, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -196,6 +196,11 @@ impl Gateway {
         }
     }
 
+    /// Tells it whether events cannot be recorded at present.
+    pub fn hold(&self, is_held: bool) -> Result<(), GatewayError> {
+        hold(&self.control, is_held)
+    }
+
     /// The next thing that it says.
     pub fn hear(&self) -> Word {
         hear(&self.control)
@@ -209,6 +214,21 @@ impl Gateway {
     /// Lets it end by itself, now that its keeper is gone: it has something to say before.
     pub fn leave(&self) {
         is_ready_before(self.process.pidfd.as_fd(), Instant::now() + LEAVE_TIME);
+    }
+
+    /// Ends it at once. What it had reported by then, and was not read.
+    pub fn end_now(self) -> Vec<NetEvent> {
+        let _ = pidfd_send_signal(&self.process.pidfd, Signal::KILL);
+        let _ = waitid(WaitId::PidFd(self.process.pidfd.as_fd()), WaitIdOptions::EXITED);
+        let mut events = Vec::new();
+        // No more than fits into a socket, now that nothing is added.
+        loop {
+            match self.hear() {
+                Word::Said(FromGateway::Event(event)) => events.push(event),
+                Word::Said(_) => {}
+                Word::Nothing | Word::Gone => return events,
+            }
+        }
     }
 
     /// What became of one that says nothing more.
@@ -250,6 +270,18 @@ const PATIENCE: Duration = Duration::from_millis(20);
 pub fn end_of(pidfd: &OwnedFd) -> String {
     std::thread::sleep(PATIENCE);
     format!("it {}", ending::of_process(pidfd.as_fd()))
+}
+
+/// Tells a gateway by its control socket whether events cannot be recorded at present.
+///
+/// # Errors
+/// When it does not take that.
+pub fn hold(control: &OwnedFd, is_held: bool) -> Result<(), GatewayError> {
+    let message = encode(&ToGateway::Hold(is_held))?;
+    match send(control, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(GatewayError::Silent),
+    }
 }
 
 /// The next message on a control socket.

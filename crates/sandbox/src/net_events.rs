@@ -1,100 +1,15 @@
 //! What a gateway reports, as the audit log has it. A gateway may have been taken over by its guest: its texts are cut and
 //! stay texts.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-
 use bathy_audit::What;
 use bathy_audit::event::NetPeer;
 use bathy_policy::{HostName, Policies};
-use bathy_protocol::network::{FromGateway, NetEvent, Peer, Transport};
-use rustix::event::{PollFd, PollFlags, poll};
-
-use crate::gateway::{self, Gateway, Word};
+use bathy_protocol::network::{NetEvent, Peer, Transport};
 
 /// How much of a text is kept.
 const MOST_TEXT: usize = 512;
 /// How many addresses of an answer are kept.
 const MOST_ADDRESSES: usize = 32;
-
-/// How many reports are recorded at once.
-const AT_ONCE: usize = 256;
-
-/// Records what a gateway reports, beside everything else that a process does.
-#[derive(Debug)]
-pub struct Recorder {
-    is_over: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
-impl Recorder {
-    /// Records by `record` until the gateway is gone, which serves by `policies`.
-    ///
-    /// # Errors
-    /// When the host has no room for a thread.
-    pub fn start(
-        gateway: &Gateway,
-        policies: Policies,
-        record: impl FnMut(Vec<What>) + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let (control, process) = gateway.listener()?;
-        let is_over = Arc::new(AtomicBool::new(false));
-        let expected = Arc::clone(&is_over);
-        let recorded = move |event| recorded(event, Some(&policies));
-        let work = move || listen(&control, &process, &expected, recorded, record);
-        Ok(Self { is_over, thread: thread::Builder::new().name("network".to_owned()).spawn(work)? })
-    }
-
-    /// The gateway's end is expected from now on.
-    pub fn expect_end(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
-    }
-
-    /// Waits until all of it is recorded. The gateway is gone.
-    pub fn finish(self) {
-        // It ends with the gateway's last word, whatever it is.
-        let _ = self.thread.join();
-    }
-}
-
-fn listen(
-    control: &OwnedFd,
-    process: &OwnedFd,
-    is_over: &AtomicBool,
-    recorded: impl Fn(NetEvent) -> What,
-    mut record: impl FnMut(Vec<What>),
-) {
-    loop {
-        let mut events = Vec::new();
-        let mut gone = None;
-        while events.len() < AT_ONCE && gone.is_none() {
-            match gateway::hear(control) {
-                Word::Said(FromGateway::Event(event)) => events.push(recorded(event)),
-                Word::Said(FromGateway::Failed(reason)) => gone = Some(reason.chars().take(500).collect()),
-                Word::Said(FromGateway::Ready | FromGateway::Changed { .. }) => {}
-                // The sandbox is at its end, which is not the gateway's doing.
-                Word::Said(FromGateway::Unplugged) => is_over.store(true, Ordering::Relaxed),
-                Word::Gone if is_over.load(Ordering::Relaxed) => gone = Some(String::new()),
-                Word::Gone => gone = Some(gateway::end_of(process)),
-                Word::Nothing => break,
-            }
-        }
-        let is_gone = gone.is_some();
-        if let Some(reason) = gone.filter(|_| !is_over.load(Ordering::Relaxed)) {
-            events.push(What::GatewayLost { reason, restarted: false });
-        }
-        if !events.is_empty() {
-            record(events);
-        }
-        if is_gone {
-            return;
-        }
-        // Interrupted or not: it is looked at again.
-        let _ = poll(&mut [PollFd::new(control, PollFlags::IN)], None);
-    }
-}
 
 /// The event to record, of a gateway that serves by `policies`.
 pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {

@@ -36,6 +36,7 @@ use crate::freeze::Freezer;
 use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
 use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
+use crate::spool::Spool;
 use crate::store::{Change, Record, State, Store, StoreError};
 use limits::Place;
 pub use serve::POWER_OFF;
@@ -142,7 +143,7 @@ struct Monitor {
     record: Record,
     folder: Folder,
     store: Store,
-    audit: bathy_audit::Log,
+    events: Spool,
     sandbox: Sandbox,
     image_config: ImageConfig,
     cgroup: Option<Cgroup>,
@@ -183,7 +184,7 @@ impl Monitor {
                     record,
                     folder,
                     store,
-                    audit,
+                    events: Spool::new(audit),
                     sandbox: launched.sandbox,
                     image_config: launched.image_config,
                     cgroup: launched.cgroup,

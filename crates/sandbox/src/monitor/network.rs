@@ -1,18 +1,21 @@
 //! The sandbox's network, from its monitor: what the gateway reports is recorded, new policies are passed on, and a gateway that
 //! is gone is started again. Until there is one the sandbox has no network, and nothing of it goes anywhere.
+//!
+//! While events cannot be recorded the gateway is told to begin nothing new, and nothing more is read from it: see
+//! [`crate::spool`].
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use bathy_audit::{Event, What};
+use bathy_audit::What;
 use bathy_protocol::network::FromGateway;
 
+use super::Monitor;
 use super::door::FromMonitor;
 use super::limits::Place;
 use super::serve::Loop;
 use super::visitors::{refuse, say};
-use super::{Monitor, actor};
 use crate::gateway::{GatewayError, Word};
 use crate::net_events;
 use crate::policy::Policy;
@@ -43,14 +46,17 @@ pub(super) struct NetworkState {
     restart: Option<Instant>,
     /// When the last one was started, and how long the next is waited for.
     last: Option<(Instant, Duration)>,
+    /// Whether the present gateway was told to begin nothing new.
+    held: bool,
 }
 
 impl NetworkState {
-    /// When it wants to be looked at.
-    pub(super) fn due(&self) -> Option<Instant> {
+    /// When it wants to be looked at. While events wait to be recorded no gateway is started, since it would begin something
+    /// new before it could be told not to.
+    pub(super) fn due(&self, may_restart: bool) -> Option<Instant> {
         let changing =
             self.changing.iter().filter(|(socket, _)| socket.is_some()).map(|(_, until)| *until).min();
-        [self.restart, changing].into_iter().flatten().min()
+        [self.restart.filter(|_| may_restart), changing].into_iter().flatten().min()
     }
 
     /// Somebody's policy was told to the gateway.
@@ -76,6 +82,27 @@ impl NetworkState {
 }
 
 impl Monitor {
+    /// Whether more is read from the gateway now: not while events wait to be recorded, but for the answer to somebody who
+    /// changes the policy. That one overtakes the gateway's events.
+    pub(super) fn reads_gateway(&self, state: &Loop) -> bool {
+        self.events.is_empty() || !state.network.changing.is_empty() && self.events.has_room()
+    }
+
+    /// Tells the gateway whether something new may begin, whenever that changes.
+    fn tell_hold(&mut self, state: &mut Loop) {
+        let hold = !self.events.is_empty();
+        let Some(gateway) = &self.sandbox.gateway else { return };
+        if hold == state.network.held {
+            return;
+        }
+        if gateway.hold(hold).is_ok() {
+            state.network.held = hold;
+        } else {
+            // It may go on as before.
+            self.lose_gateway("it did not take what it was told".to_owned(), state);
+        }
+    }
+
     /// Records what the gateway reports.
     pub(super) fn hear_gateway(&mut self, state: &mut Loop) {
         let mut events = Vec::new();
@@ -92,6 +119,7 @@ impl Monitor {
                 // The sandbox is at its end, which its keeper's connection tells as well; or only the link is.
                 Word::Said(FromGateway::Unplugged) => {
                     self.sandbox.gateway = None;
+                    state.network.held = false;
                     state.network.restart.get_or_insert_with(|| Instant::now() + UNPLUGGED_PAUSE);
                 }
                 Word::Said(FromGateway::Ready) => {}
@@ -116,11 +144,11 @@ impl Monitor {
     }
 
     /// Records what the gateway still has to say once its sandbox has ended: what was open, and how much it carried.
-    pub(super) fn hear_last_words(&self) {
+    pub(super) fn hear_last_words(&mut self) {
         let until = Instant::now() + LAST_WORDS;
-        let Some(gateway) = &self.sandbox.gateway else { return };
         let mut is_over = false;
         while !is_over {
+            let Some(gateway) = &self.sandbox.gateway else { return };
             let mut events = Vec::new();
             while events.len() < AT_ONCE && !is_over {
                 match gateway.hear() {
@@ -134,23 +162,19 @@ impl Monitor {
                     }
                 }
             }
+            is_over = is_over || !gateway.speaks_before(until);
             self.note_all(events);
-            is_over |= !gateway.speaks_before(until);
-        }
-    }
-
-    fn note_all(&self, events: Vec<What>) {
-        let event = |what| Event::now(actor(), what).in_sandbox(&self.record.id, self.record.name.clone());
-        let events: Vec<_> = events.into_iter().map(event).collect();
-        if !events.is_empty()
-            && let Err(error) = self.audit.append(&events)
-        {
-            eprintln!("bathy monitor: {}", crate::chain(&error));
         }
     }
 
     fn lose_gateway(&mut self, reason: String, state: &mut Loop) {
-        self.sandbox.gateway = None;
+        if let Some(gateway) = self.sandbox.gateway.take() {
+            let policies = self.sandbox.policies();
+            let left =
+                gateway.end_now().into_iter().map(|event| net_events::recorded(event, policies)).collect();
+            self.note_all(left);
+        }
+        state.network.held = false;
         for socket in state.network.abandoned() {
             refuse(&socket, GONE);
         }
@@ -164,8 +188,11 @@ impl Monitor {
         self.note(What::GatewayLost { reason, restarted: false });
     }
 
-    /// Starts the gateway again when it is time, and sends those away who have waited for too long.
+    /// Tries again what could not be recorded, starts the gateway again when it is time, and sends those away who have waited for
+    /// too long.
     pub(super) fn keep_network(&mut self, state: &mut Loop, now: Instant) {
+        self.events.retry(now);
+        self.tell_hold(state);
         let late = state.network.late(now);
         for socket in &late {
             refuse(socket, SILENT);
@@ -174,7 +201,8 @@ impl Monitor {
             // It may serve by the old policy still.
             self.lose_gateway("it did not take a new policy in time".to_owned(), state);
         }
-        if state.network.restart.take_if(|at| *at <= now).is_none() {
+        let may_restart = self.events.is_empty();
+        if state.network.restart.take_if(|at| may_restart && *at <= now).is_none() {
             return;
         }
         let place = self.cgroup.as_ref().map(|cgroup| Place::new(cgroup, &self.record.spec));
@@ -240,7 +268,7 @@ mod tests {
         let late = now + CHANGE_PATIENCE;
         assert!(is_for(&first, state.late(late).pop()));
         state.told(other, late);
-        assert_eq!(state.due(), Some(late + CHANGE_PATIENCE), "the first one waits no more");
+        assert_eq!(state.due(true), Some(late + CHANGE_PATIENCE), "the first one waits no more");
         assert!(state.holds().is_none(), "the answer to the first one, which is gone");
         assert!(is_for(&second, state.holds()));
         assert!(state.holds().is_none(), "a gateway that answers what nobody asked");
@@ -255,7 +283,7 @@ mod tests {
         drop(state.late(now + CHANGE_PATIENCE));
         state.told(other, now + CHANGE_PATIENCE);
         assert!(is_for(&second, state.abandoned().pop()));
-        assert_eq!(state.due(), None);
+        assert_eq!(state.due(true), None);
         let (third, last) = visitor();
         state.told(last, now);
         assert!(is_for(&third, state.holds()), "the next gateway's first answer is for its first question");

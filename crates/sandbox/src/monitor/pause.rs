@@ -80,6 +80,9 @@ impl Monitor {
         if pause.frozen() || pause.failed || state.stopping.is_some() || !state.clients.is_empty() {
             return None;
         }
+        if !self.events.has_room() {
+            return None;
+        }
         state.idle_since?.checked_add(self.record.spec.pause_idle?.into())
     }
 
@@ -97,6 +100,9 @@ impl Monitor {
 
     /// Somebody wants it to stand still.
     pub(super) fn pause_by_hand(&mut self, socket: OwnedFd, release_memory: bool, state: &mut Loop) {
+        if !self.events.has_room() {
+            return refuse(&socket, self.events.failure());
+        }
         match state.pause.motion {
             Motion::Runs => {}
             Motion::Unparking => return refuse(&socket, "the sandbox is being resumed; try again"),

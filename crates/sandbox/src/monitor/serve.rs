@@ -18,6 +18,7 @@ use crate::connection::{Arrival, ConnectionError};
 use crate::ending;
 use crate::launch::unix_ns;
 use crate::spec::CommandSpec;
+use crate::spool::Spool;
 use crate::store::life::{Ending, write_ending};
 use crate::store::{Change, State};
 
@@ -85,7 +86,8 @@ impl Monitor {
         self.sandbox.kill();
         let _ = self.freezer.thaw();
         self.hear_last_words();
-        let Self { record, folder, mut store, audit, sandbox, cgroup, life, .. } = self;
+        let unrecorded = self.events.finish();
+        let Self { record, folder, mut store, mut events, sandbox, cgroup, life, .. } = self;
         drop(sandbox);
         if let Some(mut cgroup) = cgroup {
             let _ = cgroup.remove();
@@ -96,6 +98,7 @@ impl Monitor {
             (Some(ended), None) => ended,
             (None, None) => String::new(),
         };
+        let cause = with_unrecorded(cause, unrecorded, events.failure());
         let at_ns = unix_ns();
         let ending =
             Ending { started_ns: record.started_ns, at_ns, cause: cause.clone(), exit_code: state.main_exit };
@@ -112,30 +115,38 @@ impl Monitor {
             eprintln!("bathy monitor: {}", crate::chain(&error));
         }
         let event = |what| Event::now(actor(), what).in_sandbox(&record.id, record.name.clone());
-        if let Err(error) = audit.append_last(&[event(What::SandboxEnded { cause })]) {
-            eprintln!("bathy monitor: {}", crate::chain(&error));
-        }
+        events.record([event(What::SandboxEnded { cause })], Instant::now());
         if !record.spec.auto_remove {
-            return;
+            return finish(&mut events);
         }
         // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
-        let removed =
-            folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
+        events.finish();
+        let removed = folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
         let removed = removed.and_then(|()| {
             store.at_any_price(|store| store.delete(&record.id)).map_err(|error| crate::chain(&error))
         });
-        let recorded =
-            audit.append_last(&[event(What::SandboxRemoved)]).map_err(|error| crate::chain(&error));
-        if let Err(error) = removed.and(recorded) {
+        if let Err(error) = removed {
             // The log that this goes to may be gone with the rest.
             eprintln!("bathy monitor: {error}");
         }
+        // There is more room for it now.
+        events.record([event(What::SandboxRemoved)], Instant::now());
+        finish(&mut events);
     }
 
-    pub(super) fn note(&self, what: What) {
-        let event = Event::now(actor(), what).in_sandbox(&self.record.id, self.record.name.clone());
-        if let Err(error) = self.audit.append(&[event]) {
-            eprintln!("bathy monitor: {}", crate::chain(&error));
+    pub(super) fn note(&mut self, what: What) {
+        self.note_all(vec![what]);
+    }
+
+    /// Records what happened, or keeps it until that is possible.
+    pub(super) fn note_all(&mut self, all: Vec<What>) {
+        let (id, name) = (&self.record.id, &self.record.name);
+        let event = |what| Event::now(actor(), what).in_sandbox(id, name.clone());
+        let was_empty = self.events.is_empty();
+        self.events.record(all.into_iter().map(event), Instant::now());
+        if was_empty && !self.events.is_empty() {
+            let failure = self.events.failure();
+            eprintln!("bathy monitor: {failure}; events wait, and with them whatever is new in the network");
         }
     }
 
@@ -169,13 +180,13 @@ impl Monitor {
         let now = Instant::now();
         self.keep_time(state, now);
         let mut fds = vec![
-            PollFd::from_borrowed_fd(self.sandbox.connection.fd(), self.connection_events()),
+            PollFd::from_borrowed_fd(self.sandbox.connection.fd(), self.connection_events(state)),
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
         ];
         let wanted = state.visitors.iter().map(|visitor| (visitor.socket.as_fd(), PollFlags::IN));
         let leaving = state.clients.iter().map(|client| (client.as_fd(), PollFlags::RDHUP));
         fds.extend(wanted.chain(leaving).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-        if let Some(gateway) = &self.sandbox.gateway {
+        if let Some(gateway) = self.sandbox.gateway.as_ref().filter(|_| self.reads_gateway(state)) {
             fds.push(PollFd::from_borrowed_fd(gateway.fd(), PollFlags::IN));
         }
         let timeout = self.next_alarm(state).map(|at| timespec(at.saturating_duration_since(now)));
@@ -186,9 +197,9 @@ impl Monitor {
                 return;
             }
         }
-        let fired: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let fired: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         drop(fds);
-        let mut fired = fired.into_iter();
+        let mut fired = fired.into_iter().map(|flags| flags - PollFlags::OUT).map(|flags| !flags.is_empty());
         let (keeper, door) = (fired.next() == Some(true), fired.next() == Some(true));
         let visitors = std::mem::take(&mut state.visitors);
         for visitor in visitors {
@@ -219,8 +230,12 @@ impl Monitor {
         }
     }
 
-    fn connection_events(&self) -> PollFlags {
-        if self.sandbox.connection.unsent() > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    /// What to wait for of the keeper. Its reports are not taken while too many events wait to be recorded, unless the sandbox
+    /// is being stopped; its end is noticed in any case.
+    fn connection_events(&self, state: &Loop) -> PollFlags {
+        let takes = self.events.has_room() || state.stopping.is_some();
+        let reports = if takes { PollFlags::IN } else { PollFlags::empty() };
+        if self.sandbox.connection.unsent() > 0 { reports | PollFlags::OUT } else { reports }
     }
 
     fn next_alarm(&self, state: &Loop) -> Option<Instant> {
@@ -228,7 +243,8 @@ impl Monitor {
         let visitors = visitors.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().filter(|_| !state.overdue).map(|(_, until)| *until);
         let limits = if state.stopping.is_some() { [None, None] } else { self.limits(state) };
-        let others = [visitors, stopping, self.pause_due(state), state.network.due()];
+        let network = state.network.due(self.events.is_empty());
+        let others = [visitors, stopping, self.pause_due(state), network, self.events.due()];
         limits.into_iter().chain(others).flatten().min()
     }
 
@@ -386,6 +402,22 @@ impl Monitor {
         for waiting in state.waiting.drain(..) {
             say(&waiting.socket, &FromMonitor::Usage(usage));
         }
+    }
+}
+
+/// What is said of a sandbox not all of whose events are in the audit log.
+fn with_unrecorded(cause: String, unrecorded: u64, failure: &str) -> String {
+    match unrecorded {
+        0 => cause,
+        count => format!("{cause}; {count} of its events are not in the audit log: {failure}"),
+    }
+}
+
+/// Records what is left, and says how much of it is not recorded.
+fn finish(events: &mut Spool) {
+    let unrecorded = events.finish();
+    if unrecorded > 0 {
+        eprintln!("bathy monitor: {unrecorded} events are not in the audit log: {}", events.failure());
     }
 }
 
