@@ -44,9 +44,11 @@ pub fn create(manager: &mut Manager, new: NewSandbox, start: bool) -> Result<San
     if start && let Err(error) = manager.start(&sandbox, &mut |step| progress.step(step)) {
         // The first failure is the one to tell.
         let _ = manager.remove(&sandbox, true);
+        output::warnings(manager);
         return Err(error.into());
     }
     drop(progress);
+    output::warnings(manager);
     for note in notes {
         output::note(escape::text(&note));
     }

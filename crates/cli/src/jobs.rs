@@ -135,6 +135,7 @@ pub fn kill(args: &KillArgs) -> Result<u8, Box<dyn Error>> {
         (None, libc::SIGKILL) => manager.kill(&sandbox)?,
         (job, signal) => manager.signal_job(&sandbox, job.unwrap_or(0), signal)??,
     }
+    output::warnings(&mut manager);
     output::line(&args.name)?;
     Ok(0)
 }

@@ -167,6 +167,7 @@ fn each_found(
     for name in &names.names {
         let done =
             find(&mut manager, name).map_err(Into::into).and_then(|sandbox| act(&mut manager, &sandbox));
+        output::warnings(&mut manager);
         match done {
             Ok(()) => output::line(name)?,
             Err(error) => {

@@ -92,6 +92,7 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
     let orphans = manager.orphans()?;
     let hint = (!orphans.is_empty() && !running).then(|| hint(&orphans));
     sandboxes.extend(orphans);
+    output::warnings(&mut manager);
     sandboxes.retain(|sandbox| {
         (args.all || !running || sandbox.is_alive()) && args.filter.iter().all(|filter| filter.fits(sandbox))
     });

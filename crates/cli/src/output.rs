@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use bathy_sandbox::Manager;
 use serde::Serialize;
 
 use crate::escape;
@@ -27,6 +28,13 @@ pub fn note(text: impl Display) {
 /// The same, after what ends a line that somebody else began.
 pub fn note_after(before: &str, text: impl Display) {
     let _ = writeln!(io::stderr(), "{before}bathy: {text}");
+}
+
+/// What a manager has to say about what it did.
+pub fn warnings(manager: &mut Manager) {
+    for warning in manager.take_warnings() {
+        note(format_args!("warning: {}", escape::text(&warning)));
+    }
 }
 
 /// A failure that others do not stop at.

@@ -105,7 +105,9 @@ fn change(
     json: bool,
     change: impl FnOnce(&NetworkPolicy) -> Result<NetworkPolicy, PolicyError>,
 ) -> Result<(), Box<dyn Error>> {
-    let ChangedPolicy { policy, closed } = manager.change_policy(sandbox, change)?;
+    let changed = manager.change_policy(sandbox, change);
+    output::warnings(manager);
+    let ChangedPolicy { policy, closed } = changed?;
     show(manager, sandbox, &policy, json)?;
     match closed.filter(|_| !json) {
         Some(0) => output::note("holds now"),

@@ -6,7 +6,6 @@ use bathy_audit::{Actor, Event, Log, What};
 use bathy_protocol::WorkEnd;
 use bathy_sandbox::engine::Chosen;
 use bathy_sandbox::recorder::{Hooks, Recorder};
-use bathy_sandbox::spool::append_last;
 use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
 
 use crate::denials::Denials;
@@ -90,7 +89,7 @@ impl Record {
         events.push(What::ExecEnded { exec: command::tag_text(self.tag), job: None, exit });
         events.push(What::SandboxEnded { cause });
         events.push(What::SandboxRemoved);
-        let error = append_last(&self.log, &self.events(events)).err()?;
+        let error = self.log.append_last(&self.events(events)).err()?;
         Some(format!(
             "the end of the sandbox {} is not in the audit log: {}",
             self.id,

@@ -136,8 +136,10 @@ fn create(manager: &mut Manager, name: Option<String>, spec: &SpecArgs) -> Resul
     }
     let spec = spec.spec(&[])?;
     let mut progress = Progress::new();
-    let repl = manager.create_repl(NewRepl { name, spec }, &mut |step| progress.step(step))?;
+    let repl = manager.create_repl(NewRepl { name, spec }, &mut |step| progress.step(step));
     drop(progress);
+    output::warnings(manager);
+    let repl = repl?;
     for note in &repl.notes {
         output::note(escape::text(note));
     }
@@ -204,7 +206,9 @@ fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open(PROGRAM)?;
     let mut code = 0;
     for name in &args.names {
-        match manager.find_repl(name).and_then(|repl| manager.remove_repl(&repl)) {
+        let removed = manager.find_repl(name).and_then(|repl| manager.remove_repl(&repl));
+        output::warnings(&mut manager);
+        match removed {
             Ok(()) => output::line(name)?,
             Err(error) => {
                 output::failure(&error);
@@ -257,6 +261,7 @@ impl Conversation {
         let done = self.manager.run_in_repl(&self.repl, request, &options, &mut take);
         let signal = interrupts.signal();
         drop(interrupts);
+        output::warnings(&mut self.manager);
         let done = done?;
         screen.finish(&End { outcome: &done.outcome, signal, kept: true, lost: done.lost.as_deref() })
     }

@@ -14,6 +14,9 @@ pub const NAME: usize = 80;
 /// Arguments that are content rather than intent, or may be secret.
 const HIDDEN: [&str; 5] = ["env", "stdin", "content", "old_text", "new_text"];
 
+/// Tools that end something. On a full disk that is how space is freed, so it is done whether or not it can be recorded.
+pub const ENDS: [&str; 2] = ["sandbox_delete", "repl_delete"];
+
 /// A call that has been answered.
 pub struct Answered<'a, A> {
     /// The tool, or the method if it is none.
@@ -52,10 +55,11 @@ pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bath
         took_ms: call.took_ms,
     };
     let event = Event::now(Actor::this_process(PROGRAM), what);
-    log.append(&[match call.about {
+    let event = match call.about {
         Some((id, name)) => event.in_sandbox(id, name),
         None => event,
-    }])
+    };
+    if ENDS.contains(&call.tool) { log.append_last(&[event]) } else { log.append(&[event]) }
 }
 
 /// The arguments as far as they are known to be harmless: those that the tool takes, of the type that it takes, without

@@ -133,12 +133,18 @@ impl Call {
     pub fn running_sandbox(&self, wanted: &str) -> Result<Sandboxed, ToolError> {
         let found = self.sandbox(wanted)?;
         self.remember(&found);
+        Ok(self.awake(found)?.0)
+    }
+
+    /// The same sandbox, running, with what there is to say if it had to be started.
+    fn awake(&self, found: Sandboxed) -> Result<(Sandboxed, Vec<String>), ToolError> {
         if found.status == Status::Running {
-            return Ok(found);
+            return Ok((found, Vec::new()));
         }
         self.manager(|manager| {
             let mut progress = |step: &str| self.progress.step(step);
-            Ok(manager.wake(&found, &mut progress)?)
+            let sandbox = manager.wake(&found, &mut progress)?;
+            Ok((sandbox, manager.take_warnings()))
         })
     }
 
@@ -172,10 +178,15 @@ impl Call {
         Ok(spec)
     }
 
-    /// The sandbox that the caller names, or a new one: whether it is new, and what the operator made stricter.
+    /// The sandbox that the caller names, or a new one: whether it is new, and what else there is to know.
     pub fn sandbox_or_new(&self, wanted: Option<&str>) -> Result<(Sandboxed, bool, Vec<String>), ToolError> {
         match wanted {
-            Some(wanted) => Ok((self.running_sandbox(wanted)?, false, Vec::new())),
+            Some(wanted) => {
+                let found = self.sandbox(wanted)?;
+                self.remember(&found);
+                let (sandbox, notes) = self.awake(found)?;
+                Ok((sandbox, false, notes))
+            }
             None => {
                 let (sandbox, notes) = self.make_sandbox(None, |_| Ok(()))?;
                 Ok((sandbox, true, notes))
@@ -183,7 +194,7 @@ impl Call {
         }
     }
 
-    /// Makes a sandbox and starts it. What the operator made stricter comes with it, in sentences.
+    /// Makes a sandbox and starts it. What the operator made stricter, and what else there is to know, comes with it.
     pub fn make_sandbox(
         &self,
         name: Option<String>,
@@ -196,7 +207,7 @@ impl Call {
             let (key, value) = LABEL;
             spec.labels.insert(key.to_owned(), value.to_owned());
             let mut progress = |step: &str| self.progress.step(step);
-            let (sandbox, notes) = manager.create(NewSandbox { name, spec }, &mut progress)?;
+            let (sandbox, mut notes) = manager.create(NewSandbox { name, spec }, &mut progress)?;
             self.state.host.made(&sandbox);
             self.progress.step("starting the sandbox");
             if let Err(error) = manager.start(&sandbox, &mut progress) {
@@ -204,6 +215,7 @@ impl Call {
                 let _ = host::remove(manager, &sandbox);
                 return Err(error.into());
             }
+            notes.extend(manager.take_warnings());
             Ok((manager.refresh(&sandbox)?, notes))
         })?;
         self.remember(&sandbox);

@@ -71,6 +71,8 @@ impl Host {
             Some(manager) => manager,
             None => Idle { since: Instant::now(), what: open()? },
         };
+        // What others did with it is not this caller's to hear.
+        drop(manager.what.take_warnings());
         let result = act(&mut manager.what);
         let mut managers = lock(&self.managers);
         if managers.len() < IDLE_MANAGERS {
@@ -133,26 +135,36 @@ impl Host {
             let removed = self.with(|manager| match manager.find(&id) {
                 Ok(sandbox) => remove(manager, &sandbox),
                 // It ended by itself.
-                Err(_) => Ok(()),
+                Err(_) => Ok(Vec::new()),
             });
-            if let Err(error) = removed {
-                failures.push(format!("The sandbox {id} is not removed: {}", error.message()));
+            match removed {
+                Ok(warnings) => failures.extend(warnings),
+                Err(error) => failures.push(format!("The sandbox {id} is not removed: {}", error.message())),
             }
         }
         failures
     }
 }
 
-/// Removes a sandbox, whatever runs in it. Its own monitor may be faster, which is as good.
-pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<(), ToolError> {
+/// Removes a sandbox, whatever runs in it. Its own monitor may be faster, which is as good. What there is to say about it, such
+/// as that it could not be recorded.
+pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Vec<String>, ToolError> {
     match manager.remove(sandbox, true) {
         Err(_)
-            if matches!(manager.find(&sandbox.record.id), Err(ManagerError::Store(StoreError::Name(_)))) =>
-        {
-            Ok(())
-        }
-        result => Ok(result?),
+            if matches!(manager.find(&sandbox.record.id), Err(ManagerError::Store(StoreError::Name(_)))) => {}
+        result => result?,
     }
+    Ok(manager.take_warnings())
+}
+
+/// A sentence, with warnings behind it.
+pub fn told(mut sentence: String, warnings: &[String]) -> String {
+    for warning in warnings {
+        sentence.push_str("\n[");
+        sentence.push_str(&crate::text::clean(warning));
+        sentence.push(']');
+    }
+    sentence
 }
 
 fn open() -> Result<Manager, ManagerError> {

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use bathy_audit::Log;
 use bathy_sandbox::{Paths, Policy};
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation,
-    JsonObject, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
-    ProgressNotificationParam, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse,
-    ReadResourceResult, ResourceContents, ResourceTemplate, ServerCapabilities, ServerConfig, Tool,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData,
+    Implementation, JsonObject, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
+    PaginatedRequestParams, ProgressNotificationParam, ProtocolVersion, ReadResourceRequestParams,
+    ReadResourceResponse, ReadResourceResult, ResourceContents, ResourceTemplate, ServerCapabilities,
+    ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
@@ -155,10 +156,11 @@ impl Server {
         };
         // What is not recorded is not handed out either.
         audit::record(&self.state.log, answered).map_err(|error| {
-            format!(
-                "The answer cannot be recorded in the audit log, so it is not given: {}",
-                bathy_sandbox::chain(&error)
-            )
+            let failure = bathy_sandbox::chain(&error);
+            if audit::ENDS.contains(&asked.tool) {
+                return format!("This call is not in the audit log: {failure}");
+            }
+            format!("The answer cannot be recorded in the audit log, so it is not given: {failure}")
         })
     }
 
@@ -349,6 +351,12 @@ impl ServerHandler for Server {
         let asked = Asked { tool: spec.name, takes: &takes, arguments: &arguments, began, context: &context };
         match self.record(asked, outcome, &result, about) {
             Ok(()) => Ok(result.into()),
+            // It is done, and how it went is not recorded: both are told.
+            Err(unrecorded) if audit::ENDS.contains(&spec.name) => {
+                let mut result = result;
+                result.content.push(ContentBlock::text(unrecorded));
+                Ok(result.into())
+            }
             Err(unrecorded) => Ok(CallToolResult::from(&ToolError::Failed(unrecorded)).into()),
         }
     }

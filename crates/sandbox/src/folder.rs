@@ -167,6 +167,11 @@ impl Folder {
         self.path.join("monitor.log")
     }
 
+    /// The memory of a paused sandbox.
+    pub fn parking(&self) -> PathBuf {
+        self.path.join("parking")
+    }
+
     /// Opens a file of this folder for reading and writing; it must be a file and no link.
     pub fn open(path: &Path) -> io::Result<File> {
         let file = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
@@ -177,7 +182,7 @@ impl Folder {
     pub fn open_parking(&self, spec: &SandboxSpec) -> io::Result<File> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let file = options.custom_flags(libc::O_NOFOLLOW).open(self.path.join("parking"))?;
+        let file = options.custom_flags(libc::O_NOFOLLOW).open(self.parking())?;
         file.set_len(spec.memory.0)?;
         Ok(file)
     }

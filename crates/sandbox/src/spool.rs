@@ -38,16 +38,8 @@ impl Sink for Log {
     }
 
     fn append_last(&self, events: &[Event]) -> Result<(), LogError> {
-        append_last(self, events)
+        Self::append_last(self, events)
     }
-}
-
-/// Records what has happened whether or not it is recorded.
-///
-/// # Errors
-/// When none was recorded.
-pub fn append_last(log: &Log, events: &[Event]) -> Result<(), LogError> {
-    log.append(events)
 }
 
 /// Events that are recorded as soon as that is possible.

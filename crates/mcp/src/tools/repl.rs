@@ -62,7 +62,8 @@ fn create_python_repl() -> Spec {
             vec![
                 Field::text("repl_id", "What run_python_in_repl wants to know").required(),
                 Field::text("sandbox_id", "Its sandbox, for run_command and the file tools").required(),
-                Field::texts("notes", "What the operator made stricter").required(),
+                Field::texts("notes", "What the operator made stricter, and what else there is to know")
+                    .required(),
             ]
         },
         run: create,
@@ -96,7 +97,9 @@ fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
         let (key, value) = LABEL;
         spec.labels.insert(key.to_owned(), value.to_owned());
         let mut progress = |step: &str| call.progress.step(step);
-        Ok(manager.create_repl(NewRepl { name: given.name, spec }, &mut progress)?)
+        let mut repl = manager.create_repl(NewRepl { name: given.name, spec }, &mut progress)?;
+        repl.notes.extend(manager.take_warnings());
+        Ok(repl)
     })?;
     call.state.host.made(&repl.sandbox);
     call.remember(&repl.sandbox);
@@ -156,9 +159,10 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
     call.progress.step("running");
     let mut collected = Collected::default();
     let options = CellOptions { interrupt: Some(call.cancel.fd()) };
-    let done = call.manager(|manager| {
+    let (done, mut notes) = call.manager(|manager| {
         let mut on_event = |event| code::take(call, &mut collected, event);
-        Ok(manager.run_in_repl(&repl, request, &options, &mut on_event)?)
+        let done = manager.run_in_repl(&repl, request, &options, &mut on_event)?;
+        Ok((done, manager.take_warnings()))
     })?;
     let about = json!({ "repl_id": repl.name, "sandbox_id": repl.sandbox.record.id });
     let mut outcome = done.outcome;
@@ -166,7 +170,7 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
     if done.lost.is_some() {
         outcome.started.lost = None;
     }
-    let notes = done.lost.into_iter().map(|lost| crate::text::clean(&lost)).collect();
+    notes.extend(done.lost.into_iter().map(|lost| crate::text::clean(&lost)));
     shown::answer(call, "run_python_in_repl", &collected, &outcome, shown::object(about), notes)
 }
 
@@ -258,8 +262,9 @@ fn repl_delete() -> Spec {
             let given: Which = arguments(given)?;
             let repl = find(call, &given.repl_id)?;
             call.state.host.hang_up(&repl.sandbox);
-            call.manager(|manager| host::remove(manager, &repl.sandbox))?;
-            Ok(Answer::new(json!({ "repl_id": repl.name }), format!("The REPL {} is deleted.", repl.name)))
+            let warnings = call.manager(|manager| host::remove(manager, &repl.sandbox))?;
+            let told = host::told(format!("The REPL {} is deleted.", repl.name), &warnings);
+            Ok(Answer::new(json!({ "repl_id": repl.name }), told))
         },
     }
 }

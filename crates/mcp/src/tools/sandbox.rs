@@ -63,7 +63,8 @@ fn sandbox_create() -> Spec {
             fields
         },
         returns: || {
-            let mut fields = vec![Field::texts("notes", "What the operator made stricter").required()];
+            let notes = "What the operator made stricter, and what else there is to know";
+            let mut fields = vec![Field::texts("notes", notes).required()];
             fields.extend(sandbox_fields());
             fields
         },
@@ -254,9 +255,10 @@ fn sandbox_delete() -> Spec {
             let sandbox = call.sandbox(&which(given)?)?;
             call.remember(&sandbox);
             call.state.host.hang_up(&sandbox);
-            call.manager(|manager| host::remove(manager, &sandbox))?;
+            let warnings = call.manager(|manager| host::remove(manager, &sandbox))?;
             let id = &sandbox.record.id;
-            Ok(Answer::new(json!({ "sandbox_id": id }), format!("The sandbox {id} is deleted.")))
+            let told = host::told(format!("The sandbox {id} is deleted."), &warnings);
+            Ok(Answer::new(json!({ "sandbox_id": id }), told))
         },
     }
 }

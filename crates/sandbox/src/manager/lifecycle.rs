@@ -49,7 +49,8 @@ pub struct NewSandbox {
 }
 
 impl Manager {
-    /// Makes a sandbox. Sentences for the caller come with it: what the operator made stricter.
+    /// Makes a sandbox. Sentences for the caller come with it: what the operator made stricter. More are in
+    /// [`Self::take_warnings`].
     pub fn create(
         &mut self,
         new: NewSandbox,
@@ -83,7 +84,9 @@ impl Manager {
                 return Err(error);
             }
         }
-        Ok((self.find(&id)?, allowed.notes))
+        let sandbox = self.find(&id)?;
+        self.warn_of_shortage(&sandbox);
+        Ok((sandbox, allowed.notes))
     }
 
     fn make(
@@ -134,6 +137,7 @@ impl Manager {
         if sandbox.status == Status::Lost {
             return Err(ManagerError::Lost(name));
         }
+        self.warn_of_shortage(sandbox);
         // What is missing is built here, where somebody sees the progress, and not by the monitor.
         let cache = Cache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
@@ -270,13 +274,19 @@ impl Manager {
         self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + POWER_OFF + BURIAL)
     }
 
-    /// Ends a sandbox at once.
+    /// Ends a sandbox at once, whether or not that can be recorded.
     pub fn kill(&mut self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
         if !sandbox.is_alive() {
             return Err(self.not_running(sandbox));
         }
-        self.note(&sandbox.record, What::Killed { target: "sandbox".to_owned(), signal: libc::SIGKILL })?;
-        self.end(sandbox, &ToMonitor::Kill, BURIAL)
+        let killed = || What::Killed { target: "sandbox".to_owned(), signal: libc::SIGKILL };
+        let is_recorded = self.try_note_last(&sandbox.record, killed()).is_ok();
+        self.end(sandbox, &ToMonitor::Kill, BURIAL)?;
+        if !is_recorded {
+            // Its end may have freed some space.
+            self.note_last(&sandbox.record, killed());
+        }
+        Ok(())
     }
 
     fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
@@ -367,7 +377,8 @@ impl Manager {
             // Somebody else was faster; finding it says so.
             self.find(&record.id)?;
         }
-        self.note_done(record, What::SandboxRemoved)
+        self.note_last(record, What::SandboxRemoved);
+        Ok(())
     }
 
     /// Waits until a sandbox that has ended is removed by its monitor; false if it is not.

@@ -10,6 +10,7 @@ mod lifecycle;
 mod network;
 mod orphans;
 mod repl;
+mod warnings;
 mod work;
 
 use std::fmt;
@@ -217,6 +218,7 @@ pub struct Manager {
     policy: Policy,
     /// Who asks: the name of the command.
     program: String,
+    warnings: warnings::Warnings,
 }
 
 impl Manager {
@@ -226,7 +228,8 @@ impl Manager {
         let policy = Policy::load()?;
         let store = Store::open(&paths.state)?;
         let audit = crate::audit_log(&paths, &policy)?;
-        Ok(Self { paths, store, audit, policy, program: program.to_owned() })
+        let warnings = warnings::Warnings::default();
+        Ok(Self { paths, store, audit, policy, program: program.to_owned(), warnings })
     }
 
     /// As [`Self::open`], on behalf of agents: what they ask is held to the operator's limits for them.
@@ -368,7 +371,7 @@ impl Manager {
             let _ = Cgroup::remove_stale(&record.id);
             let _ = fs::remove_file(folder.path().join(door::SOCKET));
             if !told {
-                self.note_done(&record, What::SandboxEnded { cause: ending.cause })?;
+                self.note_last(&record, What::SandboxEnded { cause: ending.cause });
             }
             if record.spec.auto_remove {
                 self.remove_files_and_record(&record, folder)?;

@@ -71,7 +71,7 @@ impl Manager {
             rules: policy.rules.iter().map(ToString::to_string).collect(),
             closed: obeyed.as_ref().ok().copied().flatten(),
         };
-        self.note(&sandbox.record, changed)?;
+        self.note_last(&sandbox.record, changed);
         match obeyed {
             Ok(closed) => Ok(ChangedPolicy { policy, closed }),
             Err(source) => Err(ManagerError::NotObeyed { name: sandbox.name().to_owned(), source }),
@@ -143,7 +143,7 @@ mod tests {
         let policy = Policy::default();
         let store = Store::open(&paths.state).unwrap();
         let audit = crate::audit_log(&paths, &policy).unwrap();
-        Manager { paths, store, audit, policy, program: "test".to_owned() }
+        Manager { paths, store, audit, policy, program: "test".to_owned(), warnings: Default::default() }
     }
 
     fn with_sandbox(home: &Path) -> (Manager, Sandboxed) {
