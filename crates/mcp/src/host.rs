@@ -75,7 +75,7 @@ impl Host {
         drop(manager.what.take_warnings());
         let result = act(&mut manager.what);
         let mut managers = lock(&self.managers);
-        if managers.len() < IDLE_MANAGERS {
+        if managers.len() < IDLE_MANAGERS && manager.what.may_be_kept() {
             managers.push(manager);
         }
         result

@@ -129,6 +129,15 @@ pub enum StoreError {
     },
 }
 
+/// How the store is shared with other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Locking {
+    /// By an index in a file beside it, which takes some space unless another process has made it already.
+    Shared,
+    /// Not at all: others wait. Looking something up takes no space then.
+    Exclusive,
+}
+
 /// The open store.
 #[derive(Debug)]
 pub struct Store {
@@ -136,14 +145,20 @@ pub struct Store {
     path: PathBuf,
     /// Whether changes are waited for to reach the disk at present.
     durable: bool,
+    locking: Locking,
 }
 
 impl Store {
     /// Opens the store in the state folder, and makes it if it is not there. On a full disk it takes the space that is kept for
     /// that, so that a sandbox can be found, ended and removed.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
-        let opened = match Self::try_open(state) {
-            Err(StoreError::Full(_)) if ballast::release(state) => Self::try_open(state),
+        let opened = match Self::try_open(state, Locking::Shared) {
+            Err(StoreError::Full(_)) if ballast::release(state) => Self::try_open(state, Locking::Shared),
+            opened => opened,
+        };
+        // Others may have taken that space, too.
+        let opened = match opened {
+            Err(StoreError::Full(_)) => Self::try_open(state, Locking::Exclusive),
             opened => opened,
         };
         if opened.is_ok() {
@@ -152,7 +167,7 @@ impl Store {
         opened
     }
 
-    fn try_open(state: &Path) -> Result<Self, StoreError> {
+    fn try_open(state: &Path, locking: Locking) -> Result<Self, StoreError> {
         let path = state.join("store.db");
         make_file(state, &path).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::Full(path.clone()),
@@ -165,11 +180,14 @@ impl Store {
         let connection = opened.map_err(|error| failure(&path, error))?;
         let prepared = || {
             connection.busy_timeout(PATIENCE)?;
+            if locking == Locking::Exclusive {
+                connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+            }
             connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true)?;
             connection.pragma_update(None, "synchronous", "NORMAL")
         };
         prepared().map_err(|error| failure(&path, error))?;
-        let mut store = Self { connection, path, durable: false };
+        let mut store = Self { connection, path, durable: false, locking };
         schema::bring_up_to_date(&mut store, schema::STEPS)?;
         Ok(store)
     }
@@ -182,6 +200,23 @@ impl Store {
         match change(self) {
             Err(StoreError::Full(_)) if self.path.parent().is_some_and(ballast::release) => change(self),
             result => result,
+        }
+    }
+
+    /// Whether other processes can use the store beside this one.
+    pub fn is_shared(&self) -> bool {
+        self.locking == Locking::Shared
+    }
+
+    /// Fails on a disk that has not even room for other processes to use the store beside this one.
+    pub fn needs_room(&self) -> Result<(), StoreError> {
+        if self.is_shared() { Ok(()) } else { Err(StoreError::Full(self.path.clone())) }
+    }
+
+    /// On a full disk, gives back the space that is kept for what must be possible there.
+    pub fn make_room(&self) {
+        if let Some(state) = self.path.parent().filter(|_| ballast::is_full(&self.path)) {
+            ballast::release(state);
         }
     }
 

@@ -15,6 +15,11 @@ pub(super) struct Warnings {
 }
 
 impl Manager {
+    /// Whether others can do their work while this manager is not used.
+    pub fn may_be_kept(&self) -> bool {
+        self.store.is_shared()
+    }
+
     /// What there is to say about what was done since the last time. Not yet harmless for a terminal.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings.said)
