@@ -11,6 +11,7 @@ mod pause;
 mod serve;
 mod visitors;
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -22,7 +23,7 @@ use bathy_audit::{Actor, Event, LogError, What};
 use bathy_image::{ImageConfig, Store as Cache};
 use bathy_jail::cgroup::{Cgroup, CgroupError};
 use bathy_protocol::FromKeeper;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -37,9 +38,13 @@ use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
 use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
 use crate::spool::Spool;
+use crate::store::life::{Ending, forget_ending, write_ending};
 use crate::store::{Change, Record, State, Store, StoreError};
 use limits::Place;
 pub use serve::POWER_OFF;
+
+/// How much space is held for the monitor's own log.
+const COMPLAINTS: u64 = 4096;
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
@@ -102,6 +107,7 @@ pub fn run(id: &str) -> Result<(), MonitorError> {
     // A session of its own: whatever ends the terminal that started us does not end the sandbox.
     let _ = rustix::process::setsid();
     let life = io::stdin().lock_fd().map_err(MonitorError::Prepare)?;
+    reserve_complaints();
     match Monitor::start(id, life) {
         Ok(monitor) => {
             report(&Report::Running);
@@ -163,23 +169,30 @@ impl Monitor {
         let listener = door::listen(folder.path()).map_err(MonitorError::Prepare)?;
         // Not before: whoever changes it now, and finds nobody to tell, has written it down for us.
         let record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
-        let started = Change::Started { at_ns: unix_ns(), monitor_pid: process::id() };
+        let at_ns = unix_ns();
+        let started = Change::Started { at_ns, monitor_pid: process::id() };
         // We hold the life lock, so whatever else is written there is out of date.
         let any = [State::Created, State::Stopped, State::Running, State::Paused];
         if !store.transition(id, &any, State::Running, &[started])? {
             return Err(MonitorError::Gone(id.to_owned()));
         }
         let event = |what| Event::now(actor(), what).in_sandbox(id, record.name.clone());
-        match Self::launch(&record, &folder, &paths, &life, &policy) {
-            Ok(launched) => {
-                let changes = [
-                    Change::Keeper(launched.sandbox.keeper_pid()),
-                    Change::Enforcement(launched.enforcement.clone()),
-                ];
-                store.transition(id, &[State::Running], State::Running, &changes)?;
-                let engine = Some(launched.engine.as_str().to_owned());
-                audit.append(&[event(What::SandboxStarted { engine })])?;
-                let record = store.get(id)?.unwrap_or(record);
+        // Not before: on a full disk the store may not have known of the last end.
+        let forgotten = forget_ending(&life).map_err(MonitorError::Prepare);
+        let launched = forgotten.and_then(|()| Self::launch(&record, &folder, &paths, &life, &policy));
+        let launched = launched.and_then(|launched| {
+            let changes = [
+                Change::Keeper(launched.sandbox.keeper_pid()),
+                Change::Enforcement(launched.enforcement.clone()),
+            ];
+            store.transition(id, &[State::Running], State::Running, &changes)?;
+            let engine = Some(launched.engine.as_str().to_owned());
+            audit.append(&[event(What::SandboxStarted { engine })])?;
+            Ok((store.get(id)?, launched))
+        });
+        match launched {
+            Ok((updated, launched)) => {
+                let record = updated.unwrap_or(record);
                 Ok(Self {
                     record,
                     folder,
@@ -196,9 +209,13 @@ impl Monitor {
             }
             Err(error) => {
                 let cause = format!("it could not be started: {}", crate::chain(&error));
-                let ended = Change::Ended { at_ns: unix_ns(), cause: cause.clone(), exit_code: None };
-                store.transition(id, &[State::Running], State::Stopped, &[ended])?;
-                audit.append_last(&[event(What::SandboxEnded { cause })])?;
+                // On a full disk some of this may fail. The first failure is the one to tell.
+                let started_ns = Some(at_ns);
+                let ending = Ending { started_ns, at_ns: unix_ns(), cause: cause.clone(), exit_code: None };
+                write_end(&mut store, &life, id, &ending);
+                if let Err(error) = audit.append_last(&[event(What::SandboxEnded { cause })]) {
+                    complain(crate::chain(&error));
+                }
                 let _ = std::fs::remove_file(folder.path().join(door::SOCKET));
                 Err(error)
             }
@@ -294,6 +311,34 @@ struct Launched {
     cgroup: Option<Cgroup>,
     freezer: Freezer,
     enforcement: serde_json::Value,
+}
+
+/// Writes down how a sandbox ended: beside its disk, in space that is held for that, and then in the store.
+fn write_end(store: &mut Store, life: &File, id: &str, ending: &Ending) {
+    if let Err(error) = write_ending(life, ending) {
+        complain(format_args!("cannot write down how the sandbox ended: {error}"));
+    }
+    let Ending { at_ns, cause, exit_code, .. } = ending.clone();
+    let change = Change::Ended { at_ns, cause, exit_code };
+    let written = store.at_any_price(|store| {
+        store.end_all_jobs(id, "the sandbox ended")?;
+        let from = [State::Running, State::Paused];
+        store.transition(id, &from, State::Stopped, std::slice::from_ref(&change))
+    });
+    if let Err(error) = written {
+        complain(crate::chain(&error));
+    }
+}
+
+/// Holds some space for [`complain`], which is needed most when there is no other.
+fn reserve_complaints() {
+    // Where that is not possible there is only less to read.
+    let _ = fallocate(io::stderr(), FallocateFlags::KEEP_SIZE, 0, COMPLAINTS);
+}
+
+/// Says something in the sandbox's `monitor.log`. On a full disk that may fail, which must not end the monitor.
+fn complain(about: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "bathy monitor: {about}");
 }
 
 /// Who writes down what no command did.

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use bathy_audit::What;
 use bathy_protocol::ToKeeper;
 
-use super::Monitor;
 use super::door::FromMonitor;
 use super::serve::{Loop, MOST_WAITING, POWER_OFF};
 use super::visitors::{refuse, say};
+use super::{Monitor, complain};
 use crate::store::{Change, State};
 
 /// How long a guest that is to be shut down may take to be awake first.
@@ -283,7 +283,7 @@ impl Monitor {
     fn write(&mut self, from: &[State], to: State, idle: bool) {
         let written = self.store.transition(&self.record.id, from, to, &[Change::IdlePaused(idle)]);
         if let Err(error) = written {
-            eprintln!("bathy monitor: {}", crate::chain(&error));
+            complain(crate::chain(&error));
         }
     }
 }

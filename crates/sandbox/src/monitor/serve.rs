@@ -12,15 +12,14 @@ use super::door::{FromMonitor, SOCKET, ToMonitor};
 use super::network::NetworkState;
 use super::pause::Pause;
 use super::visitors::{Visitor, refuse, say};
-use super::{Monitor, actor};
+use super::{Monitor, actor, complain, write_end};
 use crate::command::{self, ExecOptions};
 use crate::connection::{Arrival, ConnectionError};
 use crate::ending;
 use crate::launch::unix_ns;
 use crate::spec::CommandSpec;
 use crate::spool::Spool;
-use crate::store::life::{Ending, write_ending};
-use crate::store::{Change, State};
+use crate::store::life::Ending;
 
 /// How long a guest may take to go down after its processes' grace. It writes what it has not written yet to a disk that may
 /// be slow, on a host that may be busy.
@@ -99,21 +98,10 @@ impl Monitor {
             (None, None) => String::new(),
         };
         let cause = with_unrecorded(cause, unrecorded, events.failure());
-        let at_ns = unix_ns();
-        let ending =
-            Ending { started_ns: record.started_ns, at_ns, cause: cause.clone(), exit_code: state.main_exit };
-        if let Err(error) = write_ending(&life, &ending) {
-            eprintln!("bathy monitor: cannot write down how the sandbox ended: {error}");
-        }
-        let change = Change::Ended { at_ns, cause: cause.clone(), exit_code: state.main_exit };
-        let written = store.at_any_price(|store| {
-            store.end_all_jobs(&record.id, "the sandbox ended")?;
-            let from = [State::Running, State::Paused];
-            store.transition(&record.id, &from, State::Stopped, std::slice::from_ref(&change))
-        });
-        if let Err(error) = written {
-            eprintln!("bathy monitor: {}", crate::chain(&error));
-        }
+        let started_ns = record.started_ns;
+        let exit_code = state.main_exit;
+        let ending = Ending { started_ns, at_ns: unix_ns(), cause: cause.clone(), exit_code };
+        write_end(&mut store, &life, &record.id, &ending);
         let event = |what| Event::now(actor(), what).in_sandbox(&record.id, record.name.clone());
         events.record([event(What::SandboxEnded { cause })], Instant::now());
         if !record.spec.auto_remove {
@@ -121,13 +109,14 @@ impl Monitor {
         }
         // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
         events.finish();
-        let removed = folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
+        let removed =
+            folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
         let removed = removed.and_then(|()| {
             store.at_any_price(|store| store.delete(&record.id)).map_err(|error| crate::chain(&error))
         });
         if let Err(error) = removed {
             // The log that this goes to may be gone with the rest.
-            eprintln!("bathy monitor: {error}");
+            complain(error);
         }
         // There is more room for it now.
         events.record([event(What::SandboxRemoved)], Instant::now());
@@ -146,7 +135,9 @@ impl Monitor {
         self.events.record(all.into_iter().map(event), Instant::now());
         if was_empty && !self.events.is_empty() {
             let failure = self.events.failure();
-            eprintln!("bathy monitor: {failure}; events wait, and with them whatever is new in the network");
+            complain(format_args!(
+                "{failure}; until there is, events wait and nothing new begins in the network"
+            ));
         }
     }
 
@@ -385,7 +376,7 @@ impl Monitor {
         if let Some(job) = job
             && let Err(error) = self.store.end_job(&self.record.id, job, &exit)
         {
-            eprintln!("bathy monitor: {}", crate::chain(&error));
+            complain(crate::chain(&error));
         }
         if job == Some(0) && tag == state.main_tag {
             state.main_exit = Some(match end {
@@ -417,7 +408,7 @@ fn with_unrecorded(cause: String, unrecorded: u64, failure: &str) -> String {
 fn finish(events: &mut Spool) {
     let unrecorded = events.finish();
     if unrecorded > 0 {
-        eprintln!("bathy monitor: {unrecorded} events are not in the audit log: {}", events.failure());
+        complain(format_args!("{unrecorded} events are not in the audit log: {}", events.failure()));
     }
 }
 
