@@ -48,6 +48,8 @@ impl Manager {
         change: impl FnOnce(&NetworkPolicy) -> Result<NetworkPolicy, bathy_policy::PolicyError>,
     ) -> Result<ChangedPolicy, ManagerError> {
         let folder = self.folder(sandbox);
+        // Somebody who denies something must be able to.
+        self.store.make_room();
         let mut before = None;
         let changed = self.store.change_spec(&sandbox.record.id, |mut spec| {
             spec.network = change(&spec.network).map_err(SpecError::from)?;
