@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -16,6 +17,8 @@ use crate::{Engine, Ran, bathy, engine, finish, patience};
 /// A state folder of its own, which takes everything in it along when it goes: also after a test that failed.
 #[derive(Debug)]
 pub struct Home {
+    /// Before the folder, so that it is unmounted first.
+    small_disk: Option<SmallDisk>,
     folder: tempfile::TempDir,
 }
 
@@ -28,12 +31,38 @@ impl Default for Home {
 impl Home {
     /// An empty one.
     pub fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("a folder for the test's sandboxes can be made") }
+        Self {
+            small_disk: None,
+            folder: tempfile::tempdir().expect("a folder for the test's sandboxes can be made"),
+        }
+    }
+
+    /// An empty one on a disk of its own with so many mebibytes. Only root can.
+    pub fn small(mebibytes: u32) -> Self {
+        let mut home = Self::new();
+        home.small_disk = Some(SmallDisk::mount(home.path(), mebibytes));
+        home
     }
 
     /// What `XDG_STATE_HOME` is for this home's sandboxes. Tests may put other things beside the state.
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// The file with which a test fills this home's disk.
+    pub fn filler(&self) -> PathBuf {
+        self.path().join("filler")
+    }
+
+    /// Fills this home's disk to its last byte. How many that took.
+    #[track_caller]
+    pub fn fill(&self) -> u64 {
+        let mut options = fs::File::options();
+        let mut file = options.create(true).append(true).open(self.filler()).expect("our own folder");
+        for size in [1 << 20, 4096, 1] {
+            while file.write(&vec![1; size]).is_ok_and(|count| count == size) {}
+        }
+        file.metadata().expect("our own file").len()
     }
 
     /// The product's own folder in it.
@@ -205,6 +234,8 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
+        // What a test fills a small disk with is in its way.
+        let _ = fs::remove_file(self.filler());
         let everything = self.all_processes();
         let listed = self.run(&["ls", "-q"]);
         let ids: Vec<&str> = listed.stdout.split_whitespace().collect();
@@ -221,6 +252,27 @@ impl Drop for Home {
         for pid in everything.into_iter().filter(left).filter(|pid| holders.contains(pid)) {
             signal(pid, Signal::KILL);
         }
+    }
+}
+
+/// A file system of its own, as large as its files may become together. It is unmounted with its value.
+#[derive(Debug)]
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(place: &Path, mebibytes: u32) -> Self {
+        let options = format!("size={mebibytes}M,mode=700");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(place).status();
+        assert!(mounted.is_ok_and(|status| status.success()), "only root can mount a disk for its test");
+        Self(place.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // At once for everybody else, and for what still holds a file of it when that ends.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 

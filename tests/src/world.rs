@@ -59,6 +59,14 @@ impl World {
         Self::with_names(&Value::Null)
     }
 
+    /// A world whose sandboxes are in this home.
+    #[track_caller]
+    pub fn with_home(home: Home) -> Self {
+        let world = Self::new();
+        world.home.get_or_init(|| home);
+        world
+    }
+
     /// A world whose resolvers know these names as well, or instead; `tests/network/names.py` tells what can be said
     /// about one.
     #[track_caller]
