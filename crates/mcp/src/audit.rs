@@ -15,7 +15,12 @@ pub const NAME: usize = 80;
 const HIDDEN: [&str; 5] = ["env", "stdin", "content", "old_text", "new_text"];
 
 /// Tools that end something. On a full disk that is how space is freed, so it is done whether or not it can be recorded.
-pub const ENDS: [&str; 2] = ["sandbox_delete", "repl_delete"];
+const ENDS: [&str; 2] = ["sandbox_delete", "repl_delete"];
+
+/// Whether a call with this outcome has ended something.
+pub fn has_ended(tool: &str, outcome: &str) -> bool {
+    outcome == "ok" && ENDS.contains(&tool)
+}
 
 /// A call that has been answered.
 pub struct Answered<'a, A> {
@@ -59,7 +64,7 @@ pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bath
         Some((id, name)) => event.in_sandbox(id, name),
         None => event,
     };
-    if ENDS.contains(&call.tool) { log.append_last(&[event]) } else { log.append(&[event]) }
+    if has_ended(call.tool, call.outcome) { log.append_last(&[event]) } else { log.append(&[event]) }
 }
 
 /// The arguments as far as they are known to be harmless: those that the tool takes, of the type that it takes, without

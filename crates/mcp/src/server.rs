@@ -157,7 +157,7 @@ impl Server {
         // What is not recorded is not handed out either.
         audit::record(&self.state.log, answered).map_err(|error| {
             let failure = bathy_sandbox::chain(&error);
-            if audit::ENDS.contains(&asked.tool) {
+            if audit::has_ended(asked.tool, outcome) {
                 return format!("This call is not in the audit log: {failure}");
             }
             format!("The answer cannot be recorded in the audit log, so it is not given: {failure}")
@@ -352,7 +352,7 @@ impl ServerHandler for Server {
         match self.record(asked, outcome, &result, about) {
             Ok(()) => Ok(result.into()),
             // It is done, and how it went is not recorded: both are told.
-            Err(unrecorded) if audit::ENDS.contains(&spec.name) => {
+            Err(unrecorded) if audit::has_ended(spec.name, outcome) => {
                 let mut result = result;
                 result.content.push(ContentBlock::text(unrecorded));
                 Ok(result.into())

@@ -119,7 +119,7 @@ impl Manager {
         match answer(&mut connection)? {
             Answer::Refused(refused) => Ok(Err(refused.message)),
             _ => {
-                self.note(&sandbox.record, What::Killed { target: format!("job {job}"), signal })?;
+                self.note_last(&sandbox.record, What::Killed { target: format!("job {job}"), signal });
                 Ok(Ok(()))
             }
         }
