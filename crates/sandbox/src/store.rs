@@ -395,6 +395,12 @@ impl Store {
         rows().map_err(|error| failure(&self.path, error))
     }
 
+    /// Makes a record one that cannot be read.
+    #[cfg(test)]
+    pub(crate) fn damage_record(&self, id: &str) {
+        self.connection.execute("UPDATE sandboxes SET spec = '{' WHERE id = ?", [id]).unwrap();
+    }
+
     /// Begins a change that waits for those of others first: one that begins as a reader could not become a writer
     /// after somebody else was.
     fn change(&mut self) -> Result<Changing<'_>, StoreError> {

@@ -324,3 +324,7 @@ fn modified_ns(folder: &Folder) -> u64 {
     let since = modified.ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
     since.and_then(|since| u64::try_from(since.as_nanos()).ok()).unwrap_or(0)
 }
+
+#[cfg(test)]
+#[path = "orphans_tests.rs"]
+mod tests;

@@ -31,6 +31,16 @@ fn no_policy_changes_nothing() {
     assert!(none.admit(u32::MAX).is_ok());
 }
 
+/// The file was moved, or its file system is not mounted: what the operator decided is not known, and nothing is allowed by that.
+#[test]
+fn a_file_behind_a_link_that_leads_nowhere_is_missed() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("config.toml");
+    std::os::unix::fs::symlink("/nowhere/config.toml", &link).unwrap();
+    let error = Policy::from_files([link]).unwrap_err();
+    assert!(crate::chain(&error).contains("config.toml"), "{error}");
+}
+
 #[test]
 fn ceilings_name_the_limit_the_file_and_the_value() {
     let policy = policy(&["[ceiling]\nmemory = \"256M\"\ndisk = \"1G\"\nprocesses = 64\ncpus = 1\n\

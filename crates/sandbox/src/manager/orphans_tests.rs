@@ -1,0 +1,109 @@
+//! With whole sandboxes: `tests/tests/durable.rs`.
+
+use super::*;
+use crate::paths::Paths;
+use crate::policy::Policy;
+use crate::store::Store;
+
+const ID: &str = "abcdefghijkl";
+const OTHER: &str = "bbbbbbbbbbbb";
+
+fn manager(home: &Path) -> Manager {
+    let paths = Paths { state: home.join("state"), cache: home.join("cache") };
+    let policy = Policy::default();
+    let store = Store::open(&paths.state).unwrap();
+    let audit = crate::audit_log(&paths, &policy).unwrap();
+    Manager { paths, store, audit, policy, program: "test".to_owned(), warnings: Default::default() }
+}
+
+/// Makes the folder of a sandbox with a description, and no record.
+fn orphan(manager: &Manager, id: &str, name: &str) -> Folder {
+    let folder = Folder::of(&manager.paths, id);
+    folder.create().unwrap();
+    fs::write(folder.disk(), "disk").unwrap();
+    let spec = SandboxSpec { memory: Size(64 << 20), ..SandboxSpec::default() };
+    let engine = Choice { engine: Chosen::Uml, reason: "a test".to_owned() };
+    Description::new(id.to_owned(), Some(name.to_owned()), spec, engine, 7).write(&folder).unwrap();
+    folder
+}
+
+fn adopt(manager: &mut Manager, wanted: &str) -> Result<Adopted, ManagerError> {
+    let found = manager.find_any(wanted)?;
+    manager.adopt(&found)
+}
+
+#[test]
+fn an_orphan_is_found_by_its_name_its_id_and_the_beginning_of_it() {
+    let home = tempfile::tempdir().unwrap();
+    let mut manager = manager(home.path());
+    orphan(&manager, ID, "web");
+    orphan(&manager, OTHER, "db");
+    for wanted in ["web", ID, "abcd"] {
+        assert_eq!(manager.find_any(wanted).unwrap().record.id, ID, "{wanted}");
+        let error = manager.find(wanted).unwrap_err();
+        assert!(matches!(&error, ManagerError::Orphaned(name) if name == "web"), "{wanted}: {error}");
+    }
+    assert!(manager.find_any("wbe").is_err());
+    assert_eq!(manager.orphans().unwrap().len(), 2);
+    let adopted = adopt(&mut manager, "web").unwrap();
+    assert_eq!((adopted.sandbox.status, adopted.notes.len()), (Status::Stopped, 0));
+    assert_eq!(adopted.sandbox.record.spec.memory, Size(64 << 20));
+    assert_eq!(manager.orphans().unwrap().len(), 1);
+    assert_eq!(manager.find("web").unwrap().record.id, ID);
+}
+
+#[test]
+fn two_orphans_of_one_name_are_told_apart_by_their_ids() {
+    let home = tempfile::tempdir().unwrap();
+    let mut manager = manager(home.path());
+    orphan(&manager, ID, "web");
+    orphan(&manager, OTHER, "web");
+    let error = manager.find_any("web").unwrap_err().to_string();
+    assert!(error.contains(ID) && error.contains(OTHER), "{error}");
+    adopt(&mut manager, ID).unwrap();
+    let second = adopt(&mut manager, OTHER).unwrap();
+    assert_eq!(second.sandbox.record.name, None);
+    assert!(second.notes[0].contains("`web` already"), "{:?}", second.notes);
+}
+
+/// What the message about such a record advises.
+#[test]
+fn a_record_that_cannot_be_read_can_be_adopted_and_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let mut manager = manager(home.path());
+    for removes in [false, true] {
+        let folder = orphan(&manager, ID, "web");
+        adopt(&mut manager, "web").unwrap();
+        manager.store.damage_record(ID);
+        let error = manager.find("web").unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("`bathy adopt {ID}`")) && error.contains(&format!("`bathy rm {ID}`")),
+            "{error}"
+        );
+        assert_eq!(manager.list().unwrap().len(), 0, "the others could be listed");
+        assert_eq!(manager.orphans().unwrap().len(), 1);
+        let found = manager.find_any(ID).unwrap();
+        if removes {
+            manager.remove(&found, false).unwrap();
+            assert!(!folder.path().exists());
+        } else {
+            manager.adopt(&found).unwrap();
+            assert_eq!(manager.find("web").unwrap().record.spec.memory, Size(64 << 20));
+            let found = manager.find(ID).unwrap();
+            manager.remove(&found, false).unwrap();
+        }
+        assert!(matches!(manager.store.get(ID), Ok(None)));
+    }
+}
+
+#[test]
+fn a_description_that_cannot_be_read_is_no_reason_to_forget_what_it_denies() {
+    let home = tempfile::tempdir().unwrap();
+    let mut manager = manager(home.path());
+    let folder = orphan(&manager, ID, "web");
+    fs::write(folder.description(), "{").unwrap();
+    let found = manager.find_any(ID).unwrap();
+    let error = manager.adopt(&found).unwrap_err();
+    assert!(matches!(&error, ManagerError::File(path, _) if *path == folder.description()), "{error}");
+    assert!(folder.disk().exists());
+}
