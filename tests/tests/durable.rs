@@ -131,8 +131,9 @@ fn the_log_of_a_store_that_was_moved_away_is_not_taken_for_the_new_ones() {
     fs::rename(&store, home.path().join("away")).unwrap();
     assert_eq!(listed(&home, &id).unwrap()["status"], "orphaned");
     // It runs still, and can be taken back as it is.
+    assert!(home.ok(&["ls"]).contains("orphaned, running"));
     let refused = home.fails(&["rm", "web"], 125);
-    assert!(refused.contains("is running"), "{refused}");
+    assert!(refused.contains("is running") && refused.contains("bathy rm -f web"), "{refused}");
     home.ok(&["adopt", "web"]);
     assert_eq!(home.status("web"), "running");
     assert_eq!(home.sh("web", "echo here"), "here\n");
@@ -174,6 +175,47 @@ fn an_older_store_that_was_brought_back_takes_no_disk_with_it() {
     assert_eq!(home.status(&id), "stopped");
 }
 
+/// An older store says that the sandbox does not run. It does.
+#[test]
+fn a_sandbox_that_runs_is_known_to_run_whatever_the_store_says() {
+    let home = Home::new();
+    home.create("web", &[&SMALL[..], &["--allow", "192.0.2.0/24"]].concat());
+    let backup = home.path().join("backup");
+    fs::copy(home.state().join("store.db"), &backup).unwrap();
+    let bring_back = || {
+        for end in ["-wal", "-shm"] {
+            fs::remove_file(home.state().join(format!("store.db{end}"))).unwrap();
+        }
+        fs::copy(&backup, home.state().join("store.db")).unwrap();
+    };
+    home.ok(&["start", "web"]);
+    home.ok(&["policy", "deny", "web", "192.0.2.1"]);
+    bring_back();
+    assert_eq!(home.status("web"), "running");
+    assert_eq!(home.sh("web", "echo here"), "here\n");
+    // A further denial goes on from what holds, not from what the older store knew.
+    home.ok(&["policy", "deny", "web", "192.0.2.2"]);
+    let policy = home.inspect("web")["spec"]["network"].to_string();
+    assert!(policy.contains("deny 192.0.2.1") && policy.contains("deny 192.0.2.2"), "{policy}");
+    bring_back();
+    home.ok(&["stop", "-t", "1", "web"]);
+    assert!(home.processes().is_empty());
+    assert_eq!(home.status("web"), "stopped");
+    home.ok(&["start", "web"]);
+    bring_back();
+    home.ok(&["rm", "-f", "web"]);
+    assert!(home.processes().is_empty());
+}
+
+#[test]
+fn a_denial_for_a_sandbox_without_a_network_holds_already() {
+    let home = Home::new();
+    home.started("web", &[&SMALL[..], &["--net", "none"]].concat());
+    home.ok(&["policy", "deny", "web", "private"]);
+    let refused = home.fails(&["policy", "set", "web", "--net", "public"], 125);
+    assert!(refused.contains("without a network"), "{refused}");
+}
+
 #[test]
 fn a_copy_in_the_folder_of_sandboxes_stays_and_can_become_one() {
     let home = Home::new();
@@ -189,14 +231,23 @@ fn a_copy_in_the_folder_of_sandboxes_stays_and_can_become_one() {
     list_in_every_way(&home);
     assert_eq!(fs::read(folders(&home).join("abc.bak/notes")).unwrap(), b"mine");
     assert!(copy.join("disk").exists());
-    assert!(home.fails(&["adopt", "abc.bak"], 125).contains("disk"), "it has none");
+    assert!(home.fails(&["adopt", "abc.bak"], 125).contains("There is no sandbox"), "it has no disk");
 
+    // The copy has the name of the sandbox that it was made of. What it is told to be done with leads to the copy.
     let name = format!("{id}.bak");
+    let hints = [home.run(&["ls"]).stderr, home.fails(&["start", &name], 125)];
+    for hint in hints {
+        assert!(
+            hint.contains(&format!("bathy adopt {name}")) && hint.contains(&format!("bathy rm {name}")),
+            "{hint}"
+        );
+        assert!(!hint.contains("web"), "{hint}");
+    }
     let adopted = home.run(&["adopt", &name]);
     assert_eq!(adopted.code, Some(0), "{adopted:?}");
     assert!(adopted.stderr.contains("there is a sandbox `web` already"), "{adopted:?}");
-    let ids = home.ok(&["ls", "-q"]);
-    let new = ids.split_whitespace().find(|found| *found != id && !found.contains('.')).unwrap();
+    let new = adopted.stdout.trim();
+    assert_ne!(new, id);
     home.ok(&["start", &id]);
     home.sh(&id, "rm ~/file && sync");
     is_as_it_was(&home, new);

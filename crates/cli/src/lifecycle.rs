@@ -101,17 +101,34 @@ pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
     })
 }
 
-/// Takes sandboxes back that the store does not know.
+/// Takes sandboxes back that the store does not know, and prints what they are called now.
 pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
-    each_found("bathy adopt", names, Manager::find_any, |manager, sandbox| {
-        if sandbox.status != Status::Orphaned {
-            return Err(format!("The sandbox `{}` is in the store already", sandbox.name()).into());
+    let mut manager = Manager::open("bathy adopt")?;
+    let mut code = 0;
+    for name in &names.names {
+        match adopt_one(&mut manager, name) {
+            Ok(name) => output::line(name)?,
+            Err(error) => {
+                output::failure(error.as_ref());
+                code = crate::OUR_FAILURE;
+            }
         }
-        for note in manager.adopt(sandbox)?.notes {
-            output::note(escape::text(&note));
-        }
-        Ok(())
-    })
+    }
+    Ok(code)
+}
+
+fn adopt_one(manager: &mut Manager, name: &str) -> Result<String, Box<dyn Error>> {
+    let found = manager.find_any(name)?;
+    match found.status {
+        Status::Orphaned => {}
+        Status::Lost => return Err(ManagerError::Lost(found.name().to_owned()).into()),
+        _ => return Err(format!("The sandbox `{}` is in the store already", found.name()).into()),
+    }
+    let adopted = manager.adopt(&found)?;
+    for note in adopted.notes {
+        output::note(escape::text(&note));
+    }
+    Ok(adopted.sandbox.name().to_owned())
 }
 
 /// Freezes sandboxes.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::str::FromStr;
 
 use bathy_sandbox::launch::unix_ns;
-use bathy_sandbox::{Manager, Sandboxed};
+use bathy_sandbox::{Manager, Sandboxed, Status};
 
 use crate::lifecycle::Names;
 use crate::table::{Side, Table, cut};
@@ -159,6 +159,9 @@ fn table(sandboxes: &[Sandboxed], now: u64) -> Table {
 fn status(sandbox: &Sandboxed, now: u64) -> String {
     let record = &sandbox.record;
     let status = sandbox.status.to_string();
+    if sandbox.status == Status::Orphaned && record.monitor_pid.is_some() {
+        return format!("{status}, running");
+    }
     match (sandbox.is_alive(), record.started_ns, record.exit_code) {
         (true, Some(started), _) => {
             let lasted = time::ago(started, now);

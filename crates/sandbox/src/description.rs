@@ -2,7 +2,7 @@
 //! the store was damaged, lost, or replaced by an older one.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,8 @@ use crate::spec::SandboxSpec;
 
 /// The form of the file. A later version that adds to it keeps the number.
 const FORMAT: u32 = 1;
+/// No description is longer.
+const MOST: u64 = 4 << 20;
 
 /// What stands beside the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,11 +58,13 @@ impl Description {
     /// When there is one that cannot be read.
     pub fn read(folder: &Folder) -> io::Result<Option<Self>> {
         let path = folder.description();
-        let text = match File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let text = match File::options().read(true).custom_flags(flags).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => io::read_to_string(opened?)?,
+            opened => io::read_to_string(opened?.take(MOST))?,
         };
-        let found: Self = serde_json::from_str(&text)?;
+        let unreadable = |error| io::Error::other(format!("{error}. Move the file away to go on without it"));
+        let found: Self = serde_json::from_str(&text).map_err(unreadable)?;
         if found.format > FORMAT {
             return Err(io::Error::other(format!(
                 "it was written by a later version of bathy (its format is {}, this one knows {FORMAT})",

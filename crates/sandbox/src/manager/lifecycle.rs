@@ -205,6 +205,27 @@ impl Manager {
         }
     }
 
+    /// The same sandbox, with the settings that stand beside its disk. What is wrong with these is told when it is started.
+    pub(super) fn as_described(&mut self, sandbox: Sandboxed) -> Result<Sandboxed, ManagerError> {
+        let Ok(Some(found)) = Description::read(&self.folder(&sandbox)) else { return Ok(sandbox) };
+        if found.spec == sandbox.record.spec {
+            return Ok(sandbox);
+        }
+        let Ok(spec) =
+            self.policy.apply(found.spec).map_err(drop).and_then(|it| it.spec.checked().map_err(drop))
+        else {
+            return Ok(sandbox);
+        };
+        match self.store.change_spec(&sandbox.record.id, |_| Ok::<_, StoreError>(spec)) {
+            Ok(Some(spec)) => {
+                let record = Record { spec, ..sandbox.record };
+                Ok(Sandboxed { record, ..sandbox })
+            }
+            Ok(None) | Err(StoreError::Full(_)) => Ok(sandbox),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Makes sure that a sandbox can be connected to: one that has ended is started. One that is paused because nobody
     /// used it stays so until somebody connects; one that was paused by hand is refused.
     pub fn wake(
@@ -341,7 +362,7 @@ impl Manager {
         }
         if sandbox.is_alive() {
             if !force {
-                return Err(ManagerError::Running(sandbox.name().to_owned()));
+                return Err(ManagerError::NotRemoved(sandbox.name().to_owned()));
             }
             self.kill(sandbox)?;
             if sandbox.record.spec.auto_remove && self.removed_itself(sandbox)? {
@@ -433,6 +454,7 @@ impl Manager {
     /// The error for a sandbox that should run, with what it is now.
     pub(super) fn not_running(&mut self, sandbox: &Sandboxed) -> ManagerError {
         match self.refresh(sandbox) {
+            Ok(now) if now.status == Status::Lost => ManagerError::Lost(now.name().to_owned()),
             Ok(now) => ManagerError::NotRunning { name: now.name().to_owned(), status: now.status },
             Err(error) => error,
         }

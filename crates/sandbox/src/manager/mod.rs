@@ -98,11 +98,14 @@ pub enum ManagerError {
     #[error(transparent)]
     Interpreter(Box<InterpreterError>),
     /// A file of the sandbox.
-    #[error("Cannot use {0}")]
+    #[error("Cannot use {0}{hint}", hint = full_disk(.1))]
     File(PathBuf, #[source] io::Error),
     /// It runs, and must not.
     #[error("The sandbox `{0}` is running. `bathy stop {0}` stops it, `bathy restart {0}` starts it anew")]
     Running(String),
+    /// It runs, and must not be removed.
+    #[error("The sandbox `{0}` is running. `bathy rm -f {0}` ends it and removes it")]
+    NotRemoved(String),
     /// It does not run, and must.
     #[error("The sandbox `{name}` is {status}. Start it with `bathy start {name}`")]
     NotRunning {
@@ -152,6 +155,16 @@ pub enum ManagerError {
     /// The caller has had enough.
     #[error("Interrupted")]
     Interrupted,
+}
+
+/// What to do about a file that the disk has no room for.
+fn full_disk(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ", because the host's disk is full. Nothing was changed. Free some space, or remove a sandbox with `bathy rm`"
+        }
+        _ => "",
+    }
 }
 
 /// What a sandbox is right now.
@@ -264,7 +277,7 @@ impl Manager {
             found => found?,
         };
         match self.settle(record)? {
-            Some(sandbox) => Ok(sandbox),
+            Some(sandbox) => self.as_described(sandbox),
             // It has gone the way it was meant to: looking again says so.
             None => Err(match self.store.find(wanted) {
                 Ok(record) => ManagerError::Busy(record.display_name().to_owned()),
@@ -321,6 +334,10 @@ impl Manager {
         if claims_life && !alive {
             return self.record_end(record, &folder);
         }
+        if !claims_life && let Some(run) = store::life::running(folder.path()).map_err(failed)? {
+            // The store is an older one that was brought back under it.
+            return self.record_run(record, run);
+        }
         let status = match record.state {
             State::Created => Status::Created,
             State::Running => Status::Running,
@@ -329,6 +346,23 @@ impl Manager {
             State::Stopped => Status::Stopped,
         };
         Ok(Some(Sandboxed { record, status }))
+    }
+
+    /// Writes down that a sandbox runs which the store takes for one that does not.
+    fn record_run(
+        &mut self,
+        record: Record,
+        run: store::life::Run,
+    ) -> Result<Option<Sandboxed>, ManagerError> {
+        let started = Change::Started { at_ns: run.started_ns, monitor_pid: run.monitor_pid };
+        let changes = [started, Change::Keeper(run.keeper_pid)];
+        let from = [State::Created, State::Stopped];
+        match self.store.transition(&record.id, &from, State::Running, &changes) {
+            Ok(_) | Err(StoreError::Full(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let record = self.store.get(&record.id)?.unwrap_or(record);
+        Ok(Some(Sandboxed { record, status: Status::Running }))
     }
 
     /// Writes down the end of a sandbox whose monitor could not: as the monitor left it beside the disk, or that its processes

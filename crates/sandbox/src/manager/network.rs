@@ -1,6 +1,5 @@
 //! What kept sandboxes may reach, and changing it.
 
-use std::io;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,9 +9,8 @@ use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
 
 use super::{Manager, ManagerError, Sandboxed};
 use crate::description::Description;
-use crate::folder::Folder;
 use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
-use crate::spec::{SandboxSpec, SpecError};
+use crate::spec::SpecError;
 use crate::store::{self, StoreError};
 
 /// How long a running sandbox may take to obey.
@@ -51,12 +49,17 @@ impl Manager {
         // Somebody who denies something must be able to.
         self.store.make_room();
         let mut before = None;
-        let changed = self.store.change_spec(&sandbox.record.id, |mut spec| {
+        let changed = self.store.change_spec(&sandbox.record.id, |spec| {
+            let failed = |error| ManagerError::File(folder.description(), error);
+            // What stands beside the disk holds when the two differ, and is changed first.
+            before = Description::read(&folder).map_err(failed)?;
+            let mut spec = before.as_ref().map_or(spec, |before| before.spec.clone());
             spec.network = change(&spec.network).map_err(SpecError::from)?;
             let spec = spec.checked()?;
-            // Beside the disk first: what stands there holds when the two differ.
-            before =
-                describe(&folder, &spec).map_err(|error| ManagerError::File(folder.description(), error))?;
+            if let Some(mut now) = before.clone() {
+                now.spec = spec.clone();
+                now.write(&folder).map_err(failed)?;
+            }
             Ok::<_, ManagerError>(spec)
         });
         if let (Err(_), Some(before)) = (&changed, &before) {
@@ -109,17 +112,6 @@ impl Manager {
     }
 }
 
-/// Writes a sandbox's new description beside its disk; returns the old one. One without, of an earlier version, gets its own when
-/// it is started.
-fn describe(folder: &Folder, spec: &SandboxSpec) -> io::Result<Option<Description>> {
-    let before = Description::read(folder)?;
-    if let Some(mut now) = before.clone() {
-        now.spec = spec.clone();
-        now.write(folder)?;
-    }
-    Ok(before)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -133,9 +125,10 @@ mod tests {
 
     use super::*;
     use crate::engine::{Choice, Chosen};
+    use crate::folder::Folder;
     use crate::paths::Paths;
     use crate::policy::Policy;
-    use crate::spec::Size;
+    use crate::spec::{SandboxSpec, Size};
     use crate::store::{NewRecord, Record, Store};
 
     const ID: &str = "abcdefghijkl";

@@ -16,6 +16,7 @@ use super::{Manager, ManagerError, Sandboxed, Status};
 use crate::description::Description;
 use crate::engine::{Choice, Chosen};
 use crate::folder::{Folder, Leftover};
+use crate::launch::unix_ns;
 use crate::monitor::door::{self, DoorError, ToMonitor};
 use crate::name;
 use crate::spec::{SandboxSpec, Size};
@@ -40,13 +41,29 @@ pub struct Adopted {
 }
 
 impl Manager {
-    /// Sandboxes whose files are there and that the store does not know.
+    /// Sandboxes whose disks are there and that the store does not know. A name that is not theirs alone is left out: it would lead to
+    /// another sandbox.
     pub fn orphans(&self) -> Result<Vec<Sandboxed>, ManagerError> {
+        let mut all = self.named_orphans()?;
+        let names: Vec<_> = all.iter().filter_map(|orphan| orphan.record.name.clone()).collect();
+        for orphan in &mut all {
+            let name = orphan.record.name.take();
+            let taken = |name: &String| {
+                names.iter().filter(|other| *other == name).count() > 1 || self.store.find(name).is_ok()
+            };
+            orphan.record.name = name.filter(|name| !taken(name));
+        }
+        Ok(all)
+    }
+
+    /// The same, with the names that they had.
+    fn named_orphans(&self) -> Result<Vec<Sandboxed>, ManagerError> {
         let all = Folder::all(&self.paths);
         let names = Folder::names(&self.paths).map_err(|error| ManagerError::File(all, error))?;
         let mut orphans = Vec::new();
         for name in names {
-            if !self.store.knows(&name)? {
+            // A folder without a disk is no sandbox, and none of our business.
+            if !self.store.knows(&name)? && Folder::of(&self.paths, &name).disk().exists() {
                 orphans.push(self.orphan(&name));
             }
         }
@@ -64,7 +81,7 @@ impl Manager {
 
     /// The orphan that is called so: by its folder, the name that it had, or the beginning of its id.
     pub(super) fn find_orphan(&self, wanted: &str) -> Result<Option<Sandboxed>, ManagerError> {
-        let mut all = self.orphans()?;
+        let mut all = self.named_orphans()?;
         let position = |fits: &dyn Fn(&Sandboxed) -> bool| {
             let mut found = all.iter().enumerate().filter(|(_, orphan)| fits(orphan)).map(|(index, _)| index);
             found.next().map(|first| (first, found.next().is_none()))
@@ -74,7 +91,10 @@ impl Manager {
             .or_else(|| position(&|orphan| name::is_prefix(wanted) && orphan.record.id.starts_with(wanted)));
         match found {
             None => Ok(None),
-            Some((index, true)) => Ok(Some(all.swap_remove(index))),
+            Some((index, true)) => {
+                let id = all.swap_remove(index).record.id;
+                Ok(self.orphans()?.into_iter().find(|orphan| orphan.record.id == id))
+            }
             Some((_, false)) => {
                 let ids = all.into_iter().map(|orphan| orphan.record.id).collect();
                 Err(StoreError::Name(name::ambiguous(wanted, ids)).into())
@@ -92,6 +112,7 @@ impl Manager {
             None => (None, unknown_spec(&folder), None, modified_ns(&folder)),
         };
         let (engine, engine_reason) = engine.map(|choice| (choice.engine, choice.reason)).unzip();
+        let run = store::life::running(folder.path()).ok().flatten();
         let record = Record {
             id: folder_name.to_owned(),
             name,
@@ -99,13 +120,13 @@ impl Manager {
             engine,
             engine_reason,
             created_ns,
-            state: State::Created,
-            started_ns: None,
+            state: if run.is_some() { State::Running } else { State::Stopped },
+            started_ns: run.map(|run| run.started_ns),
             ended_ns: None,
             end_cause: None,
             exit_code: None,
-            monitor_pid: None,
-            keeper_pid: None,
+            monitor_pid: run.map(|run| run.monitor_pid),
+            keeper_pid: run.map(|run| run.keeper_pid),
             enforcement: None,
             idle_paused: false,
         };
@@ -138,7 +159,7 @@ impl Manager {
         } else {
             name::new_id().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?
         };
-        let mut name = orphan.record.name.clone();
+        let mut name = found.as_ref().and_then(|found| found.name.clone());
         if let Some(taken) = name.take_if(|name| self.store.find(name).is_ok()) {
             notes.push(format!("there is a sandbox `{taken}` already: this one is called {id}"));
         }
@@ -168,7 +189,7 @@ impl Manager {
             Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
             result => result?,
         }
-        self.settle_adopted(&id, running)?;
+        self.settle_adopted(&id, &orphan.record)?;
         if let Some(repl) = described.repl {
             let row = ReplRow {
                 name: repl.name,
@@ -188,12 +209,13 @@ impl Manager {
     }
 
     /// What an adopted sandbox is: it may be running still.
-    fn settle_adopted(&mut self, id: &str, running: bool) -> Result<(), ManagerError> {
-        if running {
-            self.store.transition(id, &[State::Created], State::Running, &[])?;
+    fn settle_adopted(&mut self, id: &str, orphan: &Record) -> Result<(), ManagerError> {
+        if let (Some(at_ns), Some(monitor_pid)) = (orphan.started_ns, orphan.monitor_pid) {
+            let mut changes = vec![Change::Started { at_ns, monitor_pid }];
+            changes.extend(orphan.keeper_pid.map(Change::Keeper));
+            self.store.transition(id, &[State::Created], State::Running, &changes)?;
         } else {
-            let ended =
-                Change::Ended { at_ns: crate::launch::unix_ns(), cause: ADOPTED.to_owned(), exit_code: None };
+            let ended = Change::Ended { at_ns: unix_ns(), cause: ADOPTED.to_owned(), exit_code: None };
             self.store.transition(id, &[State::Created], State::Stopped, &[ended])?;
         }
         Ok(())
@@ -205,7 +227,7 @@ impl Manager {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         if store::alive(folder.path()).map_err(failed)? {
             if !force {
-                return Err(ManagerError::Running(orphan.name().to_owned()));
+                return Err(ManagerError::NotRemoved(orphan.name().to_owned()));
             }
             end_orphan(folder.path(), orphan.name())?;
         }

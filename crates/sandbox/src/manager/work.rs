@@ -51,7 +51,8 @@ impl Manager {
             Status::Running => {}
             Status::Paused if sandbox.record.idle_paused => {}
             Status::Paused => return Err(ManagerError::Paused(sandbox.name().to_owned())),
-            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {
+            Status::Lost => return Err(ManagerError::Lost(sandbox.name().to_owned())),
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned => {
                 let (name, status) = (sandbox.name().to_owned(), sandbox.status);
                 return Err(ManagerError::NotRunning { name, status });
             }

@@ -38,7 +38,7 @@ use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
 use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
 use crate::spool::Spool;
-use crate::store::life::{Ending, forget_ending, write_ending};
+use crate::store::life::{Ending, Run, forget_ending, write_ending, write_running};
 use crate::store::{Change, Record, State, Store, StoreError};
 use limits::Place;
 pub use serve::POWER_OFF;
@@ -193,6 +193,11 @@ impl Monitor {
         match launched {
             Ok((updated, launched)) => {
                 let record = updated.unwrap_or(record);
+                let keeper_pid = launched.sandbox.keeper_pid();
+                let run = Run { started_ns: at_ns, monitor_pid: process::id(), keeper_pid };
+                if let Err(error) = write_running(&life, run) {
+                    complain(error);
+                }
                 Ok(Self {
                     record,
                     folder,

@@ -228,7 +228,12 @@ impl Monitor {
             Err(error) => return refuse(&socket, &crate::chain(&error)),
         };
         self.record.spec.network = record.spec.network;
+        let wants_network = policies.has_network();
         match self.sandbox.change_policy(policies) {
+            // Without a network nothing can be reached, before and after.
+            Err(GatewayError::NoNetwork) if !wants_network => {
+                say(&socket, &FromMonitor::Changed { closed: 0 })
+            }
             Ok(true) => state.network.told(socket, Instant::now()),
             Ok(false) => refuse(&socket, GONE),
             Err(GatewayError::Silent) => {

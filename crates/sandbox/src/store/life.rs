@@ -1,8 +1,8 @@
 //! Whether a sandbox runs. Its monitor and its keeper hold one lock together, which the kernel lets go when both are
 //! gone, however they went: no pid can be mistaken for another's and no record can be out of date.
 //!
-//! The lock's file also has room for how the sandbox ended. The monitor writes it there first, in place: that works on a full
-//! disk, where the store may not take it.
+//! The lock's file also has room for what the monitor knows: that the sandbox runs, or how it ended. It is written there in place,
+//! which works on a full disk, where the store may not take it, and it is true beside any store.
 
 use std::fs::File;
 use std::io;
@@ -36,26 +36,71 @@ pub struct Ending {
     pub exit_code: Option<i32>,
 }
 
+/// A sandbox that runs, as its monitor wrote it down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// Since when.
+    pub started_ns: u64,
+    /// The monitor's process.
+    pub monitor_pid: u32,
+    /// The keeper's process.
+    pub keeper_pid: u32,
+}
+
+/// What the file holds.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Content {
+    Running(Run),
+    Ended(Ending),
+}
+
 /// Makes room for an ending in the lock's file, and forgets the last one.
 pub fn forget_ending(life: &File) -> io::Result<()> {
     life.write_all_at(&[b' '; SIZE], 0)
 }
 
+/// Writes down that the sandbox runs, now that its guest answers.
+pub fn write_running(life: &File, run: Run) -> io::Result<()> {
+    write(life, serde_json::to_vec(&Content::Running(run))?)
+}
+
 /// Writes down how the sandbox ended. It takes no space that was not taken before.
 pub fn write_ending(life: &File, ending: &Ending) -> io::Result<()> {
-    let mut text = serde_json::to_vec(ending)?;
+    let mut text = serde_json::to_vec(&Content::Ended(ending.clone()))?;
     if text.len() > SIZE {
         // A cause may hold the guest's text, of which every byte may need an escape.
-        let cause: String = ending.cause.chars().take(MOST_CAUSE).collect();
-        text = serde_json::to_vec(&Ending { cause, ..ending.clone() })?;
+        let cause = ending.cause.chars().take(MOST_CAUSE).collect();
+        text = serde_json::to_vec(&Content::Ended(Ending { cause, ..ending.clone() }))?;
     }
+    write(life, text)
+}
+
+fn write(life: &File, mut text: Vec<u8>) -> io::Result<()> {
     text.resize(SIZE, b' ');
     life.write_all_at(&text, 0)
 }
 
 /// How the sandbox of this folder ended, if its monitor wrote that down.
 pub fn read_ending(folder: &Path) -> Option<Ending> {
-    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(folder.join(FILE_NAME)).ok()?;
+    match read(folder)? {
+        Content::Ended(ending) => Some(ending),
+        Content::Running(_) => None,
+    }
+}
+
+/// What the monitor of the sandbox in this folder wrote down about a run, if the sandbox runs.
+pub fn running(folder: &Path) -> io::Result<Option<Run>> {
+    let run = match read(folder) {
+        Some(Content::Running(run)) => run,
+        _ => return Ok(None),
+    };
+    Ok(alive(folder)?.then_some(run))
+}
+
+fn read(folder: &Path) -> Option<Content> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags).open(folder.join(FILE_NAME)).ok()?;
     let mut text = [0; SIZE];
     file.read_exact_at(&mut text, 0).ok()?;
     serde_json::from_slice(&text).ok()
@@ -155,6 +200,12 @@ mod tests {
         }
         forget_ending(&life).unwrap();
         assert_eq!(read_ending(folder.path()), None);
+        let run = Run { started_ns: 1, monitor_pid: 2, keeper_pid: 3 };
+        write_running(&life, run).unwrap();
+        assert_eq!(running(folder.path()).unwrap(), Some(run));
+        assert_eq!(read_ending(folder.path()), None);
+        drop(life);
+        assert_eq!(running(folder.path()).unwrap(), None, "killed before it could write its end");
     }
 
     #[test]
