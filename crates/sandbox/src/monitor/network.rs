@@ -293,4 +293,14 @@ mod tests {
         state.told(last, now);
         assert!(is_for(&third, state.holds()), "the next gateway's first answer is for its first question");
     }
+
+    #[test]
+    fn f1_no_gateway_is_started_while_events_wait_to_be_recorded() {
+        let now = Instant::now();
+        let mut state = NetworkState { restart: Some(now), ..NetworkState::default() };
+        assert_eq!((state.due(true), state.due(false)), (Some(now), None));
+        let (_visitor, ours) = visitor();
+        state.told(ours, now);
+        assert_eq!(state.due(false), Some(now + CHANGE_PATIENCE), "a new policy is passed on all the same");
+    }
 }

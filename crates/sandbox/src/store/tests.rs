@@ -442,3 +442,19 @@ fn changes_of_a_description_are_made_one_after_the_other() {
     );
     assert_eq!(store.change_spec(TWO, Ok::<_, StoreError>).unwrap(), None);
 }
+
+#[test]
+fn f1_looking_something_up_takes_no_space_where_there_is_none_to_share_the_store() {
+    let (folder, mut store) = folder_and_store();
+    store.insert(&new(ONE, None)).unwrap();
+    drop(store);
+    let index = folder.path().join("store.db-shm");
+    assert!(!index.exists(), "the last one takes it along");
+    let mut alone = Store::try_open(folder.path(), Locking::Exclusive).unwrap();
+    assert!(alone.get(ONE).unwrap().is_some() && !index.exists());
+    assert!(!alone.is_shared() && matches!(alone.needs_room(), Err(StoreError::Full(_))));
+    assert!(alone.delete(ONE).unwrap(), "it can be changed, if there is space");
+    drop(alone);
+    let mut store = Store::open(folder.path()).unwrap();
+    assert!(store.is_shared() && store.get(ONE).unwrap().is_none());
+}
