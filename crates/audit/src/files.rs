@@ -28,6 +28,13 @@ pub(crate) fn this_boot() -> String {
     id.trim().to_owned()
 }
 
+/// The time since that boot, in nanoseconds: it is never set.
+pub(crate) fn since_boot_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
 /// What the file with this first line is called when it is not written any more.
 pub(crate) fn rotated_name(first: u64) -> String {
     format!("audit-{first:012}.jsonl")

@@ -42,16 +42,13 @@ pub(crate) struct Head {
     /// The last line that has certainly reached the disk.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub disk_seq: u64,
-    /// The line that will have, [`WRITTEN_BACK_NS`] after `mark_ns`.
+    /// When that was made sure of: nanoseconds since that boot.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub mark_seq: u64,
-    /// When that was the newest line: nanoseconds since 1970.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub mark_ns: u64,
+    pub synced_ns: u64,
 }
 
-/// Linux writes changed pages to the disk after 30 seconds, and looks for such pages every 5: this is twice as long.
-const WRITTEN_BACK_NS: u64 = 70 * 1_000_000_000;
+/// How long lines may wait to be synced while others follow.
+const SYNC_EVERY_NS: u64 = 10 * 1_000_000_000;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_zero(number: &u64) -> bool {
@@ -79,8 +76,7 @@ impl Head {
             check: String::new(),
             boot: String::new(),
             disk_seq: 0,
-            mark_seq: 0,
-            mark_ns: 0,
+            synced_ns: 0,
         }
     }
 
@@ -89,19 +85,14 @@ impl Head {
         !self.boot.is_empty() && !boot.is_empty() && self.boot != boot
     }
 
-    /// Takes note of the time: lines that were written long ago have reached the disk by now.
-    pub fn tick(&mut self, now_ns: u64) {
-        // A clock that was set back begins a new wait.
-        if now_ns < self.mark_ns || now_ns - self.mark_ns >= WRITTEN_BACK_NS {
-            self.disk_seq =
-                if now_ns < self.mark_ns { self.disk_seq } else { self.disk_seq.max(self.mark_seq) };
-            (self.mark_seq, self.mark_ns) = (self.seq, now_ns);
-        }
+    /// Whether it is time to have the disk take the lines, at this many nanoseconds since the machine was started.
+    pub fn is_sync_due(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.synced_ns) >= SYNC_EVERY_NS
     }
 
     /// All lines were just synced.
-    pub fn synced(&mut self) {
-        self.disk_seq = self.seq;
+    pub fn synced(&mut self, now_ns: u64) {
+        (self.disk_seq, self.synced_ns) = (self.seq, now_ns);
     }
 
     /// The chain goes on from here.
@@ -179,8 +170,7 @@ mod tests {
             pruned_seq: most,
             boot: "0f41c1d2-5f0a-4a0c-9a3e-6a2f9f6f1b11".to_owned(),
             disk_seq: most,
-            mark_seq: most,
-            mark_ns: most,
+            synced_ns: most,
             ..Head::genesis()
         };
         let bytes = head.encode().unwrap();
@@ -198,7 +188,7 @@ mod tests {
     #[test]
     fn a_head_of_an_earlier_version_is_one() {
         let text = serde_json::to_string(&Head::genesis()).unwrap();
-        assert!(!text.contains("boot") && !text.contains("disk_seq") && !text.contains("mark"), "{text}");
+        assert!(!text.contains("boot") && !text.contains("disk_seq") && !text.contains("synced"), "{text}");
         assert!(Head::decode(&Head::genesis().encode().unwrap()).is_some());
         assert!(
             !Head::genesis().is_of_another_boot("now"),
@@ -207,24 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_reached_the_disk_when_they_are_old() {
+    fn lines_are_synced_once_in_a_while() {
         let second = 1_000_000_000;
         let mut head = Head { seq: 10, ..Head::genesis() };
-        head.tick(1000 * second);
-        assert_eq!((head.disk_seq, head.mark_seq), (0, 10));
-        head.seq = 20;
-        head.tick(1069 * second);
-        assert_eq!((head.disk_seq, head.mark_seq), (0, 10), "not yet");
-        head.tick(1070 * second);
-        assert_eq!((head.disk_seq, head.mark_seq), (10, 20), "line 20 is young");
-        head.seq = 30;
-        head.tick(500 * second);
-        assert_eq!(
-            (head.disk_seq, head.mark_seq, head.mark_ns),
-            (10, 30, 500 * second),
-            "the clock was set back"
-        );
-        head.synced();
-        assert_eq!(head.disk_seq, 30);
+        assert!(!head.is_sync_due(9 * second) && head.is_sync_due(10 * second));
+        head.synced(10 * second);
+        assert_eq!((head.disk_seq, head.synced_ns), (10, 10 * second));
+        assert!(!head.is_sync_due(19 * second) && head.is_sync_due(20 * second));
+        assert!(!head.is_sync_due(5 * second), "a clock that goes back is no reason");
     }
 }

@@ -19,12 +19,12 @@
 //!
 //! # What a loss of power costs
 //!
-//! Lines reach the kernel before `append` returns, and are not waited for to reach the disk: what is killed loses
-//! nothing, a machine that loses power may lose its last lines. The head names the boot of the machine in which it was
-//! written and the last line that has certainly reached the disk since: after a restart, lines that are missing behind that one
-//! are taken for lost with the power. Verification counts them and passes. Lines that were on the disk for long, or that are
-//! missing without a restart, were removed. So who removes the lines of the last two minutes and restarts the machine is not told
-//! from a loss of power; an [`Anchor`] tells.
+//! Lines reach the kernel before `append` returns, and the disk is made to take them once in ten seconds while more are
+//! written: what is killed loses nothing, a machine that loses power may lose its last lines. The head names the boot of the
+//! machine in which it was written and the last line that was synced: after a restart, lines that are missing behind that one are
+//! taken for lost with the power. Verification counts them and passes. Lines that were synced, or that are missing without a
+//! restart, were removed. So who removes the lines behind the last sync and restarts the machine is not told from a loss of power;
+//! an [`Anchor`] tells.
 //!
 //! # A full disk
 //!

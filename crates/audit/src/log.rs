@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::event::{Event, RecoveredFrom, What};
-use crate::files::{CURRENT, Folder, Lines, rotated_name, this_boot};
+use crate::files::{CURRENT, Folder, Lines, rotated_name, since_boot_ns, this_boot};
 use crate::head::Head;
 use crate::line::{self, LineError};
 use crate::verify::{self, VerifyError};
@@ -61,7 +61,12 @@ impl Log {
     /// Opens the log in `folder`, which is made if it is not there, for its owner only.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
         let failed = |error| failure(folder, error);
-        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        if !folder.is_dir() {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+            if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;
+            }
+        }
         Ok(Self {
             folder: Folder::open(folder).map_err(failed)?,
             rotate_at: ROTATE_AT,
@@ -129,26 +134,30 @@ impl Log {
         let own: Vec<Event> =
             own.into_iter().map(|what| Event { sandbox: None, name: None, what, ..first.clone() }).collect();
         let (text, mut head) = put_down(&settled, own.iter().chain(events))?;
-        if space == Space::Free {
-            let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
-            reserve::keep(&settled.file, settled.size, length).map_err(failed)?;
+        let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
+        match space {
+            Space::Free => reserve::keep(&settled.file, settled.size, length).map_err(failed)?,
+            Space::Reserved => reserve::fit(&settled.file, settled.size, length).map_err(failed)?,
         }
         head.boot.clone_from(&self.boot);
-        head.tick(first.time_unix_ns);
+        if settled.restarted {
+            head.synced_ns = 0;
+        }
         write_all_or_nothing(&self.folder, &settled.file, &text, &head).map_err(failed)?;
-        if settled.restarted || !prune.is_empty() {
-            self.settle_on_disk(&settled.file, head, &prune);
+        let now = since_boot_ns();
+        if settled.restarted || !prune.is_empty() || head.is_sync_due(now) {
+            self.settle_on_disk(&settled.file, head, now, &prune);
         }
         Ok(())
     }
 
     /// Has the disk take the log as it is, and removes the files that are too many: not before it has the head that tells so. The
     /// lines are recorded whatever fails here.
-    fn settle_on_disk(&self, file: &File, mut head: Head, prune: &[u64]) {
+    fn settle_on_disk(&self, file: &File, mut head: Head, now: u64, prune: &[u64]) {
         if file.sync_data().is_err() {
             return;
         }
-        head.synced();
+        head.synced(now);
         if head.write_synced(&self.folder).is_err() {
             return;
         }

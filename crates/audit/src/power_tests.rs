@@ -94,16 +94,19 @@ fn a_log_survives_one_loss_after_the_other() {
 }
 
 #[test]
-fn lines_that_were_on_the_disk_for_long_are_not_lost_but_removed() {
-    let scene = Scene::new();
-    let log = Log::open(scene.folder.path()).unwrap();
-    let at = |seconds: u64| Event { time_unix_ns: seconds * 1_000_000_000, ..event(1) };
-    for seconds in [1000, 1001, 1080, 1081, 1160, 1161] {
-        log.append(&[at(seconds)]).unwrap();
+fn lines_that_were_on_the_disk_are_not_lost_but_removed() {
+    let scene = Scene::with_lines(3);
+    // As a writer leaves it that had the disk take the first three lines.
+    let Found::Head(mut head) = Head::read(&Folder::open(scene.folder.path()).unwrap()).unwrap() else {
+        panic!()
+    };
+    head.synced(1);
+    head.write(&Folder::open(scene.folder.path()).unwrap()).unwrap();
+    for number in 3..6 {
+        scene.append(number);
     }
     let text = scene.current();
     let lines: Vec<&[u8]> = text.split_inclusive(|byte| *byte == b'\n').collect();
-    // The third line was the newest when the last but one look at the clock was taken.
     scene.put(&lines[..3].concat());
     assert_eq!(after_restart(&scene).unwrap().lost, 3);
     scene.put(&lines[..2].concat());
@@ -115,6 +118,19 @@ fn lines_that_were_on_the_disk_for_long_are_not_lost_but_removed() {
         matches!(found, Err(VerifyError::Bad { fault: Fault::Removed { from: 3, to: 6 }, .. })),
         "{found:?}"
     );
+}
+
+/// The very first line of a log was not on the disk in time.
+#[test]
+fn the_first_line_of_a_log_can_be_lost_too() {
+    let scene = Scene::new();
+    let mut head = Head::genesis();
+    "first".clone_into(&mut head.boot);
+    head.create(&Folder::open(scene.folder.path()).unwrap()).unwrap();
+    scene.put(&[0; 200]);
+    scene.append_in(LATER, 1);
+    let report = after_restart(&scene).unwrap();
+    assert_eq!((report.lines, report.recovered, numbers(&scene)), (2, 1, vec![1]));
 }
 
 /// A rotation of an earlier version that a loss of power interrupted: the file was put aside, and the head tells of a time

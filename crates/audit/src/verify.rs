@@ -32,8 +32,8 @@ pub struct Report {
     pub recovered: u64,
     /// How many bytes of half a line are at the end, not accounted for yet because nothing was written since.
     pub torn_bytes: u64,
-    /// How many of the newest lines were lost when the machine stopped, at any time: they had not reached its disk. Only lines
-    /// that were less than some two minutes old count as such.
+    /// How many lines are missing that were the newest when the machine stopped, at any time: they had not reached its disk, or were
+    /// removed before it was started again.
     pub lost: u64,
 }
 

@@ -203,24 +203,25 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
 /// What to say of a record that is whole.
 fn praise(report: &Report) -> String {
     let Report { lines, files, first_seq, last_seq, head_hash, recovered, torn_bytes, lost } = report;
+    let verdict = if *lost == 0 { "is whole" } else { "is consistent, but not complete" };
     let mut text = format!(
-        "The record is whole: {} in {}, {first_seq} to {last_seq}.",
+        "The record {verdict}: {} in {}, {first_seq} to {last_seq}.",
         counted(*lines, "event"),
         counted(*files, "file")
     );
-    if *recovered > 0 || *torn_bytes > 0 {
-        // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "\n{} a writer was killed in the middle of a line, or the machine stopped; every byte is accounted for.",
-            counted(*recovered, "time")
-        );
-    }
+    // Writing to a string cannot fail.
     if *lost > 0 {
         let _ = write!(
             text,
-            "\n{} missing, at most two minutes old when the machine stopped: not on its disk yet, or removed before it was started again.",
+            "\n{} missing that were the newest when the machine stopped: they had not reached its disk, or were removed before it was started again.",
             if *lost == 1 { "1 event is".to_owned() } else { format!("{lost} events are") }
+        );
+    }
+    if *recovered > 0 || *torn_bytes > 0 {
+        let _ = write!(
+            text,
+            "\n{} a writer was interrupted in the middle of a line; every byte that is there is accounted for.",
+            counted(*recovered, "time")
         );
     }
     let _ = write!(

@@ -8,7 +8,7 @@ use bathy_sandbox::{Manager, Sandboxed, Status};
 
 use crate::lifecycle::Names;
 use crate::table::{Side, Table, cut};
-use crate::{output, time};
+use crate::{escape, output, time};
 
 /// How much of a command is shown.
 const COMMAND_WIDTH: usize = 40;
@@ -115,7 +115,7 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
 
 /// What to do about sandboxes that the store does not know.
 fn hint(orphans: &[Sandboxed]) -> String {
-    let first = orphans.first().map_or("NAME", Sandboxed::name);
+    let first = escape::text(orphans.first().map_or("NAME", Sandboxed::name));
     format!(
         "the disks of orphaned sandboxes are there, but the store does not know them: `bathy adopt {first}` takes one back, `bathy rm {first}` removes it"
     )

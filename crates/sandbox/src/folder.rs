@@ -49,6 +49,10 @@ impl Folder {
 
     fn renamed(&self, prefix: &str) -> Self {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        self.with_name(prefix, &name)
+    }
+
+    fn with_name(&self, prefix: &str, name: &str) -> Self {
         Self { path: self.path.with_file_name(format!("{prefix}{name}")) }
     }
 
@@ -81,7 +85,10 @@ impl Folder {
     /// Waits until the disk has it with everything in it.
     pub fn sync(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.path)? {
-            File::open(entry?.path())?.sync_all()?;
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                File::open(entry.path())?.sync_all()?;
+            }
         }
         sync_folder(&self.path)?;
         self.path.parent().map_or(Ok(()), sync_folder)
@@ -100,9 +107,27 @@ impl Folder {
         self.path.parent().map_or(Ok(()), sync_folder)
     }
 
+    /// Waits until no other command changes what stands beside the disk. None if there is no such folder.
+    pub fn lock(&self) -> io::Result<Option<File>> {
+        let folder = match File::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            folder => folder?,
+        };
+        loop {
+            match rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive) {
+                Err(rustix::io::Errno::INTR) => {}
+                locked => return Ok(locked.map(|()| Some(folder))?),
+            }
+        }
+    }
+
     /// Takes its name away: from now on it is a left-over. One that is not there is no error.
     pub fn begin_removal(&self) -> io::Result<Self> {
-        let removed = self.renamed(REMOVING);
+        let mut removed = self.renamed(REMOVING);
+        if !self.path.file_name().and_then(|name| name.to_str()).is_some_and(name::is_id) {
+            // A copy: only what is called by an id is known for a left-over.
+            removed = self.with_name(REMOVING, &name::new_id()?);
+        }
         match fs::rename(&self.path, &removed.path) {
             // What is left of an earlier removal of the same sandbox, which was brought back since.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
@@ -206,7 +231,7 @@ fn entries(paths: &Paths) -> io::Result<Vec<String>> {
 }
 
 /// Makes a folder for this user alone, with those above it, so that all of them are there after a loss of power.
-fn make_durable_folder(path: &Path) -> io::Result<()> {
+pub fn make_durable_folder(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

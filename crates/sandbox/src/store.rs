@@ -14,9 +14,9 @@ mod record;
 mod repls;
 mod schema;
 
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -27,6 +27,7 @@ use rusqlite::{
 };
 use thiserror::Error;
 
+use crate::folder::make_durable_folder;
 use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
 
@@ -466,7 +467,13 @@ fn make_file(state: &Path, path: &Path) -> io::Result<()> {
     if path.try_exists()? {
         return Ok(());
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    make_durable_folder(state)?;
+    // Of several processes that find none, one makes it: what the others set aside would be its log.
+    let folder = std::fs::File::open(state)?;
+    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)?;
+    if path.try_exists()? {
+        return Ok(());
+    }
     set_logs_aside(path)?;
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),

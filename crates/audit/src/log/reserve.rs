@@ -22,12 +22,28 @@ const BLOCK: u64 = 512;
 /// # Errors
 /// When the disk has no room for it. A file system that cannot reserve space is no error.
 pub(super) fn keep(file: &File, size: u64, more: u64) -> io::Result<()> {
-    let held = file.metadata()?.blocks().saturating_mul(BLOCK).saturating_sub(size);
-    if held >= LEAST.saturating_add(more) {
+    if held(file, size)? >= LEAST.saturating_add(more) {
         return Ok(());
     }
+    allocate(file, size, RESERVE.saturating_add(more))
+}
+
+/// Makes sure that a file of `size` bytes can take `more`, if need be from the reserve. A write that fails in the middle would have to
+/// be taken back, and the reserve would be lost with it.
+///
+/// # Errors
+/// As [`keep`].
+pub(super) fn fit(file: &File, size: u64, more: u64) -> io::Result<()> {
+    if held(file, size)? >= more { Ok(()) } else { allocate(file, size, more) }
+}
+
+fn held(file: &File, size: u64) -> io::Result<u64> {
+    Ok(file.metadata()?.blocks().saturating_mul(BLOCK).saturating_sub(size))
+}
+
+fn allocate(file: &File, size: u64, more: u64) -> io::Result<()> {
     loop {
-        return match fallocate(file, FallocateFlags::KEEP_SIZE, size, RESERVE.saturating_add(more)) {
+        return match fallocate(file, FallocateFlags::KEEP_SIZE, size, more) {
             Err(Errno::INTR) => continue,
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(error) => Err(error.into()),

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use super::{ends_a_line, open_current, recovered, reserve};
 use crate::chain::Step;
 use crate::event::{RecoveredFrom, What};
-use crate::files::{CURRENT, Folder, Lines, NEXT, rotated_name};
+use crate::files::{CURRENT, Folder, Lines, NEXT, rotated_name, since_boot_ns};
 use crate::head::{Found, Head};
 use crate::line::{self, GENESIS, Shape};
 
@@ -41,7 +41,8 @@ pub(super) fn settle(folder: &Folder, boot: &str) -> io::Result<Settled> {
     let (head, lost) = match Head::read(folder)? {
         Found::Head(head) => (head, None),
         Found::Nothing if is_new(folder)? => {
-            let head = Head::genesis();
+            let mut head = Head::genesis();
+            boot.clone_into(&mut head.boot);
             head.create(folder)?;
             (head, None)
         }
@@ -95,7 +96,7 @@ impl Settled {
         // The old file needs its reserve no more.
         self.file.set_len(self.size)?;
         self.file.sync_all()?;
-        self.head.synced();
+        self.head.synced(since_boot_ns());
         self.head.write_synced(folder)?;
         folder.rename(CURRENT, &name)?;
         folder.rename(NEXT, CURRENT)?;

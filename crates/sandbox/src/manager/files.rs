@@ -94,7 +94,8 @@ impl Manager {
                 error: crate::chain(error).chars().take(MAX_TEXT).collect(),
             },
         };
-        self.note(&sandbox.record, event)?;
+        // It has been done, or tried: a warning is all that is left to say.
+        self.note_last(&sandbox.record, event);
         done
     }
 

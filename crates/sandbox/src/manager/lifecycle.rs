@@ -1,6 +1,6 @@
 //! Making, starting, stopping, freezing and removing.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -78,7 +78,7 @@ impl Manager {
             Ok(()) => {}
             Err(error) => {
                 // Nothing of a sandbox that is not there stays, nor its record.
-                let _ = self.store.delete(&id);
+                let _ = self.store.at_any_price(|store| store.delete(&id));
                 let _ = folder.begin_removal().and_then(|removed| removed.remove());
                 let _ = folder.unfinished().remove();
                 return Err(error);
@@ -101,12 +101,12 @@ impl Manager {
         // While it is held, the folder is not taken for a left-over.
         let life = store::take_life(unfinished.path()).map_err(failed)?;
         life.as_ref().map_or(Ok(()), store::life::forget_ending).map_err(failed)?;
-        std::fs::write(unfinished.image_config(), &image.config_text).map_err(failed)?;
+        fs::write(unfinished.image_config(), &image.config_text).map_err(failed)?;
         let (id, name, spec, engine) =
             (new.id.clone(), new.name.clone(), new.spec.clone(), new.engine.clone());
         let description = Description::new(id, name, spec, engine, new.created_ns);
         let description = description.to_bytes().map_err(failed)?;
-        std::fs::write(unfinished.description(), description).map_err(failed)?;
+        fs::write(unfinished.description(), description).map_err(failed)?;
         disk::make_kept(&self.paths.cache, &unfinished.disk(), new.spec.disk)?;
         unfinished.sync().map_err(failed)?;
         match self.store.insert_at_most(new, self.policy.sandboxes()) {
@@ -188,35 +188,38 @@ impl Manager {
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.description(), error);
         let record = &sandbox.record;
-        match Description::read(&folder).map_err(failed)? {
-            Some(found) if found.spec == record.spec => Ok(()),
-            Some(found) => {
-                let spec = self.policy.apply(found.spec)?.spec.checked()?;
-                self.store.change_spec(&record.id, |_| Ok::<_, ManagerError>(spec))?;
-                Ok(())
-            }
+        if Description::read(&folder).map_err(failed)?.is_none() {
             // Made by an earlier version.
-            None => {
-                let (id, name, spec) = (record.id.clone(), record.name.clone(), record.spec.clone());
-                let mut description = Description::new(id, name, spec, engine.clone(), record.created_ns);
-                description.repl = self.repl_description(&record.id)?;
-                description.write(&folder).map_err(failed)
-            }
+            let (id, name, spec) = (record.id.clone(), record.name.clone(), record.spec.clone());
+            let mut description = Description::new(id, name, spec, engine.clone(), record.created_ns);
+            description.repl = self.repl_description(&record.id)?;
+            return description.write(&folder).map_err(failed);
         }
+        let policy = &self.policy;
+        // Read while no other command changes it.
+        self.store.change_spec(&record.id, |spec| match Description::read(&folder).map_err(failed)? {
+            Some(found) if found.spec != spec => Ok(policy.apply(found.spec)?.spec.checked()?),
+            _ => Ok::<_, ManagerError>(spec),
+        })?;
+        Ok(())
     }
 
     /// The same sandbox, with the settings that stand beside its disk. What is wrong with these is told when it is started.
     pub(super) fn as_described(&mut self, sandbox: Sandboxed) -> Result<Sandboxed, ManagerError> {
-        let Ok(Some(found)) = Description::read(&self.folder(&sandbox)) else { return Ok(sandbox) };
-        if found.spec == sandbox.record.spec {
+        let folder = self.folder(&sandbox);
+        let differs = |spec: &SandboxSpec| {
+            Description::read(&folder).ok().flatten().map(|found| found.spec).filter(|found| found != spec)
+        };
+        if differs(&sandbox.record.spec).is_none() {
             return Ok(sandbox);
         }
-        let Ok(spec) =
-            self.policy.apply(found.spec).map_err(drop).and_then(|it| it.spec.checked().map_err(drop))
-        else {
-            return Ok(sandbox);
-        };
-        match self.store.change_spec(&sandbox.record.id, |_| Ok::<_, StoreError>(spec)) {
+        let policy = &self.policy;
+        // Once more, while no other command changes it.
+        let changed = self.store.change_spec(&sandbox.record.id, |spec| {
+            let allowed = differs(&spec).and_then(|found| policy.apply(found).ok()?.spec.checked().ok());
+            Ok::<_, StoreError>(allowed.unwrap_or(spec))
+        });
+        match changed {
             Ok(Some(spec)) => {
                 let record = Record { spec, ..sandbox.record };
                 Ok(Sandboxed { record, ..sandbox })
@@ -261,13 +264,12 @@ impl Manager {
             match store::take_life(folder.path()) {
                 Ok(Some(life)) => return Ok(life),
                 Ok(None) => {}
-                // Removed meanwhile: finding it says so. Or just being made.
+                // Being removed, which finding it tells in a moment, or just being made.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    self.find(&sandbox.record.id)?;
-                    if folder.unfinished().path().exists() {
-                        return Err(ManagerError::Busy(sandbox.name().to_owned()));
+                    let now = self.find(&sandbox.record.id)?;
+                    if now.status == Status::Lost && Instant::now() > deadline {
+                        return Err(ManagerError::Lost(sandbox.name().to_owned()));
                     }
-                    return Err(ManagerError::File(folder.path().to_owned(), error));
                 }
                 Err(error) => return Err(ManagerError::File(folder.path().to_owned(), error)),
             }
@@ -390,11 +392,15 @@ impl Manager {
             Err(StoreError::Full(_)) => None,
             deleted => Some(deleted?),
         };
-        rest.remove().map_err(failed)?;
         let deleted = match deleted {
             Some(deleted) => deleted,
-            None => self.store.at_any_price(|store| store.delete(&record.id))?,
+            None => {
+                // That frees space. The folder stays until the record is removed: by it the next command knows what to go on with.
+                let _ = fs::remove_file(rest.disk());
+                self.store.at_any_price(|store| store.delete(&record.id))?
+            }
         };
+        rest.remove().map_err(failed)?;
         if !deleted {
             // Somebody else was faster; finding it says so.
             self.find(&record.id)?;

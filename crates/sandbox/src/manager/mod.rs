@@ -309,12 +309,6 @@ impl Manager {
         Ok(self.audit.append(&[event.in_sandbox(&sandbox.id, sandbox.name.clone())])?)
     }
 
-    /// Writes to the audit log what has happened already, also on a full disk.
-    fn note_done(&self, sandbox: &Record, what: What) -> Result<(), ManagerError> {
-        let event = Event::now(Actor::this_process(self.program.clone()), what);
-        Ok(self.audit.append_last(&[event.in_sandbox(&sandbox.id, sandbox.name.clone())])?)
-    }
-
     /// The audit log's folder.
     pub fn audit_folder(&self) -> PathBuf {
         crate::audit_folder(&self.paths)

@@ -46,6 +46,8 @@ impl Manager {
         change: impl FnOnce(&NetworkPolicy) -> Result<NetworkPolicy, bathy_policy::PolicyError>,
     ) -> Result<ChangedPolicy, ManagerError> {
         let folder = self.folder(sandbox);
+        // One change at a time, with its undoing.
+        let _lock = folder.lock().map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
         // Somebody who denies something must be able to.
         self.store.make_room();
         let mut before = None;

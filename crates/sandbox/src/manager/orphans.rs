@@ -13,7 +13,7 @@ use bathy_jail::cgroup::Cgroup;
 use bathy_policy::{NetworkPolicy, Preset};
 
 use super::{Manager, ManagerError, Sandboxed, Status};
-use crate::description::Description;
+use crate::description::{Description, ReplDescription};
 use crate::engine::{Choice, Chosen};
 use crate::folder::{Folder, Leftover};
 use crate::launch::unix_ns;
@@ -81,24 +81,19 @@ impl Manager {
 
     /// The orphan that is called so: by its folder, the name that it had, or the beginning of its id.
     pub(super) fn find_orphan(&self, wanted: &str) -> Result<Option<Sandboxed>, ManagerError> {
-        let mut all = self.named_orphans()?;
-        let position = |fits: &dyn Fn(&Sandboxed) -> bool| {
-            let mut found = all.iter().enumerate().filter(|(_, orphan)| fits(orphan)).map(|(index, _)| index);
-            found.next().map(|first| (first, found.next().is_none()))
+        let all = self.named_orphans()?;
+        let fitting = |fits: &dyn Fn(&Record) -> bool| {
+            let ids: Vec<_> =
+                all.iter().filter(|it| fits(&it.record)).map(|it| it.record.id.clone()).collect();
+            (!ids.is_empty()).then_some(ids)
         };
-        let found = position(&|orphan| orphan.record.id == wanted)
-            .or_else(|| position(&|orphan| orphan.record.name.as_deref() == Some(wanted)))
-            .or_else(|| position(&|orphan| name::is_prefix(wanted) && orphan.record.id.starts_with(wanted)));
-        match found {
+        let found = fitting(&|record| record.id == wanted)
+            .or_else(|| fitting(&|record| record.name.as_deref() == Some(wanted)))
+            .or_else(|| fitting(&|record| name::is_prefix(wanted) && record.id.starts_with(wanted)));
+        match found.as_deref() {
             None => Ok(None),
-            Some((index, true)) => {
-                let id = all.swap_remove(index).record.id;
-                Ok(self.orphans()?.into_iter().find(|orphan| orphan.record.id == id))
-            }
-            Some((_, false)) => {
-                let ids = all.into_iter().map(|orphan| orphan.record.id).collect();
-                Err(StoreError::Name(name::ambiguous(wanted, ids)).into())
-            }
+            Some([id]) => Ok(self.orphans()?.into_iter().find(|orphan| orphan.record.id == *id)),
+            Some(ids) => Err(StoreError::Name(name::ambiguous(wanted, ids.to_vec())).into()),
         }
     }
 
@@ -141,71 +136,76 @@ impl Manager {
         if !folder.disk().try_exists().map_err(failed)? {
             return Err(ManagerError::Lost(orphan.name().to_owned()));
         }
-        let found =
-            Description::read(&folder).map_err(|error| ManagerError::File(folder.description(), error))?;
-        let mut notes = Vec::new();
-        if found.is_none() {
-            notes.push(format!(
-                "nothing beside the disk tells what `{}` was: it has the usual settings now, and no network; `bathy policy set {0} --net public` gives it one",
-                orphan.name()
-            ));
+        // One that runs keeps its own lock.
+        let life = store::take_life(folder.path()).map_err(failed)?;
+        let (described, notes) = self.plan_adoption(orphan, &folder, life.is_none())?;
+        let id = described.id.clone();
+        let home = Folder::of(&self.paths, &id);
+        if home.path() != folder.path() {
+            // A copy may not be on the disk yet. Whatever interrupts this: it is an orphan still, by another name.
+            folder.sync().and_then(|()| home.finish(&folder)).map_err(failed)?;
         }
-        let running = store::alive(folder.path()).map_err(failed)?;
+        if !self.store.knows(&id)? {
+            // A record that cannot be read, if there is one.
+            self.store.delete(&id)?;
+        }
+        let (name, spec, engine) = (described.name.clone(), described.spec.clone(), described.engine.clone());
+        let new = NewRecord { id: id.clone(), name, spec, engine, created_ns: described.created_ns };
+        match self.store.insert_at_most(&new, self.policy.sandboxes()) {
+            Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
+            result => result?,
+        }
+        self.settle_adopted(&id, &orphan.record)?;
+        if let Some(repl) = &described.repl {
+            self.store.insert_repl(&repl_row(repl, &described))?;
+        }
+        // Last: until it is in the store, nothing of what it was is forgotten.
+        described.write(&home).map_err(failed)?;
+        let sandbox = self.find(&id)?;
+        self.note_last(&sandbox.record, What::SandboxAdopted { folder: orphan.record.id.clone() });
+        Ok(Adopted { sandbox, notes })
+    }
+
+    /// What an orphan will be, and what there is to say about that.
+    fn plan_adoption(
+        &mut self,
+        orphan: &Sandboxed,
+        folder: &Folder,
+        runs: bool,
+    ) -> Result<(Description, Vec<String>), ManagerError> {
+        let found =
+            Description::read(folder).map_err(|error| ManagerError::File(folder.description(), error))?;
+        let mut notes = Vec::new();
         // A copy, or a folder that was renamed: its name is no id.
         let id = if name::is_id(&orphan.record.id) {
             orphan.record.id.clone()
-        } else if running {
+        } else if runs {
             return Err(ManagerError::Running(orphan.name().to_owned()));
         } else {
             name::new_id().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?
         };
+        if found.is_none() {
+            notes.push(format!(
+                "nothing beside the disk tells what `{id}` was: it has the usual settings now, and no network; `bathy policy set {id} --net public` gives it one"
+            ));
+        }
         let mut name = found.as_ref().and_then(|found| found.name.clone());
         if let Some(taken) = name.take_if(|name| self.store.find(name).is_ok()) {
             notes.push(format!("there is a sandbox `{taken}` already: this one is called {id}"));
         }
         let allowed = self.policy.apply(orphan.record.spec.clone())?;
         notes.extend(allowed.notes);
-        let spec = allowed.spec.checked()?;
         let engine = match (orphan.record.engine, &orphan.record.engine_reason) {
             (Some(engine), Some(reason)) => Choice { engine, reason: reason.clone() },
             _ => Choice { engine: Chosen::Uml, reason: ADOPTED.to_owned() },
         };
-        let created_ns = orphan.record.created_ns;
-        let mut described =
-            Description::new(id.clone(), name.clone(), spec.clone(), engine.clone(), created_ns);
-        described.repl = found.and_then(|found| found.repl).filter(|_| name.is_some());
-        described.write(&folder).map_err(failed)?;
-        if !self.store.knows(&id)? {
-            // A record that cannot be read, if there is one.
-            self.store.delete(&id)?;
+        let spec = allowed.spec.checked()?;
+        let mut described = Description::new(id, name, spec, engine, orphan.record.created_ns);
+        described.repl = found.and_then(|found| found.repl);
+        if let Some(repl) = &mut described.repl {
+            repl.name = described.name.clone().unwrap_or_else(|| described.id.clone());
         }
-        let new = NewRecord { id: id.clone(), name, spec, engine, created_ns };
-        let home = Folder::of(&self.paths, &id);
-        if home.path() != folder.path() {
-            // Whatever interrupts it after this: the sandbox is an orphan still, by another name.
-            fs::rename(folder.path(), home.path()).map_err(failed)?;
-        }
-        match self.store.insert_at_most(&new, self.policy.sandboxes()) {
-            Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
-            result => result?,
-        }
-        self.settle_adopted(&id, &orphan.record)?;
-        if let Some(repl) = described.repl {
-            let row = ReplRow {
-                name: repl.name,
-                sandbox: id.clone(),
-                language: repl.language,
-                context: repl.context,
-                created_ns,
-                cells: 0,
-                last_used_ns: None,
-                boot: None,
-            };
-            self.store.insert_repl(&row)?;
-        }
-        let sandbox = self.find(&id)?;
-        self.note(&sandbox.record, What::SandboxAdopted { folder: orphan.record.id.clone() })?;
-        Ok(Adopted { sandbox, notes })
+        Ok((described, notes))
     }
 
     /// What an adopted sandbox is: it may be running still.
@@ -245,7 +245,8 @@ impl Manager {
         let rest = folder.begin_removal().map_err(failed)?;
         rest.remove().map_err(failed)?;
         self.store.at_any_price(|store| store.delete(&orphan.record.id))?;
-        self.note_done(&orphan.record, What::SandboxRemoved)
+        self.note_last(&orphan.record, What::SandboxRemoved);
+        Ok(())
     }
 
     /// Removes what interrupted commands left: sandboxes that were never finished, and the rest of those that were being removed.
@@ -293,12 +294,29 @@ impl Manager {
         // Brought back since, by a copy or a backup: then it is that one's record.
         if !Folder::of(&self.paths, id).path().exists()
             && let Ok(Some(record)) = self.store.get(id)
-            && matches!(self.store.delete(id), Ok(true))
         {
-            let _ = self.note_done(&record, What::SandboxRemoved);
+            match self.store.at_any_price(|store| store.delete(id)) {
+                Ok(true) => self.note_last(&record, What::SandboxRemoved),
+                Ok(false) => {}
+                // The folder stays until the record is removed.
+                Err(_) => return drop(fs::remove_file(rest.disk())),
+            }
         }
         let _ = rest.remove();
         let _ = Cgroup::remove_stale(id);
+    }
+}
+
+fn repl_row(repl: &ReplDescription, described: &Description) -> ReplRow {
+    ReplRow {
+        name: repl.name.clone(),
+        sandbox: described.id.clone(),
+        language: repl.language.clone(),
+        context: repl.context.clone(),
+        created_ns: described.created_ns,
+        cells: 0,
+        last_used_ns: None,
+        boot: None,
     }
 }
 

@@ -58,8 +58,11 @@ fn two_orphans_of_one_name_are_told_apart_by_their_ids() {
     let mut manager = manager(home.path());
     orphan(&manager, ID, "web");
     orphan(&manager, OTHER, "web");
+    orphan(&manager, "cccccccccccc", "db");
     let error = manager.find_any("web").unwrap_err().to_string();
-    assert!(error.contains(ID) && error.contains(OTHER), "{error}");
+    assert!(error.contains(ID) && error.contains(OTHER) && !error.contains("cccc"), "{error}");
+    let shown: Vec<_> = manager.orphans().unwrap().iter().map(|orphan| orphan.name().to_owned()).collect();
+    assert_eq!(shown, [ID, OTHER, "db"], "a name that is not theirs alone is none");
     adopt(&mut manager, ID).unwrap();
     let second = adopt(&mut manager, OTHER).unwrap();
     assert_eq!(second.sandbox.record.name, None);

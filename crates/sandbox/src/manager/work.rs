@@ -93,7 +93,13 @@ impl Manager {
         } else {
             None
         };
-        self.note(&sandbox.record, command::exec_started(&exec, tag, job))?;
+        if let Err(error) = self.note(&sandbox.record, command::exec_started(&exec, tag, job)) {
+            if let Some(job) = job {
+                // The first failure is the one to tell.
+                let _ = self.store.end_job(id, job, "it was not started");
+            }
+            return Err(error);
+        }
         Ok(Begun { exec, tag, job })
     }
 

@@ -16,9 +16,11 @@ use super::door::FromMonitor;
 use super::limits::Place;
 use super::serve::Loop;
 use super::visitors::{refuse, say};
+use crate::description::Description;
 use crate::gateway::{GatewayError, Word};
 use crate::net_events;
 use crate::policy::Policy;
+use crate::spec::SandboxSpec;
 
 /// How many reports are recorded at once.
 const AT_ONCE: usize = 256;
@@ -216,18 +218,32 @@ impl Monitor {
         }
     }
 
+    /// The settings that hold now: what stands beside the disk. The store may have been replaced since this process opened it.
+    fn described_spec(&self) -> Result<SandboxSpec, String> {
+        match Description::read(&self.folder) {
+            Ok(Some(found)) => return Ok(found.spec),
+            // Made and started by an earlier version.
+            Ok(None) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        match self.store.get(&self.record.id) {
+            Ok(Some(record)) => Ok(record.spec),
+            Ok(None) => Err("the sandbox has been removed".to_owned()),
+            Err(error) => Err(crate::chain(&error)),
+        }
+    }
+
     /// Passes a new policy on, as it is written down.
     pub(super) fn change_policy(&mut self, socket: OwnedFd, state: &mut Loop) {
-        let record = match self.store.get(&self.record.id) {
-            Ok(Some(record)) => record,
-            Ok(None) => return refuse(&socket, "the sandbox is gone"),
-            Err(error) => return refuse(&socket, &crate::chain(&error)),
+        let spec = match self.described_spec() {
+            Ok(spec) => spec,
+            Err(reason) => return refuse(&socket, &reason),
         };
         let policies = match Policy::load() {
-            Ok(policy) => record.spec.policies(policy.network()),
+            Ok(policy) => spec.policies(policy.network()),
             Err(error) => return refuse(&socket, &crate::chain(&error)),
         };
-        self.record.spec.network = record.spec.network;
+        self.record.spec.network = spec.network;
         let wants_network = policies.has_network();
         match self.sandbox.change_policy(policies) {
             // Without a network nothing can be reached, before and after.

@@ -455,6 +455,6 @@ fn f1_looking_something_up_takes_no_space_where_there_is_none_to_share_the_store
     assert!(!alone.is_shared() && matches!(alone.needs_room(), Err(StoreError::Full(_))));
     assert!(alone.delete(ONE).unwrap(), "it can be changed, if there is space");
     drop(alone);
-    let mut store = Store::open(folder.path()).unwrap();
+    let store = Store::open(folder.path()).unwrap();
     assert!(store.is_shared() && store.get(ONE).unwrap().is_none());
 }
