@@ -14,6 +14,7 @@ use bathy_tests::kept::{Home, until};
 use bathy_tests::world::World;
 use bathy_tests::world::addresses::SITE;
 use bathy_tests::world::guest::Guest;
+use bathy_tests::world::table::row;
 use bathy_tests::{Ran, limit, patience};
 use serde_json::Value;
 
@@ -133,8 +134,10 @@ fn f1_a_full_disk_holds_the_network_and_loses_no_event() {
     let inside = world.enter();
     let mut open = inbound(&world);
     assert!(is_echoed(&mut open));
+    let before = calls(&world);
     world.home().fill();
     let made = until_quiet(&world);
+    row("F1", "calls on a full disk", &format!("ended after {} of them", made - before), true);
     let asked = world.asked_names().len();
     // What had begun goes on; nothing new does, inward or outward, and no name is asked for.
     assert!(is_echoed(&mut open), "it had begun");
@@ -153,13 +156,17 @@ fn f1_a_full_disk_holds_the_network_and_loses_no_event() {
     let made = until_quiet(&world);
 
     free(&world);
+    let freed = Instant::now();
     until("it goes on", 20, || calls(&world) > made && world.asked_names().len() > asked);
+    row("F1", "calls when there is space again", &format!("go on after {:?}", freed.elapsed()), true);
     assert!(is_echoed(&mut open) && is_echoed(&mut late));
     web.user(&["touch", "/dev/shm/enough"]);
     let made = until_quiet(&world);
     until("every call is in the log", 10, || told(&web, "net_allowed") >= made);
     until("and its end", 10, || told(&web, "net_closed") >= made);
-    assert_eq!((told(&web, "net_allowed"), told(&web, "net_closed")), (made, made), "once each");
+    let (allowed, closed) = (told(&web, "net_allowed"), told(&web, "net_closed"));
+    let outcome = format!("{made}, of which {allowed} beginnings and {closed} ends are recorded");
+    row("F1", "calls that were made", &outcome, (allowed, closed) == (made, made));
     verifies(&world);
 }
 
@@ -173,7 +180,8 @@ fn f1_a_sandbox_that_fills_the_disk_is_killed_and_removed() {
     let made = until_quiet(&world);
     assert_eq!(world.home().status("web"), "running");
     works(&world, &["ls"]);
-    works(&world, &["kill", "web"]);
+    let killed = works(&world, &["kill", "web"]);
+    row("F1", "kill on a full disk", &format!("took {:?}", killed.took), true);
     let ended = world.home().inspect("web");
     assert_eq!(
         (ended["status"].as_str(), ended["end_cause"].as_str()),
@@ -183,7 +191,8 @@ fn f1_a_sandbox_that_fills_the_disk_is_killed_and_removed() {
     world.home().fill();
     is_refused(&world, &["start", "web"]);
     assert_eq!(world.home().status("web"), "stopped");
-    works(&world, &["rm", "web"]);
+    let removed = works(&world, &["rm", "web"]);
+    row("F1", "rm on a full disk", &format!("took {:?}", removed.took), true);
     free(&world);
     assert_eq!(world.ok(&["ls", "-q"]), "");
     verifies(&world);
