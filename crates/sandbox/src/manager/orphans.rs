@@ -186,7 +186,7 @@ impl Manager {
         };
         if found.is_none() {
             notes.push(format!(
-                "nothing beside the disk tells what `{id}` was: it has the usual settings now, and no network; `bathy policy set {id} --net public` gives it one"
+                "nothing beside the disk tells what `{id}` was: it has the usual settings now, and no network; `bathy policy set {id} public` gives it one"
             ));
         }
         let mut name = found.as_ref().and_then(|found| found.name.clone());
