@@ -82,7 +82,8 @@ impl Description {
     /// Writes it in place of the one that is there, whole or not at all, and waits until the disk has it.
     pub fn write(&self, folder: &Folder) -> io::Result<()> {
         let path = folder.description();
-        let new = path.with_extension("json.new");
+        // Of its own: another process may write one, too.
+        let new = path.with_extension(format!("json.{}", std::process::id()));
         let written = (|| {
             let mut options = File::options();
             options.create(true).truncate(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);

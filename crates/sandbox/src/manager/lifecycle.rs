@@ -156,6 +156,7 @@ impl Manager {
         let program = assets::program("bathy")?;
         let mut log = File::options();
         log.create(true).truncate(true).write(true).mode(0o600);
+        log.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let log = log.open(folder.monitor_log()).map_err(failed)?;
         let mut monitor = Command::new(program)
             .args(["monitor", &sandbox.record.id])
@@ -188,15 +189,17 @@ impl Manager {
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.description(), error);
         let record = &sandbox.record;
+        // While no other command changes it.
+        let _lock = folder.lock().map_err(failed)?;
         if Description::read(&folder).map_err(failed)?.is_none() {
             // Made by an earlier version.
-            let (id, name, spec) = (record.id.clone(), record.name.clone(), record.spec.clone());
+            let spec = self.store.get(&record.id)?.map_or_else(|| record.spec.clone(), |now| now.spec);
+            let (id, name) = (record.id.clone(), record.name.clone());
             let mut description = Description::new(id, name, spec, engine.clone(), record.created_ns);
             description.repl = self.repl_description(&record.id)?;
             return description.write(&folder).map_err(failed);
         }
         let policy = &self.policy;
-        // Read while no other command changes it.
         self.store.change_spec(&record.id, |spec| match Description::read(&folder).map_err(failed)? {
             Some(found) if found.spec != spec => Ok(policy.apply(found.spec)?.spec.checked()?),
             _ => Ok::<_, ManagerError>(spec),

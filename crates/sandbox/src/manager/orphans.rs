@@ -136,24 +136,32 @@ impl Manager {
         if !folder.disk().try_exists().map_err(failed)? {
             return Err(ManagerError::Lost(orphan.name().to_owned()));
         }
-        // One that runs keeps its own lock.
+        // While no other command changes it. One that runs keeps its own lock.
+        let _lock = folder.lock().map_err(failed)?;
         let life = store::take_life(folder.path()).map_err(failed)?;
-        let (described, notes) = self.plan_adoption(orphan, &folder, life.is_none())?;
+        let runs = life.is_none();
+        if runs && orphan.record.monitor_pid.is_none() || self.store.knows(&orphan.record.id)? {
+            // Another command is removing or adopting it.
+            return Err(ManagerError::Busy(orphan.name().to_owned()));
+        }
+        let (described, notes) = self.plan_adoption(orphan, &folder, runs)?;
         let id = described.id.clone();
         let home = Folder::of(&self.paths, &id);
-        if home.path() != folder.path() {
-            // A copy may not be on the disk yet. Whatever interrupts this: it is an orphan still, by another name.
-            folder.sync().and_then(|()| home.finish(&folder)).map_err(failed)?;
-        }
-        if !self.store.knows(&id)? {
-            // A record that cannot be read, if there is one.
-            self.store.delete(&id)?;
-        }
+        // A record that cannot be read, if there is one.
+        self.store.delete(&id)?;
         let (name, spec, engine) = (described.name.clone(), described.spec.clone(), described.engine.clone());
         let new = NewRecord { id: id.clone(), name, spec, engine, created_ns: described.created_ns };
         match self.store.insert_at_most(&new, self.policy.sandboxes()) {
             Err(StoreError::TooMany { count }) => self.policy.admit(count)?,
             result => result?,
+        }
+        if home.path() != folder.path() {
+            // A copy may not be on the disk yet.
+            let moved = folder.sync().and_then(|()| home.finish(&folder));
+            if let Err(error) = moved {
+                let _ = self.store.delete(&id);
+                return Err(failed(error));
+            }
         }
         self.settle_adopted(&id, &orphan.record)?;
         if let Some(repl) = &described.repl {
@@ -190,6 +198,8 @@ impl Manager {
             ));
         }
         let mut name = found.as_ref().and_then(|found| found.name.clone());
+        // What cannot be a name leads nowhere.
+        name.take_if(|name| name::check(name).is_err());
         if let Some(taken) = name.take_if(|name| self.store.find(name).is_ok()) {
             notes.push(format!("there is a sandbox `{taken}` already: this one is called {id}"));
         }

@@ -43,6 +43,8 @@ use crate::store::{Change, Record, State, Store, StoreError};
 use limits::Place;
 pub use serve::POWER_OFF;
 
+/// How long those who only look at a disk's lock may have it.
+const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// How much space is held for the monitor's own log.
 const COMPLAINTS: u64 = 4096;
 
@@ -299,11 +301,20 @@ impl Monitor {
 /// never write to one disk.
 fn open_disk(folder: &Folder) -> Result<File, MonitorError> {
     let path = folder.disk();
+    let deadline = Instant::now() + DISK_PATIENCE;
     let open = || {
         let disk = Folder::open(&path)?;
-        match flock(&disk, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other("it is in use by a sandbox that runs")),
-            locked => Ok(locked.map(|()| disk)?),
+        loop {
+            match flock(&disk, FlockOperation::NonBlockingLockExclusive) {
+                // Those who only look have it for microseconds.
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(io::Error::other("it is in use by a sandbox that runs"));
+                }
+                locked => return Ok(locked.map(|()| disk)?),
+            }
         }
     };
     open().map_err(|error| MonitorError::File(path.clone(), error))

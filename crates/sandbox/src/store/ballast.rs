@@ -41,7 +41,9 @@ pub fn release(state: &Path) -> bool {
 
 /// Whether the disk that a file is on is full.
 pub fn is_full(path: &Path) -> bool {
-    path.parent().is_some_and(|folder| room(folder).is_some_and(|room| room < LEAST))
+    let found = path.parent().and_then(|folder| statvfs(folder).ok());
+    // Names can run out, too.
+    found.is_some_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LEAST || found.f_favail == 0)
 }
 
 /// How much room there is, if that can be known.

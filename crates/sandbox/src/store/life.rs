@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 /// The lock's file in a sandbox's folder.
 pub const FILE_NAME: &str = "life";
+/// The disk is locked as well while a guest writes to it: that tells the truth also where the lock's file was removed.
+const DISK: &str = "disk";
 /// Those who only look hold the lock for microseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The size of the file, and how much of a cause it holds in any case.
@@ -108,11 +110,16 @@ fn read(folder: &Path) -> Option<Content> {
 
 /// Whether the sandbox of this folder runs.
 pub fn alive(folder: &Path) -> io::Result<bool> {
-    let file = match File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(folder.join(FILE_NAME)) {
+    Ok(is_held(&folder.join(FILE_NAME))? || is_held(&folder.join(DISK))?)
+}
+
+/// Whether a file is locked. Any number of lookers share the lock; the sandbox itself shares it with nobody.
+fn is_held(path: &Path) -> io::Result<bool> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         file => file?,
     };
-    // Any number of lookers share the lock; the sandbox itself shares it with nobody.
     Ok(!lock(&file, FlockOperation::NonBlockingLockShared)?)
 }
 
@@ -124,8 +131,8 @@ pub fn alive(folder: &Path) -> io::Result<bool> {
 pub fn take_life(folder: &Path) -> io::Result<Option<File>> {
     let path = folder.join(FILE_NAME);
     let mut options = File::options();
-    options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let file = options.open(&path)?;
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path)?;
     let deadline = Instant::now() + PATIENCE;
     while !lock(&file, FlockOperation::NonBlockingLockExclusive)? {
         // If it can be shared, only lookers have it, and they are about to let it go.
@@ -141,7 +148,7 @@ pub fn take_life(folder: &Path) -> io::Result<Option<File>> {
     // Between opening and locking, the sandbox may have been removed: the lock of a nameless file protects nothing.
     let (ours, named) = (file.metadata()?, path.symlink_metadata()?);
     if (ours.dev(), ours.ino()) == (named.dev(), named.ino()) {
-        Ok(Some(file))
+        Ok((!is_held(&folder.join(DISK))?).then_some(file))
     } else {
         Err(io::Error::from(io::ErrorKind::NotFound))
     }
