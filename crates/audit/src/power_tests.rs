@@ -100,7 +100,7 @@ fn lines_that_were_on_the_disk_are_not_lost_but_removed() {
     let Found::Head(mut head) = Head::read(&Folder::open(scene.folder.path()).unwrap()).unwrap() else {
         panic!()
     };
-    head.synced(1);
+    head.synced(crate::files::since_boot_ns());
     head.write(&Folder::open(scene.folder.path()).unwrap()).unwrap();
     for number in 3..6 {
         scene.append(number);

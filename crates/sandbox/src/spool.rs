@@ -273,9 +273,14 @@ mod tests {
         assert_eq!(spool.waiting.len(), MOST_KEPT);
         let lost = u64::try_from(MOST_WAITING).unwrap();
         assert_eq!(spool.finish(), most + lost);
+        // The reserve is there for other sandboxes, too.
         disk.reserve.set(usize::MAX);
-        assert_eq!(spool.finish(), lost);
-        assert_eq!(disk.recorded.borrow().len(), MOST_KEPT);
+        assert_eq!(spool.finish(), most + lost - u64::try_from(MOST_RESERVED).unwrap());
+        assert_eq!(disk.recorded.borrow().len(), MOST_RESERVED);
+        let mut spool = Spool::new(&disk);
+        spool.record((0..1000).map(event), now);
+        disk.room.set(usize::MAX);
+        assert_eq!(spool.finish(), 0, "what there is space for needs no reserve");
     }
 
     #[test]

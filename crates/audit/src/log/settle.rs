@@ -43,6 +43,7 @@ pub(super) fn settle(folder: &Folder, boot: &str) -> io::Result<Settled> {
         Found::Nothing if is_new(folder)? => {
             let mut head = Head::genesis();
             boot.clone_into(&mut head.boot);
+            head.synced(since_boot_ns());
             head.create(folder)?;
             (head, None)
         }
