@@ -111,6 +111,10 @@ impl Folder {
 
     /// Waits for the lock, making its file if this is a writer. A reader of a copied log has no file to lock, and no need.
     pub fn lock(&self, writer: bool) -> io::Result<Option<Lock>> {
+        self.lock_within(writer, PATIENCE)
+    }
+
+    fn lock_within(&self, writer: bool, patience: Duration) -> io::Result<Option<Lock>> {
         let flags = if writer { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDONLY };
         let Some(file) = self.file(LOCK, flags)? else { return Ok(None) };
         let operation = if writer {
@@ -123,7 +127,7 @@ impl Folder {
         loop {
             match rustix::fs::flock(&file, operation) {
                 Ok(()) => return Ok(Some(Lock(file))),
-                Err(Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => thread::sleep(pause),
+                Err(Errno::WOULDBLOCK) if began.elapsed() < patience => thread::sleep(pause),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -189,5 +193,84 @@ impl Lines {
                 return Ok(ended);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rustix::io::{FdFlags, fcntl_getfd};
+
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Folder) {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        (place, folder)
+    }
+
+    #[test]
+    fn a_boot_has_the_name_that_the_kernel_gives_it() {
+        let boot = this_boot();
+        assert_eq!((boot.len(), boot.matches('-').count()), (36, 4), "{boot}");
+    }
+
+    #[test]
+    fn a_folder_is_a_folder_and_stays_in_this_process() {
+        let (place, folder) = folder();
+        assert_eq!(fcntl_getfd(&folder.dir).unwrap(), FdFlags::CLOEXEC);
+        let file = place.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(Folder::open(&file).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+    }
+
+    #[test]
+    fn only_regular_files_are_opened_and_they_stay_in_this_process() {
+        let (place, folder) = folder();
+        fs::write(place.path().join("file"), "").unwrap();
+        fs::create_dir(place.path().join("folder")).unwrap();
+        let file = folder.file("file", OFlags::RDONLY).unwrap().unwrap();
+        assert_eq!(fcntl_getfd(&file).unwrap(), FdFlags::CLOEXEC);
+        assert!(folder.file("none", OFlags::RDONLY).unwrap().is_none());
+        assert!(folder.file("folder", OFlags::RDONLY).is_err());
+        // Opening this one would wait for somebody who writes to it.
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(&folder.dir, "pipe", rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(folder.file("pipe", OFlags::RDONLY).is_err());
+    }
+
+    #[test]
+    fn a_lock_is_given_up_for_and_free_as_soon_as_it_is_dropped() {
+        let (_place, folder) = folder();
+        assert!(folder.lock(false).unwrap().is_none(), "a reader makes no file");
+        let lock = folder.lock(true).unwrap().unwrap();
+        for writer in [false, true] {
+            let patience = Duration::from_millis(20);
+            let began = Instant::now();
+            let refused = folder.lock_within(writer, patience).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+            assert!(began.elapsed() >= patience);
+        }
+        // As a child has it that is just being started.
+        let _copy = lock.0.try_clone().unwrap();
+        drop(lock);
+        let readers = [(); 2].map(|()| folder.lock_within(false, Duration::ZERO).unwrap());
+        assert!(folder.lock_within(true, Duration::ZERO).is_err(), "{readers:?}");
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut_and_the_next_one_is_found() {
+        let (place, folder) = folder();
+        let lengths = [MAX_LINE, MAX_LINE + 1, 4 * MAX_LINE, 0, 1, 3 * MAX_LINE];
+        let text = lengths.map(|length| "x".repeat(length)).join("\n");
+        fs::write(place.path().join("file"), text).unwrap();
+        let file = folder.file("file", OFlags::RDONLY).unwrap().unwrap();
+        let mut lines = Lines::new(file, 0, u64::MAX).unwrap();
+        let found: Vec<(usize, bool)> = std::iter::from_fn(|| lines.next().unwrap())
+            .map(|piece| (piece.bytes.len(), piece.ended))
+            .collect();
+        let cut = MAX_LINE + 1;
+        assert_eq!(found, [(MAX_LINE, true), (cut, true), (cut, true), (0, true), (1, true), (cut, false)]);
     }
 }
