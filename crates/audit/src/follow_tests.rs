@@ -1,6 +1,7 @@
 use std::fs;
 
 use super::*;
+use crate::event::What;
 use crate::log::Log;
 use crate::testing::{Scene, event};
 
@@ -115,5 +116,75 @@ fn hostile_files_neither_stop_nor_bloat_a_follower() {
         assert_eq!(pids(&mut follower), [0, 1, 0, 1]);
         assert!(follower.unreadable() > 0);
         assert!(follower.buffer.capacity() < 4 * MAX_LINE);
+    }
+}
+
+#[test]
+fn the_longest_line_is_read_and_verified() {
+    let scene = Scene::new();
+    let with = |last: String| {
+        let (exec, user) = ("e".to_owned(), "u".to_owned());
+        let argv = [vec!["x".repeat(8000); 16], vec![last]].concat();
+        let what = What::ExecStarted {
+            exec,
+            argv,
+            user,
+            job: None,
+            terminal: false,
+            argv_bytes: 1,
+            argv_digest: None,
+        };
+        Event { what, ..event(1) }
+    };
+    let mut text = vec![];
+    line::encode(&mut text, 1, line::GENESIS, &with(String::new())).unwrap();
+    let room = MAX_LINE - text.trim_ascii_end().len();
+    assert!(scene.log.append(&[with("x".repeat(room + 1))]).is_err());
+    scene.log.append(&[with("x".repeat(room)), event(2)]).unwrap();
+    let mut follower = follow(&scene, Filter::default());
+    assert_eq!(follower.next().unwrap().unwrap().line.len(), MAX_LINE);
+    assert_eq!(pids(&mut follower), [2]);
+    assert_eq!((follower.unreadable(), scene.verify().unwrap().lines), (0, 2));
+}
+
+#[test]
+fn half_a_line_at_the_end_of_a_file_is_counted() {
+    let scene = Scene::with_lines(2);
+    let text = scene.current();
+    fs::write(scene.path(&rotated_name(1)), &text[..text.len() - 30]).unwrap();
+    let mut follower = follow(&scene, Filter::default());
+    assert_eq!(pids(&mut follower), [0, 0, 1]);
+    assert_eq!(follower.unreadable(), 1);
+}
+
+#[test]
+fn a_log_that_is_not_there_is_told_from_one_that_cannot_be_read() {
+    let scene = Scene::new();
+    let open = |name| Follower::open(&scene.path(name), Filter::default());
+    assert!(matches!(open("none"), Err(FollowError::NoLog(_))));
+    fs::write(scene.path("file"), "").unwrap();
+    assert!(matches!(open("file"), Err(FollowError::Io(..))));
+}
+
+#[test]
+fn a_file_that_begins_with_what_was_read_is_not_read_again() {
+    let scene = Scene::with_lines(3);
+    let text = scene.current();
+    fs::write(scene.path(&rotated_name(1)), &text).unwrap();
+    fs::write(scene.path(&rotated_name(3)), &text).unwrap();
+    scene.put(b"");
+    assert_eq!(pids(&mut follow(&scene, Filter::default())), [0, 1, 2]);
+}
+
+#[test]
+fn a_file_is_too_old_a_minute_after_its_last_line() {
+    let scene = Scene::with_lines(1);
+    let file = File::options().write(true).open(scene.path(CURRENT)).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1000)).unwrap();
+    // File systems may tell the second only.
+    let least = 1001 * 1_000_000_000 + CLOCK_DOUBT;
+    for (since, too_old) in [(None, false), (Some(least), false), (Some(least + 1), true)] {
+        let follower = follow(&scene, Filter { sandbox: None, since_unix_ns: since });
+        assert_eq!(follower.is_too_old(&file).unwrap(), too_old, "{since:?}");
     }
 }
