@@ -178,12 +178,11 @@ impl Log {
         let mut old = self.folder.rotated()?;
         let kept = old.split_off(old.len().saturating_sub(keep));
         let Some(newest) = old.last() else { return Ok(vec![]) };
-        let begins_kept = kept.first().copied().unwrap_or(head.seq + 1);
         // The hash of the last line that goes is in the first one that stays. If nothing stays, it is the head's.
         let (seq, hash) = match kept.first() {
             None => (head.seq, head.hash.clone()),
             Some(first) => match first_link(&self.folder, &rotated_name(*first))? {
-                Some(link) if link.seq == begins_kept => (link.seq.saturating_sub(1), link.prev),
+                Some(link) if link.seq == *first => (link.seq.saturating_sub(1), link.prev),
                 // Damaged: what is before it is evidence, and stays.
                 _ => return Ok(vec![]),
             },

@@ -179,3 +179,117 @@ fn links_are_not_followed() {
     assert!(matches!(scene.log.append(&[event(1)]), Err(LogError::Io(..))));
     assert_eq!(fs::read(&target).unwrap(), b"precious");
 }
+
+#[test]
+fn what_has_happened_is_recorded_like_everything_else() {
+    let scene = Scene::with_lines(1);
+    scene.log.append_last(&[event(1)]).unwrap();
+    assert_eq!(events(scene.folder.path()), [event(0), event(1)]);
+}
+
+#[test]
+fn the_head_is_written_in_place() {
+    let scene = Scene::with_lines(1);
+    let file = || fs::metadata(scene.path("head.json")).unwrap().ino();
+    let before = file();
+    scene.append(1);
+    assert_eq!(file(), before);
+}
+
+#[test]
+fn failures_are_told_apart() {
+    let of = |kind: io::ErrorKind| failure(Path::new("x"), kind.into());
+    assert!(matches!(of(io::ErrorKind::StorageFull), LogError::Full(_)));
+    assert!(matches!(of(io::ErrorKind::QuotaExceeded), LogError::Full(_)));
+    assert!(matches!(of(io::ErrorKind::WouldBlock), LogError::Busy(_)));
+    assert!(matches!(of(io::ErrorKind::NotFound), LogError::Io(..)));
+}
+
+#[test]
+fn what_is_before_a_damaged_file_is_kept() {
+    let scene = Scene::new();
+    let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
+    for number in 0..4 {
+        log.append(&[event(number)]).unwrap();
+    }
+    let folder = Folder::open(scene.folder.path()).unwrap();
+    let before = folder.rotated().unwrap();
+    // Whole lines, and later ones than this file begins with.
+    fs::write(scene.path(&rotated_name(before[2])), scene.current()).unwrap();
+    log.keep(Some(2)).append(&[event(4)]).unwrap();
+    let after = folder.rotated().unwrap();
+    assert_eq!((before.len(), &after[..3]), (3, &before[..]));
+    assert_eq!(after.len(), 4, "one more was put aside, and none removed");
+}
+
+#[test]
+fn a_file_with_a_number_from_the_future_is_not_removed() {
+    let scene = Scene::with_lines(2);
+    fs::write(scene.path(&rotated_name(999)), "whose?").unwrap();
+    Log::open(scene.folder.path()).unwrap().rotate_at(1).keep(Some(0)).append(&[event(2)]).unwrap();
+    assert_eq!(Folder::open(scene.folder.path()).unwrap().rotated().unwrap(), [1, 999]);
+}
+
+fn recoveries(scene: &Scene) -> Vec<(RecoveredFrom, String)> {
+    let of = |event: Event| match event.what {
+        What::Recovered { from, detail, .. } => Some((from, detail)),
+        _ => None,
+    };
+    events(scene.folder.path()).into_iter().filter_map(of).collect()
+}
+
+#[test]
+fn a_writer_says_what_it_found() {
+    let scene = Scene::with_lines(3);
+    let text = scene.current();
+    let two = text.len() / 3 * 2;
+    scene.put(&text[..two]);
+    scene.append(3);
+    let detail =
+        format!("audit.jsonl had {two} bytes instead of {}: it should have ended with line 3", text.len());
+    assert_eq!(recoveries(&scene), [(RecoveredFrom::LostLines, detail)]);
+    let scene = Scene::with_lines(3);
+    scene.put(&[&text[..], b"junk\n"].concat());
+    scene.append(3);
+    let detail = "5 bytes at the end of audit.jsonl are not ours, or not whole".to_owned();
+    assert_eq!(recoveries(&scene), [(RecoveredFrom::ForeignBytes, detail)]);
+}
+
+#[test]
+fn a_head_from_before_two_rotations_finds_both_files() {
+    let scene = Scene::with_lines(2);
+    let head = scene.head();
+    let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
+    log.append(&[event(2)]).unwrap();
+    log.append(&[event(3)]).unwrap();
+    scene.put_head(&head);
+    scene.append(4);
+    let report = scene.verify().unwrap();
+    assert_eq!((report.files, report.last_seq, report.recovered), (3, 7, 0));
+}
+
+#[test]
+fn an_empty_file_that_seems_to_be_put_aside_is_not_looked_at_for_ever() {
+    let scene = Scene::new();
+    Head::genesis().create(&Folder::open(scene.folder.path()).unwrap()).unwrap();
+    fs::write(scene.path(&rotated_name(1)), "").unwrap();
+    scene.append(0);
+    assert_eq!(scene.verify().unwrap().files, 2);
+}
+
+#[test]
+fn a_file_gets_the_name_of_its_first_line_also_when_the_head_was_lost() {
+    for current_is_there in [true, false] {
+        let scene = Scene::with_lines(2);
+        let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
+        log.append(&[event(2)]).unwrap();
+        fs::remove_file(scene.path("head.json")).unwrap();
+        if !current_is_there {
+            fs::remove_file(scene.path("audit.jsonl")).unwrap();
+        }
+        scene.append(3);
+        log.append(&[event(4)]).unwrap();
+        let files = Folder::open(scene.folder.path()).unwrap().rotated().unwrap();
+        assert_eq!(files, [1, 3], "{current_is_there}");
+    }
+}
