@@ -130,9 +130,13 @@ pub(crate) fn verify_in_boot(
     anchor: Option<&Anchor>,
     boot: &str,
 ) -> Result<Report, VerifyError> {
+    again_if_files_go(|| Walk::begin(folder, boot)?.finish(anchor))
+}
+
+fn again_if_files_go<T>(mut look: impl FnMut() -> Result<T, VerifyError>) -> Result<T, VerifyError> {
     let mut attempt = 1;
     loop {
-        match Walk::begin(folder, boot).and_then(|walk| walk.finish(anchor)) {
+        match look() {
             Err(VerifyError::Io(_, error))
                 if error.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS =>
             {

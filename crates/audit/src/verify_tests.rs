@@ -254,3 +254,68 @@ fn pruning_keeps_the_chain_and_is_told_from_removal() {
         assert!(none.verify().unwrap().files == 1);
     }
 }
+
+#[test]
+fn a_file_of_one_line_is_pruned_and_proves_nothing_when_it_is_still_there() {
+    let scene = Scene::with_lines(1);
+    let text = scene.current();
+    Log::open(scene.folder.path()).unwrap().rotate_at(1).keep(Some(0)).append(&[event(1)]).unwrap();
+    assert_eq!(scene_files(&scene), [] as [u64; 0]);
+    let report = scene.verify().unwrap();
+    assert_eq!((report.first_seq, report.files), (2, 1));
+    fs::write(scene.path(&rotated_name(1)), &text).unwrap();
+    assert_eq!(scene.verify().unwrap(), report);
+    // The last line that was pruned is still known by its hash.
+    let Shape::Whole(link) = line::shape(lines(&text)[0]) else { panic!() };
+    let anchored =
+        |seq, hash: &str| verify(scene.folder.path(), Some(&Anchor { seq, hash: hash.to_owned() }));
+    assert_eq!(anchored(1, &link.hash).unwrap(), report);
+    assert!(matches!(anchored(1, line::GENESIS), Err(VerifyError::NoAnchor(1))));
+    assert!(matches!(anchored(0, &link.hash), Err(VerifyError::NoAnchor(0))));
+}
+
+#[test]
+fn a_log_is_looked_at_again_when_files_go_meanwhile() {
+    let looks = |kind: io::ErrorKind, failing: usize| {
+        let mut looks = 0;
+        let found = again_if_files_go(|| {
+            looks += 1;
+            if looks > failing { Ok(()) } else { Err(VerifyError::Io(PathBuf::new(), kind.into())) }
+        });
+        (looks, found.is_ok())
+    };
+    assert_eq!(looks(io::ErrorKind::NotFound, 2), (3, true));
+    assert_eq!(looks(io::ErrorKind::NotFound, 9), (3, false));
+    assert_eq!(looks(io::ErrorKind::PermissionDenied, 1), (1, false));
+}
+
+#[test]
+fn what_cannot_be_a_log_is_not_taken_for_none() {
+    let scene = Scene::new();
+    let file = scene.path("file");
+    fs::write(&file, "").unwrap();
+    assert!(matches!(verify(&file, None), Err(VerifyError::Io(..))));
+}
+
+#[test]
+fn the_first_half_is_named_that_nobody_accounts_for() {
+    let scene = Scene::with_lines(3);
+    let text = scene.current();
+    let all = lines(&text);
+    scene.put(&join(&[all[0], all[1], b"{", b"{", all[2]]));
+    assert_eq!(scene.bad(), ("audit.jsonl".into(), 3, Fault::Changed));
+}
+
+#[test]
+fn a_file_that_was_put_aside_ends_with_a_whole_line() {
+    let scene = Scene::with_lines(3);
+    Log::open(scene.folder.path()).unwrap().rotate_at(1).append(&[event(3)]).unwrap();
+    let aside = rotated_name(1);
+    let text = fs::read(scene.path(&aside)).unwrap();
+    let line_break_removed = (text[..text.len() - 1].to_vec(), 3);
+    let halves = [&b"{"[..], b"{\n", b"{\n{\n", b"{\n{"].map(|half| ([&text, half].concat(), 4));
+    for (text, line) in [line_break_removed].into_iter().chain(halves) {
+        fs::write(scene.path(&aside), &text).unwrap();
+        assert_eq!(scene.bad(), (aside.clone(), line, Fault::Changed), "{}", text.escape_ascii());
+    }
+}
