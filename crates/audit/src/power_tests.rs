@@ -179,3 +179,48 @@ fn only_the_line_that_tells_of_a_loss_may_follow_a_gap() {
         assert!(found.contains("the events 3 to 5 were removed"), "{what:?}: {found}");
     }
 }
+
+#[test]
+fn what_is_removed_after_a_loss_is_put_down_with_its_length_and_digest() {
+    let scene = Scene::with_lines(3);
+    let text = scene.current();
+    let whole = text.len() / 3;
+    scene.put(&text[..whole + 100]);
+    scene.append_in(LATER, 9);
+    let mut follower = Follower::open(scene.folder.path(), Filter::default()).unwrap();
+    let told = std::iter::from_fn(|| follower.next().unwrap()).nth(1).unwrap().event.what;
+    let What::Recovered { from: RecoveredFrom::PowerLoss, torn_bytes, torn_digest, lost_from, .. } = told
+    else {
+        panic!("{told:?}")
+    };
+    let digest = crate::event::digest(&text[whole..whole + 100]);
+    assert_eq!((torn_bytes, torn_digest, lost_from), (Some(100), Some(digest), Some(2)));
+}
+
+#[test]
+fn a_last_line_that_was_replaced_is_found_after_a_restart_too() {
+    let scene = Scene::with_lines(3);
+    let text = scene.current();
+    let (two, third) = text.split_at(text.len() / 3 * 2);
+    let Shape::Whole(link) = line::shape(third.trim_ascii_end()) else { panic!() };
+    let mut forged = two.to_vec();
+    line::encode(&mut forged, 3, &link.prev, &event(99)).unwrap();
+    scene.put(&forged);
+    let found = after_restart(&scene);
+    assert!(matches!(found, Err(VerifyError::Bad { line: 3, fault: Fault::Changed, .. })), "{found:?}");
+    scene.append_in(LATER, 9);
+    let found = after_restart(&scene);
+    assert!(matches!(found, Err(VerifyError::Bad { line: 4, fault: Fault::Replaced, .. })), "{found:?}");
+}
+
+#[test]
+fn lines_from_before_a_rotation_are_not_what_a_restart_left_of_the_new_file() {
+    let scene = Scene::with_lines(2);
+    let old = scene.current();
+    Log::open(scene.folder.path()).unwrap().rotate_at(1).append(&[event(2)]).unwrap();
+    scene.put(&old);
+    scene.append_in(LATER, 9);
+    let report = after_restart(&scene).unwrap();
+    assert_eq!((report.files, report.lost), (2, 2));
+    assert_eq!(numbers(&scene), [0, 1, 9]);
+}
