@@ -167,6 +167,10 @@ mod tests {
         let mut chain = Chain::after(0, GENESIS.to_owned());
         assert_eq!(chain.step(&half(MAX_TORN + 1)), Err(Break::Changed));
         assert_eq!(chain.step(&half(MAX_TORN)), Ok(Step::Torn));
+        let mut chain = Chain::after(0, GENESIS.to_owned());
+        for _ in 0..3 {
+            assert_eq!(chain.step(&half(MAX_LINE)), Ok(Step::Torn), "writers may be killed in a row");
+        }
     }
 
     #[test]
