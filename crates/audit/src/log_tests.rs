@@ -293,3 +293,15 @@ fn a_file_gets_the_name_of_its_first_line_also_when_the_head_was_lost() {
         assert_eq!(files, [1, 3], "{current_is_there}");
     }
 }
+
+#[test]
+fn what_the_log_does_to_itself_is_about_no_sandbox() {
+    let scene = Scene::with_lines(1);
+    let named = event(1).in_sandbox("s2", Some("web".to_owned()));
+    let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
+    log.append(std::slice::from_ref(&named)).unwrap();
+    let found = events(scene.folder.path());
+    let own = Event { sandbox: None, name: None, what: found[1].what.clone(), ..named.clone() };
+    assert!(matches!(own.what, What::Rotated { .. }));
+    assert_eq!(found, [event(0), own, named]);
+}
