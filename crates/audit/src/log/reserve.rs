@@ -50,3 +50,31 @@ fn allocate(file: &File, size: u64, more: u64) -> io::Result<()> {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// For what the reserve is good for, see `tests/processes.rs`.
+    #[test]
+    fn a_reserve_is_filled_up_when_half_of_it_is_gone() {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut held_after = |size: usize| {
+            let more = size - usize::try_from(file.metadata().unwrap().len()).unwrap();
+            file.write_all(&vec![b'x'; more]).unwrap();
+            keep(&file, size as u64, 0).unwrap();
+            file.metadata().unwrap().blocks() * BLOCK
+        };
+        let first = held_after(0);
+        if first == 0 {
+            return; // This file system cannot reserve space.
+        }
+        assert!(first >= 1 << 20, "{first}");
+        let with_most_of_it = held_after(400 << 10);
+        assert!(with_most_of_it < (1400 << 10), "every line would have to wait for it: {with_most_of_it}");
+        let with_little_of_it = held_after(600 << 10);
+        assert!(with_little_of_it >= (1600 << 10), "{with_little_of_it}");
+    }
+}
