@@ -219,4 +219,26 @@ mod tests {
         assert_eq!(chain.step(text.trim_ascii_end()), Ok(Step::Next));
         assert_eq!(chain.recovered, 0);
     }
+
+    #[test]
+    fn a_line_that_tells_of_a_loss_is_behind_the_last_one_and_behind_no_half() {
+        let step = |chain: &mut Chain, seq| {
+            let from = RecoveredFrom::PowerLoss;
+            let detail = String::new();
+            let what =
+                What::Recovered { from, detail, torn_bytes: None, torn_digest: None, lost_from: Some(6) };
+            let mut text = vec![];
+            line::encode(&mut text, seq, GENESIS, &Event { what, ..event(1) }).unwrap();
+            chain.step(text.trim_ascii_end())
+        };
+        let before = Chain::after(5, GENESIS.to_owned());
+        let mut chain = before.clone();
+        assert_eq!(step(&mut chain, 3), Err(Break::Number(3)), "it would come before what is lost");
+        assert_eq!(chain, before);
+        assert_eq!(step(&mut chain, 9), Ok(Step::Next));
+        assert_eq!((chain.seq, chain.lost, chain.recovered), (9, 3, 1));
+        let mut chain = before;
+        chain.step(b"{").unwrap();
+        assert_eq!(step(&mut chain, 9), Err(Break::ChangedBefore), "nobody accounts for the half");
+    }
 }
