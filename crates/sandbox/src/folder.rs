@@ -56,7 +56,7 @@ impl Folder {
         Self { path: self.path.with_file_name(format!("{prefix}{name}")) }
     }
 
-    /// The names of the folders that are sandboxes, whoever made them.
+    /// The names of the folders that are sandboxes, ours and others.
     pub fn names(paths: &Paths) -> io::Result<Vec<String>> {
         Ok(entries(paths)?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }

@@ -48,7 +48,7 @@ impl fmt::Display for Shortage {
 fn promised(folder: &Folder, spec: &SandboxSpec) -> u64 {
     let disk = unused(&folder.disk(), spec.disk.0);
     let logs = [folder.output_log(), folder.console_log()].map(|ring| unused(&ring, spec.log_size.0 / 2));
-    // Somebody may also park any sandbox by hand. That is refused for want of space, and costs nothing.
+    // Any sandbox can also be parked by hand. That is refused for want of space, and costs nothing.
     let memory = spec.pause_idle.map_or(0, |_| unused(&folder.parking(), spec.memory.0));
     disk + logs.iter().sum::<u64>() + memory
 }

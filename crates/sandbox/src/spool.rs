@@ -1,5 +1,5 @@
 //! Events on their way into the audit log. While it cannot be written they are kept in memory, in order, and tried again: what
-//! has happened is not forgotten because a disk is full. Whoever has a spool takes nothing new while something waits in it.
+//! has happened is not forgotten because a disk is full. The owner of a spool takes nothing new while something waits in it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

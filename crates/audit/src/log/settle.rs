@@ -1,7 +1,7 @@
 //! What a writer finds under the lock, and what to do about it before it writes.
 //!
 //! Almost always the file is as long as the head says, and nothing has to be read. Everything else is the work of a writer
-//! that was killed, of a loss of power, or of somebody who should not write here. It is put down in the log, and nothing that
+//! that was killed, of a loss of power, or of a program that should not write here. It is recorded in the log, and nothing that
 //! reached the disk whole is removed or changed: verification decides which one it was.
 
 mod restart;

@@ -360,7 +360,7 @@ impl Manager {
     }
 
     /// Writes down the end of a sandbox whose monitor could not: as the monitor left it beside the disk, or that its processes
-    /// were killed. A full disk keeps nobody from looking: it is written down by the next command then.
+    /// were killed. On a full disk sandboxes can be looked at all the same: the next command writes it down.
     fn record_end(&mut self, record: Record, folder: &Folder) -> Result<Option<Sandboxed>, ManagerError> {
         let life = match store::take_life(folder.path()) {
             Ok(Some(life)) => life,

@@ -48,7 +48,7 @@ impl Manager {
         let folder = self.folder(sandbox);
         // One change at a time, with its undoing.
         let _lock = folder.lock().map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
-        // Somebody who denies something must be able to.
+        // A denial has to be possible on a full disk.
         self.store.make_room();
         let mut before = None;
         let changed = self.store.change_spec(&sandbox.record.id, |spec| {

@@ -1,6 +1,6 @@
 //! Sandboxes that the store does not know, or of which it has a record that cannot be read, and what interrupted commands left.
 //!
-//! A folder under its own name is somebody's disk: it is never removed but by name. The store can be lost, damaged, or replaced by an
+//! A folder under its own name is a user's disk: it is never removed but by name. The store can be lost, damaged, or replaced by an
 //! older one; then the disks are listed as orphaned, and can be adopted.
 
 use std::fs;
@@ -264,7 +264,7 @@ impl Manager {
     pub(super) fn sweep(&mut self) {
         for leftover in Folder::leftovers(&self.paths).unwrap_or_default() {
             match leftover {
-                // One that is written down is whole: whoever looks at it finishes it.
+                // One that is written down is whole: the next command that looks at it finishes it.
                 Leftover::Unfinished(folder, id)
                     if is_abandoned(folder.path())
                         && is_old(folder.path())

@@ -113,7 +113,7 @@ pub fn alive(folder: &Path) -> io::Result<bool> {
     Ok(is_held(&folder.join(FILE_NAME))? || is_held(&folder.join(DISK))?)
 }
 
-/// Whether a file is locked. Any number of lookers share the lock; the sandbox itself shares it with nobody.
+/// Whether a file is locked. Any number of lookers share the lock; a sandbox that runs does not share it.
 fn is_held(path: &Path) -> io::Result<bool> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match File::options().read(true).custom_flags(flags).open(path) {
