@@ -265,6 +265,26 @@ fn a_copy_in_the_folder_of_sandboxes_stays_and_can_become_one() {
     assert_eq!(fs::read_dir(folders(&home)).unwrap().count(), 2, "the copy and what was never ours");
 }
 
+#[test]
+fn one_folder_that_cannot_be_used_keeps_no_other_from_being_listed() {
+    let home = Home::new();
+    let other = home.create("other", &SMALL);
+    let id = home.started("web", &SMALL);
+    let (monitor, keeper) = (home.monitor("web"), home.keeper("web"));
+    for pid in [monitor, keeper] {
+        signal(pid, Signal::KILL);
+    }
+    until("both end", 10, || !is_alive(monitor) && !is_alive(keeper));
+    let life = folders(&home).join(&id).join("life");
+    fs::remove_file(&life).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &life).unwrap();
+    let ls = home.run(&["ls"]);
+    assert!(ls.stdout.contains("unusable") && ls.stdout.contains(&other), "{ls:?}");
+    assert!(ls.stderr.contains("warning") && ls.stderr.contains(&id), "{ls:?}");
+    fs::remove_file(&life).unwrap();
+    assert_eq!(home.status("web"), "dead");
+}
+
 /// What matters beside the disk is missing, as in the folders of earlier versions.
 #[test]
 fn a_disk_of_which_nothing_else_is_known_gets_no_network() {

@@ -62,6 +62,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         }
     };
     drop(bar);
+    output::warnings(&mut manager);
     let summary = match copied {
         Ok(summary) => summary,
         Err(error) => {

@@ -113,6 +113,7 @@ pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
                 code = crate::OUR_FAILURE;
             }
         }
+        output::warnings(&mut manager);
     }
     Ok(code)
 }

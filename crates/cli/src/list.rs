@@ -51,7 +51,8 @@ pub enum Filter {
     Name(String),
 }
 
-const STATUSES: [&str; 7] = ["created", "running", "paused", "stopped", "dead", "orphaned", "lost"];
+const STATUSES: [&str; 8] =
+    ["created", "running", "paused", "stopped", "dead", "orphaned", "lost", "unusable"];
 
 impl FromStr for Filter {
     type Err = String;

@@ -246,7 +246,12 @@ impl Manager {
                 Status::Running => return Ok(now),
                 Status::Paused if now.record.idle_paused => return Ok(now),
                 Status::Paused => return Err(ManagerError::Paused(now.name().to_owned())),
-                Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {}
+                Status::Created
+                | Status::Stopped
+                | Status::Dead
+                | Status::Orphaned
+                | Status::Lost
+                | Status::Unusable => {}
             }
             match self.start(&now, progress) {
                 Ok(()) => return self.refresh(&now),
@@ -293,7 +298,12 @@ impl Manager {
             // A frozen guest cannot shut itself down.
             Status::Paused => self.resume(sandbox)?,
             Status::Running => {}
-            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {
+            Status::Created
+            | Status::Stopped
+            | Status::Dead
+            | Status::Orphaned
+            | Status::Lost
+            | Status::Unusable => {
                 return Ok(());
             }
         }

@@ -185,6 +185,8 @@ pub enum Status {
     Orphaned,
     /// The store knows it, and its disk is not there.
     Lost,
+    /// Its folder cannot be looked into.
+    Unusable,
 }
 
 impl fmt::Display for Status {
@@ -197,6 +199,7 @@ impl fmt::Display for Status {
             Self::Dead => "dead",
             Self::Orphaned => "orphaned",
             Self::Lost => "lost",
+            Self::Unusable => "unusable",
         })
     }
 }
@@ -290,7 +293,15 @@ impl Manager {
     pub fn list(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
         self.sweep();
         let records = self.store.list()?;
-        records.into_iter().filter_map(|record| self.settle(record).transpose()).collect()
+        let listed = |record: Record| match self.settle(record.clone()) {
+            // One folder that cannot be used is no reason not to list the others.
+            Err(error @ ManagerError::File(..)) => {
+                self.warnings.add(crate::chain(&error));
+                Some(Ok(Sandboxed { record, status: Status::Unusable }))
+            }
+            settled => settled.transpose(),
+        };
+        records.into_iter().filter_map(listed).collect()
     }
 
     /// The same sandbox, as it is now.

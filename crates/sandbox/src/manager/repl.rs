@@ -220,9 +220,12 @@ fn repl(row: ReplRow, sandbox: Sandboxed) -> Result<Repl, ManagerError> {
         status: match sandbox.status {
             Status::Running => ReplStatus::Running,
             Status::Paused => ReplStatus::Paused,
-            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Lost => {
-                ReplStatus::Stopped
-            }
+            Status::Created
+            | Status::Stopped
+            | Status::Dead
+            | Status::Orphaned
+            | Status::Lost
+            | Status::Unusable => ReplStatus::Stopped,
         },
         language: interpreter::language(&row.language)?,
         name: row.name,

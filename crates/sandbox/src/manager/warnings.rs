@@ -14,6 +14,13 @@ pub(super) struct Warnings {
     room_of: Option<String>,
 }
 
+impl Warnings {
+    /// Adds a sentence.
+    pub(super) fn add(&mut self, sentence: String) {
+        self.said.push(sentence);
+    }
+}
+
 impl Manager {
     /// Whether others can do their work while this manager is not used.
     pub fn may_be_kept(&self) -> bool {

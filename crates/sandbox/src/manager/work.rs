@@ -52,7 +52,7 @@ impl Manager {
             Status::Paused if sandbox.record.idle_paused => {}
             Status::Paused => return Err(ManagerError::Paused(sandbox.name().to_owned())),
             Status::Lost => return Err(ManagerError::Lost(sandbox.name().to_owned())),
-            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned => {
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Unusable => {
                 let (name, status) = (sandbox.name().to_owned(), sandbox.status);
                 return Err(ManagerError::NotRunning { name, status });
             }
