@@ -41,8 +41,14 @@ impl Home {
         self.folder.path().join("state/bathysphere")
     }
 
+    /// The template that a sandbox was made with. Its name has the digest of its content.
     fn template(&self) -> PathBuf {
-        self.cache().join("disk/ext4-64M")
+        assert_eq!(self.run(&["true"]).code, Some(0));
+        let made = fs::read_dir(self.cache().join("disk")).expect("it was just made").flatten();
+        let is_one = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"ext4-64M-"))
+        };
+        made.map(|entry| entry.path()).find(is_one).expect("a template")
     }
 
     /// A file that is none of bathy's business.
@@ -94,7 +100,7 @@ fn j5_a_link_in_place_of_a_new_template_harms_nothing() {
     // The shell's number is bathy's, once it has become bathy.
     let script = r#"ln -s "$0" "$1.$$" && exec "$2" run --disk 64M -- true"#;
     let mut command = Command::new("sh");
-    command.args(["-c", script]).args([home.victim(), home.template(), bathy()]);
+    command.args(["-c", script]).args([home.victim(), home.cache().join("disk/.ext4-64M"), bathy()]);
     Run::of(home.in_home(&mut command)).finish(patience(PATIENCE));
     let left = fs::read(home.victim()).expect("the victim is there");
     assert_eq!(String::from_utf8_lossy(&left), "precious", "the link's target was overwritten");
@@ -105,13 +111,13 @@ fn j5_a_link_in_place_of_a_template_hands_no_host_file_to_the_guest() {
     const SECRET: &str = "canary-7f3a91";
     let home = Home::new();
     // A file that the guest can boot with, or it could not tell what it sees.
-    assert_eq!(home.run(&["true"]).code, Some(0));
-    let mut bytes = fs::read(home.template()).expect("it was just made");
+    let template = home.template();
+    let mut bytes = fs::read(&template).expect("it was just made");
     let end = bytes.len() - 4096;
     bytes[end..end + SECRET.len()].copy_from_slice(SECRET.as_bytes());
     fs::write(home.victim(), bytes).expect("there is room in /tmp");
-    fs::remove_file(home.template()).expect("our own file");
-    symlink(home.victim(), home.template()).expect("our own folder");
+    fs::remove_file(&template).expect("our own file");
+    symlink(home.victim(), &template).expect("our own folder");
     let ran = home.run(&["sh", "-c", &format!("grep -ac {SECRET} /dev/vdb")]);
     assert_ne!(ran.stdout.trim(), "1", "the guest found the host file's content on its disk: {}", ran.stderr);
 }
@@ -119,9 +125,12 @@ fn j5_a_link_in_place_of_a_template_hands_no_host_file_to_the_guest() {
 #[test]
 fn j5_a_pipe_in_place_of_a_template_does_not_hang() {
     let home = Home::new();
-    let made = Command::new("mkfifo").arg(home.template()).status().expect("mkfifo is there");
+    let template = home.template();
+    fs::remove_file(&template).expect("our own file");
+    let made = Command::new("mkfifo").arg(&template).status().expect("mkfifo is there");
     assert!(made.success());
     let ran = home.run(&["true"]);
+    assert_eq!(ran.code, Some(0), "it is made again: {}", ran.stderr);
     assert!(ran.took < patience(Duration::from_secs(10)), "{:?}", ran.took);
 }
 
