@@ -23,13 +23,9 @@ fn bed(kind: FileSystem) -> (Bed, PathBuf) {
     (bed, image)
 }
 
-/// Only root may mount.
-fn may_run() -> bool {
-    let may = geteuid().is_root();
-    if !may {
-        println!("skipped: only root may mount a disk");
-    }
-    may
+#[track_caller]
+fn needs_root() {
+    assert!(geteuid().is_root(), "only root may mount a disk: run this test as root");
 }
 
 #[track_caller]
@@ -70,31 +66,27 @@ fn right_sum() -> String {
 
 #[test]
 fn what_was_synced_is_there_after_every_cut() {
-    if may_run() {
-        for kind in [FileSystem::Ext4, FileSystem::Xfs] {
-            for options in kind.options() {
-                let answers = after_cuts(kind, options, SYNCED, SUM);
-                assert_eq!(answers, vec![right_sum(); answers.len()], "{kind:?}, {options}");
-            }
+    needs_root();
+    for kind in [FileSystem::Ext4, FileSystem::Xfs] {
+        for options in kind.options() {
+            let answers = after_cuts(kind, options, SYNCED, SUM);
+            assert_eq!(answers, vec![right_sum(); answers.len()], "{kind:?}, {options}");
         }
     }
 }
 
 #[test]
 fn a_disk_that_is_never_flushed_loses_even_what_was_synced() {
-    if may_run() {
-        let answers = after_cuts(FileSystem::Ext4, "barrier=0", SYNCED, &format!("{SUM}; true"));
-        let lost = answers.iter().filter(|answer| **answer != right_sum()).count();
-        println!("{answers:?}");
-        assert!(lost > 0, "{answers:?}");
-    }
+    needs_root();
+    let answers = after_cuts(FileSystem::Ext4, "barrier=0", SYNCED, &format!("{SUM}; true"));
+    let lost = answers.iter().filter(|answer| **answer != right_sum()).count();
+    println!("{answers:?}");
+    assert!(lost > 0, "{answers:?}");
 }
 
 #[test]
 fn what_was_renamed_and_not_synced_is_lost_or_empty_after_some_cuts() {
-    if !may_run() {
-        return;
-    }
+    needs_root();
     let before = "echo old > file && sync file . && echo new > file.new && mv file.new file && \
         echo fresh > fresh.new && mv fresh.new fresh";
     let ask = "(cat file; cat fresh) 2>/dev/null; true";
@@ -118,9 +110,7 @@ const BUSY: &str = "cd $0; for i in $(seq 1 100000); do f=d$((i % 7))/f$((i % 31
 
 #[test]
 fn the_file_system_is_whole_after_every_cut() {
-    if !may_run() {
-        return;
-    }
+    needs_root();
     let (bed, mut image) = bed(FileSystem::Ext4);
     for seed in 0..SEEDS {
         let mut machine = bed.boot(&image, "errors=remount-ro,commit=1");
@@ -140,9 +130,7 @@ fn the_file_system_is_whole_after_every_cut() {
 
 #[test]
 fn every_machine_has_a_boot_id_and_takes_its_processes_along() {
-    if !may_run() {
-        return;
-    }
+    needs_root();
     let (bed, image) = bed(FileSystem::Ext4);
     let ids = [(); 2].map(|()| {
         let machine = bed.boot(&image, "commit=1");

@@ -239,6 +239,6 @@ mod tests {
         assert_eq!((chain.seq, chain.lost, chain.recovered), (9, 3, 1));
         let mut chain = before;
         chain.step(b"{").unwrap();
-        assert_eq!(step(&mut chain, 9), Err(Break::ChangedBefore), "nobody accounts for the half");
+        assert_eq!(step(&mut chain, 9), Err(Break::ChangedBefore), "the half is not accounted for");
     }
 }

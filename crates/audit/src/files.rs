@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(fcntl_getfd(&file).unwrap(), FdFlags::CLOEXEC);
         assert!(folder.file("none", OFlags::RDONLY).unwrap().is_none());
         assert!(folder.file("folder", OFlags::RDONLY).is_err());
-        // Opening this one would wait for somebody who writes to it.
+        // Opening this one would wait for a writer.
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::mknodat(&folder.dir, "pipe", rustix::fs::FileType::Fifo, mode, 0).unwrap();
         assert!(folder.file("pipe", OFlags::RDONLY).is_err());

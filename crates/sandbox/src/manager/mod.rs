@@ -248,6 +248,17 @@ impl Manager {
         Ok(Self { paths, store, audit, policy, program: program.to_owned(), warnings })
     }
 
+    /// With a state folder of its own, and no operator.
+    #[cfg(test)]
+    fn in_home(home: &std::path::Path) -> Self {
+        let paths = Paths { state: home.join("state"), cache: home.join("cache") };
+        let policy = Policy::default();
+        let store = Store::open(&paths.state).unwrap();
+        let audit = crate::audit_log(&paths, &policy).unwrap();
+        let warnings = warnings::Warnings::default();
+        Self { paths, store, audit, policy, program: "test".to_owned(), warnings }
+    }
+
     /// As [`Self::open`], on behalf of agents: what they ask is held to the operator's limits for them.
     pub fn open_for_agents(program: &str) -> Result<Self, ManagerError> {
         Ok(Self::open(program)?.for_agents())

@@ -128,23 +128,13 @@ mod tests {
     use super::*;
     use crate::engine::{Choice, Chosen};
     use crate::folder::Folder;
-    use crate::paths::Paths;
-    use crate::policy::Policy;
     use crate::spec::{SandboxSpec, Size};
-    use crate::store::{NewRecord, Record, Store};
+    use crate::store::{NewRecord, Record};
 
     const ID: &str = "abcdefghijkl";
 
-    fn manager(home: &Path) -> Manager {
-        let paths = Paths { state: home.join("state"), cache: home.join("cache") };
-        let policy = Policy::default();
-        let store = Store::open(&paths.state).unwrap();
-        let audit = crate::audit_log(&paths, &policy).unwrap();
-        Manager { paths, store, audit, policy, program: "test".to_owned(), warnings: Default::default() }
-    }
-
     fn with_sandbox(home: &Path) -> (Manager, Sandboxed) {
-        let mut manager = manager(home);
+        let mut manager = Manager::in_home(home);
         let spec = SandboxSpec { memory: Size(64 << 20), ..SandboxSpec::default() };
         let engine = Choice { engine: Chosen::Uml, reason: "a test".to_owned() };
         let new = NewRecord { id: ID.to_owned(), name: Some("web".to_owned()), spec, engine, created_ns: 1 };
@@ -229,7 +219,7 @@ mod tests {
     fn of_two_denials_none_is_lost() {
         let home = tempfile::tempdir().unwrap();
         let (mut one, sandbox) = with_sandbox(home.path());
-        let mut two = manager(home.path());
+        let mut two = Manager::in_home(home.path());
         // Both have looked before either changed anything.
         let same = two.find(ID).unwrap();
         assert_eq!(one.change_policy(&sandbox, deny("a.example")).unwrap().closed, None);

@@ -1,20 +1,9 @@
 //! With whole sandboxes: `tests/tests/durable.rs`.
 
 use super::*;
-use crate::paths::Paths;
-use crate::policy::Policy;
-use crate::store::Store;
 
 const ID: &str = "abcdefghijkl";
 const OTHER: &str = "bbbbbbbbbbbb";
-
-fn manager(home: &Path) -> Manager {
-    let paths = Paths { state: home.join("state"), cache: home.join("cache") };
-    let policy = Policy::default();
-    let store = Store::open(&paths.state).unwrap();
-    let audit = crate::audit_log(&paths, &policy).unwrap();
-    Manager { paths, store, audit, policy, program: "test".to_owned(), warnings: Default::default() }
-}
 
 /// Makes the folder of a sandbox with a description, and no record.
 fn orphan(manager: &Manager, id: &str, name: &str) -> Folder {
@@ -35,7 +24,7 @@ fn adopt(manager: &mut Manager, wanted: &str) -> Result<Adopted, ManagerError> {
 #[test]
 fn an_orphan_is_found_by_its_name_its_id_and_the_beginning_of_it() {
     let home = tempfile::tempdir().unwrap();
-    let mut manager = manager(home.path());
+    let mut manager = Manager::in_home(home.path());
     orphan(&manager, ID, "web");
     orphan(&manager, OTHER, "db");
     for wanted in ["web", ID, "abcd"] {
@@ -55,7 +44,7 @@ fn an_orphan_is_found_by_its_name_its_id_and_the_beginning_of_it() {
 #[test]
 fn two_orphans_of_one_name_are_told_apart_by_their_ids() {
     let home = tempfile::tempdir().unwrap();
-    let mut manager = manager(home.path());
+    let mut manager = Manager::in_home(home.path());
     orphan(&manager, ID, "web");
     orphan(&manager, OTHER, "web");
     orphan(&manager, "cccccccccccc", "db");
@@ -73,7 +62,7 @@ fn two_orphans_of_one_name_are_told_apart_by_their_ids() {
 #[test]
 fn a_record_that_cannot_be_read_can_be_adopted_and_removed() {
     let home = tempfile::tempdir().unwrap();
-    let mut manager = manager(home.path());
+    let mut manager = Manager::in_home(home.path());
     for removes in [false, true] {
         let folder = orphan(&manager, ID, "web");
         adopt(&mut manager, "web").unwrap();
@@ -102,7 +91,7 @@ fn a_record_that_cannot_be_read_can_be_adopted_and_removed() {
 #[test]
 fn a_description_that_cannot_be_read_is_no_reason_to_forget_what_it_denies() {
     let home = tempfile::tempdir().unwrap();
-    let mut manager = manager(home.path());
+    let mut manager = Manager::in_home(home.path());
     let folder = orphan(&manager, ID, "web");
     fs::write(folder.description(), "{").unwrap();
     let found = manager.find_any(ID).unwrap();
