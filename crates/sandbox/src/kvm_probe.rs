@@ -1,19 +1,21 @@
 //! Whether `/dev/kvm` is hardware virtualization: a guest of a few instructions is run and timed.
 //!
 //! The device's presence proves nothing. Some hosts offer one that emulates instruction by instruction, a thousand times
-//! too slow for a guest. So a counting loop has to finish before a deadline, in a process of its own that can be
-//! killed when it does not.
+//! too slow for a guest. So a counting loop has to finish within a limit of processor time, in a process of its own that
+//! the kernel ends when it does not. Wall time would take a busy machine for one without hardware virtualization.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuExit};
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -23,11 +25,14 @@ use crate::sys::GuestPage;
 pub const DEVICE: &str = "/dev/kvm";
 /// The hidden verb of `bathy` that runs the probe guest.
 pub const VERB: &str = "probe-kvm";
-/// How often the probe guest counts. Hardware does that in well under a tenth of the deadline.
+/// How often the probe guest counts. Hardware does that in well under a tenth of the limit.
 const LOOPS: u32 = 5_000_000;
 /// What the guest runs of them, as it is told: each turn is two instructions.
 const MILLION_INSTRUCTIONS: u32 = LOOPS / 1_000_000 * 2;
-const DEADLINE: Duration = Duration::from_millis(1500);
+/// Seconds of processor time for the probe.
+const CPU_LIMIT: u64 = 2;
+/// How long the probe may take in all. A machine that does not give it that much until then is too busy to tell.
+const DEADLINE: Duration = Duration::from_secs(20);
 /// Where the guest's code lies in its memory.
 const CODE: u64 = 0x1000;
 
@@ -40,6 +45,9 @@ pub enum ProbeError {
     /// Memory.
     #[error("No memory for the probe guest")]
     Memory(#[source] io::Error),
+    /// Nothing would end the probe.
+    #[error("The probe's processor time cannot be limited")]
+    Limit(#[source] io::Error),
     /// The guest did something else than counting and halting.
     #[error("The probe guest ended unexpectedly: {0}")]
     Exit(String),
@@ -56,7 +64,7 @@ pub enum Verdict {
     },
     /// There is a device, and the probe guest did not finish in time.
     NotHardware {
-        /// The deadline.
+        /// The limit of processor time.
         milliseconds: u64,
     },
     /// There is no device.
@@ -108,7 +116,7 @@ impl fmt::Display for Verdict {
             }
             Self::NotHardware { milliseconds } => write!(
                 out,
-                "{DEVICE} is not hardware virtualization: a probe guest of {MILLION_INSTRUCTIONS} million instructions did not finish in {milliseconds} ms"
+                "{DEVICE} is not hardware virtualization: a probe guest of {MILLION_INSTRUCTIONS} million instructions did not finish in {milliseconds} ms of processor time"
             ),
             Self::Absent => write!(out, "there is no {DEVICE}"),
             Self::NoPermission { group } if group == "root" => {
@@ -139,40 +147,47 @@ pub fn open() -> Result<File, Verdict> {
     })
 }
 
-/// Finds out what an opened device is good for, by running `prober` (the program `bathy` with [`VERB`]) with a deadline.
+/// Finds out what an opened device is good for, by running `prober` (the program `bathy` with [`VERB`]).
 pub fn measure(prober: &mut Command) -> Verdict {
-    match timed(prober) {
+    match timed(prober, DEADLINE) {
         Ok(verdict) => verdict,
         Err(error) => Verdict::Broken { reason: error.to_string() },
     }
 }
 
-fn timed(prober: &mut Command) -> io::Result<Verdict> {
+fn timed(prober: &mut Command, deadline: Duration) -> io::Result<Verdict> {
     let started = Instant::now();
     let mut child = prober.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let milliseconds = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    loop {
+    let status = loop {
         if let Some(status) = child.try_wait()? {
-            if status.success() {
-                return Ok(Verdict::Hardware { milliseconds: milliseconds(started.elapsed()) });
-            }
-            let mut reason = String::new();
-            if let Some(mut stderr) = child.stderr.take() {
-                stderr.read_to_string(&mut reason)?;
-            }
-            return Ok(Verdict::Broken { reason: reason.trim().to_owned() });
+            break status;
         }
-        if started.elapsed() > DEADLINE {
+        if started.elapsed() > deadline {
             child.kill()?;
             child.wait()?;
-            return Ok(Verdict::NotHardware { milliseconds: milliseconds(DEADLINE) });
+            let reason = format!("it had no answer within {} s; the machine may be busy", deadline.as_secs());
+            return Ok(Verdict::Broken { reason });
         }
         std::thread::sleep(Duration::from_millis(5));
+    };
+    if status.success() {
+        let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        return Ok(Verdict::Hardware { milliseconds });
     }
+    if status.signal() == Some(Signal::XCPU.as_raw()) {
+        return Ok(Verdict::NotHardware { milliseconds: CPU_LIMIT * 1000 });
+    }
+    let mut reason = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_string(&mut reason)?;
+    }
+    Ok(Verdict::Broken { reason: reason.trim().to_owned() })
 }
 
-/// Runs the probe guest in this process. It may take for ever: the caller's caller has the deadline.
+/// Runs the probe guest in this process, which the kernel ends if that takes too much processor time.
 pub fn run_guest() -> Result<(), ProbeError> {
+    let limit = Rlimit { current: Some(CPU_LIMIT), maximum: Some(CPU_LIMIT + 1) };
+    setrlimit(Resource::Cpu, limit).map_err(|error| ProbeError::Limit(error.into()))?;
     let failed = |what| move |error| ProbeError::Kvm(what, error);
     let mut page = GuestPage::new().map_err(ProbeError::Memory)?;
     page.write(&program());
@@ -238,8 +253,8 @@ mod tests {
         let verdicts = [
             (Verdict::Hardware { milliseconds: 30 }, "is hardware virtualization"),
             (
-                Verdict::NotHardware { milliseconds: 1500 },
-                "10 million instructions did not finish in 1500 ms",
+                Verdict::NotHardware { milliseconds: 2000 },
+                "10 million instructions did not finish in 2000 ms of processor time",
             ),
             (Verdict::Absent, "there is no /dev/kvm"),
             (Verdict::NoPermission { group: "kvm".to_owned() }, "root and the group kvm"),
@@ -257,21 +272,31 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_hangs_is_ended_at_the_deadline() {
-        let started = Instant::now();
-        let verdict = timed(Command::new("sleep").arg("60")).unwrap();
-        assert!(matches!(verdict, Verdict::NotHardware { .. }), "{verdict:?}");
-        assert!(started.elapsed() < DEADLINE * 2);
+    fn a_probe_that_uses_up_its_processor_time_is_no_hardware() {
+        let mut busy = Command::new("sh");
+        busy.args(["-c", &format!("ulimit -S -t {CPU_LIMIT}; while :; do :; done")]);
+        let verdict = timed(&mut busy, DEADLINE).unwrap();
+        assert_eq!(verdict, Verdict::NotHardware { milliseconds: CPU_LIMIT * 1000 });
+    }
+
+    #[test]
+    fn a_probe_that_gets_no_processor_tells_nothing_about_the_hardware() {
+        // Longer than the old limit of wall time, and hardly any processor time: as on a busy machine.
+        let slow = timed(Command::new("sleep").arg("2"), DEADLINE).unwrap();
+        assert!(slow.is_hardware(), "{slow:?}");
+        let stuck = timed(Command::new("sleep").arg("60"), Duration::from_millis(50)).unwrap();
+        assert!(matches!(&stuck, Verdict::Broken { reason } if reason.contains("busy")), "{stuck:?}");
+        assert!(!stuck.is_measurement(), "it is tried again at the next start");
     }
 
     #[test]
     fn a_probe_that_fails_says_why() {
-        let verdict = timed(Command::new("sh").args(["-c", "echo no guests today >&2; exit 1"])).unwrap();
+        let verdict = timed(Command::new("sh").args(["-c", "echo no guests today >&2; exit 1"]), DEADLINE).unwrap();
         assert_eq!(verdict, Verdict::Broken { reason: "no guests today".to_owned() });
     }
 
     #[test]
     fn a_probe_that_finishes_is_hardware() {
-        assert!(matches!(timed(&mut Command::new("true")).unwrap(), Verdict::Hardware { .. }));
+        assert!(matches!(timed(&mut Command::new("true"), DEADLINE).unwrap(), Verdict::Hardware { .. }));
     }
 }

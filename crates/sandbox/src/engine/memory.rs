@@ -17,10 +17,10 @@ use crate::kvm_probe::Verdict;
 /// Its file in the state folder.
 pub const FILE: &str = "kvm.json";
 /// Counts the ways in which guests are tried: what another version found is not known to this one.
-const PROBE: u32 = 1;
+const PROBE: u32 = 2;
 /// Longer than any memory.
 const MAX_FILE: u64 = 4096;
-/// How long a guest's failure to finish is remembered: the machine may only have been busy.
+/// How long a guest's failure to finish is remembered: an emulated one may get faster, or be replaced.
 const DOUBT: Duration = Duration::from_secs(10 * 60);
 
 /// A device as it is at present: if one of these is another, so may be what it is good for.
