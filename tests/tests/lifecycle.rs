@@ -370,3 +370,27 @@ fn of_two_removals_one_succeeds() {
     let removed = causes(&home, "twice").iter().filter(|event| *event == "sandbox_removed").count();
     assert_eq!(removed, 6, "each removal is recorded once");
 }
+
+#[test]
+fn one_whose_monitor_is_stuck_is_killed_and_removed_all_the_same() {
+    let home = Home::new();
+    for (name, keeper_too) in [("web", false), ("all", true)] {
+        home.started(name, &["--memory", "128M", "--disk", "64M"]);
+        let everything = home.processes_of(name);
+        let (monitor, keeper) = (home.monitor(name), home.keeper(name));
+        signal(monitor, Signal::STOP);
+        if keeper_too {
+            signal(keeper, Signal::STOP);
+        }
+        home.ok(&["kill", name]);
+        until("its processes are gone", 10, || !everything.iter().any(|pid| is_alive(*pid)));
+        assert_eq!(home.status(name), "dead");
+        home.ok(&["start", name]);
+        assert_eq!(home.sh(name, "echo again"), "again\n");
+    }
+    let everything = home.processes_of("web");
+    signal(home.monitor("web"), Signal::STOP);
+    home.ok(&["rm", "-f", "web"]);
+    until("its processes are gone", 10, || !everything.iter().any(|pid| is_alive(*pid)));
+    home.ok(&["audit", "verify"]);
+}

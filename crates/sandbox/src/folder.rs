@@ -222,7 +222,9 @@ fn entries(paths: &Paths) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in listed {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        let kind = entry.file_type()?;
+        // Links are followed: a user may keep a large disk elsewhere.
+        if kind.is_dir() || kind.is_symlink() && entry.path().is_dir() {
             names.extend(entry.file_name().into_string());
         }
     }
@@ -300,7 +302,9 @@ mod tests {
             fs::create_dir_all(Folder::all(&paths).join(name.replace('/', "_"))).unwrap();
         }
         fs::write(Folder::all(&paths).join("file"), "").unwrap();
+        std::os::unix::fs::symlink(home.path(), Folder::all(&paths).join("linked")).unwrap();
+        std::os::unix::fs::symlink("nowhere", Folder::all(&paths).join("dangling")).unwrap();
         assert!(Folder::leftovers(&paths).unwrap().is_empty());
-        assert_eq!(Folder::names(&paths).unwrap(), ["abc.bak", ID]);
+        assert_eq!(Folder::names(&paths).unwrap(), ["abc.bak", ID, "linked"]);
     }
 }

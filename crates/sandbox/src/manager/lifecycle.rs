@@ -13,7 +13,7 @@ use bathy_audit::What;
 use bathy_image::Store as Cache;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Manager, ManagerError, Sandboxed, Status};
+use super::{Manager, ManagerError, Sandboxed, Status, force};
 use crate::assets::{self, Assets};
 use crate::description::Description;
 use crate::disk;
@@ -328,19 +328,36 @@ impl Manager {
 
     fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
-        match door::ask(folder.path(), how, PATIENCE) {
+        let asked = match door::ask(folder.path(), how, PATIENCE) {
             // It may have ended by itself meanwhile, which is what was wanted. Whether it has is seen by its lock.
-            Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => {}
-            Err(error) => return Err(error.into()),
+            Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let is_kill = *how == ToMonitor::Kill;
+        if asked.is_ok() || !is_kill {
+            asked?;
+            if self.has_ended_within(sandbox, patience)? {
+                return Ok(());
+            }
         }
+        let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        if is_kill && force::kill_processes(folder.path()).map_err(failed)? {
+            // Looking at it records the end.
+            self.refresh_or_gone(sandbox)?;
+            return Ok(());
+        }
+        Err(ManagerError::DoesNotEnd(sandbox.name().to_owned()))
+    }
+
+    fn has_ended_within(&mut self, sandbox: &Sandboxed, patience: Duration) -> Result<bool, ManagerError> {
         let deadline = Instant::now() + patience;
         while self.refresh_or_gone(sandbox)?.is_some_and(|now| now.is_alive()) {
             if Instant::now() > deadline {
-                return Err(ManagerError::DoesNotEnd(sandbox.name().to_owned()));
+                return Ok(false);
             }
             sleep(PAUSE);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The same sandbox, as it is now; none is left of one that is removed when it ends.
@@ -400,6 +417,7 @@ impl Manager {
         folder: &Folder,
     ) -> Result<(), ManagerError> {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+        self.warn_of_link(folder, record.display_name());
         let rest = folder.begin_removal().map_err(failed)?;
         let deleted = match self.store.delete(&record.id) {
             Err(StoreError::Full(_)) => None,

@@ -12,12 +12,12 @@ use bathy_audit::What;
 use bathy_jail::cgroup::Cgroup;
 use bathy_policy::{NetworkPolicy, Preset};
 
-use super::{Manager, ManagerError, Sandboxed, Status};
+use super::{Manager, ManagerError, Sandboxed, Status, force};
 use crate::description::{Description, ReplDescription};
 use crate::engine::{Choice, Chosen};
 use crate::folder::{Folder, Leftover};
 use crate::launch::unix_ns;
-use crate::monitor::door::{self, DoorError, ToMonitor};
+use crate::monitor::door::{self, ToMonitor};
 use crate::name;
 use crate::spec::{SandboxSpec, Size};
 use crate::store::{self, Change, NewRecord, Record, ReplRow, State, StoreError};
@@ -252,6 +252,7 @@ impl Manager {
             // Adopted in the meantime.
             return Err(ManagerError::Busy(orphan.name().to_owned()));
         }
+        self.warn_of_link(&folder, orphan.name());
         let rest = folder.begin_removal().map_err(failed)?;
         rest.remove().map_err(failed)?;
         self.store.at_any_price(|store| store.delete(&orphan.record.id))?;
@@ -342,19 +343,18 @@ fn is_old(folder: &Path) -> bool {
 
 /// Asks the monitor of an orphan to end it, and waits until it has.
 fn end_orphan(folder: &Path, name: &str) -> Result<(), ManagerError> {
-    match door::ask(folder, &ToMonitor::Kill, END_PATIENCE) {
-        // Whether it ends is seen by its lock.
-        Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let deadline = Instant::now() + END_PATIENCE;
-    while store::alive(folder).map_err(|error| ManagerError::File(folder.to_owned(), error))? {
-        if Instant::now() > deadline {
-            return Err(ManagerError::DoesNotEnd(name.to_owned()));
+    let failed = |error| ManagerError::File(folder.to_owned(), error);
+    // Whether it ends is seen by its lock, whatever the monitor answers.
+    if door::ask(folder, &ToMonitor::Kill, END_PATIENCE).is_ok() {
+        let deadline = Instant::now() + END_PATIENCE;
+        while store::alive(folder).map_err(failed)? && Instant::now() < deadline {
+            std::thread::sleep(PAUSE);
         }
-        std::thread::sleep(PAUSE);
     }
-    Ok(())
+    match force::kill_processes(folder).map_err(failed)? {
+        true => Ok(()),
+        false => Err(ManagerError::DoesNotEnd(name.to_owned())),
+    }
 }
 
 /// The settings of a sandbox of which only the disk is known. What it was kept from is not known, so it is kept from everything.

@@ -3,6 +3,7 @@
 use bathy_audit::{Actor, Event, What};
 
 use super::{Manager, Sandboxed};
+use crate::folder::Folder;
 use crate::room::Shortage;
 use crate::store::Record;
 
@@ -49,6 +50,16 @@ impl Manager {
             let name = sandbox.display_name();
             format!("The event {kind} of the sandbox {name} is not recorded: {}", crate::chain(&error))
         })
+    }
+
+    /// Warns that a sandbox which is removed leaves its files, if its folder is a link: where that leads to may hold more.
+    pub(super) fn warn_of_link(&mut self, folder: &Folder, name: &str) {
+        if let Ok(target) = std::fs::read_link(folder.path()) {
+            self.warnings.said.push(format!(
+                "The folder of `{name}` was a link: its files stay in {}. Remove them by hand",
+                target.display()
+            ));
+        }
     }
 
     /// Warns if the host's disk is too small for what a sandbox was promised, once.
