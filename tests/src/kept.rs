@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::{Engine, Ran, bathy, engine, finish, patience};
+use crate::{Engine, Ran, bathy, engine, finish, pace, patience};
 
 /// A state folder of its own, which takes everything in it along when it goes: also after a test that failed.
 #[derive(Debug)]
@@ -247,7 +247,7 @@ impl Drop for Home {
         if !everything.iter().any(left) {
             return;
         }
-        sleep(patience(Duration::from_millis(300)));
+        sleep(pace(Duration::from_millis(300)));
         let holders = self.processes();
         for pid in everything.into_iter().filter(left).filter(|pid| holders.contains(pid)) {
             signal(pid, Signal::KILL);

@@ -46,10 +46,34 @@ pub fn has_hardware() -> bool {
     Path::new("/dev/kvm").exists() && (named("vmx") || named("svm"))
 }
 
-/// How long something may take that takes at most `time` on an ordinary machine. `BATHY_TEST_PATIENCE` is how many times
-/// slower this one is: the nested test bed sets it, because it emulates every instruction.
+/// How many times longer things may take while other programs use the processors.
+const BUSY: u32 = 5;
+/// From which share of the last ten seconds on, in percent, in which a process waited for a processor, the machine is busy.
+const WAITING: f64 = 25.0;
+
+/// How long a test waits for something that takes at most `time` on an ordinary machine. It only tells what hangs from
+/// what is slow: the machine may be busy.
 pub fn patience(time: Duration) -> Duration {
+    pace(time) * BUSY
+}
+
+/// How long something may take that is promised to take at most `time`. Asked after it was done: the promise holds where the
+/// processors are not busy with something else.
+pub fn promptly(time: Duration) -> Duration {
+    if is_busy() { patience(time) } else { pace(time) }
+}
+
+/// A moment that a test lets pass, long enough for what takes that long on an ordinary machine. `BATHY_TEST_PATIENCE` is how
+/// many times slower this one is: the nested test bed sets it, because it emulates every instruction.
+pub fn pace(time: Duration) -> Duration {
     time * slowness()
+}
+
+/// Whether processes had to wait for a processor in the last seconds. A kernel that does not tell was not asked to.
+fn is_busy() -> bool {
+    let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let share = pressure.split_whitespace().find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
+    share.is_some_and(|share| share > WAITING)
 }
 
 /// A limit that a test sets and waits for. It need not grow as much as what a test tolerates.

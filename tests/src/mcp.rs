@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::kept::{Home, signal};
-use crate::{Ran, finish, patience, repository};
+use crate::{Ran, finish, pace, patience, repository};
 
 /// How long a server may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ pub fn node(programs: &Path) -> PathBuf {
 pub fn run_program(home: &Home, seconds: u32, program: &Path, arguments: &[&str], token: &str) -> Ran {
     // It ends what the program has started, too.
     let mut command = Command::new("timeout");
-    let seconds = patience(Duration::from_secs(seconds.into())).as_secs().to_string();
+    let seconds = pace(Duration::from_secs(seconds.into())).as_secs().to_string();
     command.args(["-k", "10", &seconds]).arg(program).args(arguments);
     command.env("XDG_STATE_HOME", home.path()).env("BATHY_MCP_TOKEN", token).env_remove("BATHYSPHERE_CONFIG");
     command.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(home.path());

@@ -5,7 +5,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use bathy_tests::{Ran, bathy, engine, finish, patience, patient_seconds, run};
+use bathy_tests::{Ran, bathy, engine, finish, patient_seconds, promptly, run};
 
 #[track_caller]
 fn assert_ran(ran: &Ran, code: i32, stdout: &str) {
@@ -72,7 +72,7 @@ fn a_flood_on_one_output_does_not_hold_up_the_other() {
 fn a_timeout_ends_the_command_with_124() {
     let ran = run(&["run", "--timeout", &patient_seconds(2), "--", "sleep", "600"]);
     assert_eq!(ran.code, Some(124));
-    assert!(ran.took < patience(Duration::from_secs(3)), "{:?}", ran.took);
+    assert!(ran.took < promptly(Duration::from_secs(3)), "{:?}", ran.took);
     assert!(ran.stderr.contains("--timeout"), "{}", ran.stderr);
 }
 
@@ -240,5 +240,5 @@ fn doctor_tells_which_engine_and_that_all_is_well() {
     ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
-    assert!(ran.took < patience(Duration::from_secs(6)), "{:?}", ran.took);
+    assert!(ran.took < promptly(Duration::from_secs(6)), "{:?}", ran.took);
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bathy_tests::{Engine, at_once, bathy, engine, patience};
+use bathy_tests::{Engine, at_once, bathy, engine, patience, promptly};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A home of its own for a test's sandboxes, so that its traces can be told from those of other tests.
@@ -149,7 +149,7 @@ fn ctrl_c_and_termination_end_everything() {
         let started = Instant::now();
         signal(running.child.id(), sent);
         assert_eq!(running.child.wait().unwrap().code(), Some(code));
-        assert!(started.elapsed() < patience(Duration::from_secs(1)), "{:?}", started.elapsed());
+        assert!(started.elapsed() < promptly(Duration::from_secs(1)), "{:?}", started.elapsed());
         home.assert_clean(&running.all);
     }
 }

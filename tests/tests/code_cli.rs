@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, signal, until};
-use bathy_tests::{Ran, bathy, finish, limit, patience, patient_seconds};
+use bathy_tests::{Ran, bathy, finish, limit, patience, patient_seconds, promptly};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -69,7 +69,7 @@ fn exit_codes_tell_how_code_ended() {
     assert!(
         late.code == Some(124)
             && late.stderr.contains("time limit")
-            && late.took < patience(Duration::from_secs(20)),
+            && late.took < promptly(Duration::from_secs(20)),
         "{late:?}"
     );
     shown(&run("x"), 0, "5\n");
@@ -205,7 +205,7 @@ fn a_second_ctrl_c_waits_for_nothing() {
     let second = Instant::now();
     signal(child.id(), Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(second.elapsed() < patience(Duration::from_secs(2)), "{:?}", second.elapsed());
+    assert!(second.elapsed() < promptly(Duration::from_secs(2)), "{:?}", second.elapsed());
     until("everything is gone", 10, || home.all_processes().is_empty());
     let Value::Array(events) = home.json(&["events", "--json"]) else { unreachable!() };
     assert_eq!(events.last().unwrap()["event"], "sandbox_removed");

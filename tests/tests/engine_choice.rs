@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bathy_tests::kept::Home;
-use bathy_tests::{Ran, finish, has_hardware, patience};
+use bathy_tests::{Ran, finish, has_hardware, promptly};
 use serde_json::Value;
 
 /// How long an answer about the machine may take, where a guest does not end by itself.
@@ -44,7 +44,7 @@ fn assert_refused(ran: &Ran, words: &[&str]) {
 fn the_doctor_tells_soon_what_kvm_is_and_which_engine_is_taken() {
     let home = Home::new();
     let ran = without_variable(&home, &["doctor", "--json"]);
-    assert!(ran.took < patience(SOON), "{:?}", ran.took);
+    assert!(ran.took < promptly(SOON), "{:?}", ran.took);
     let diagnosis = json(&ran);
     let reason = diagnosis["engine_reason"].as_str().unwrap();
     let verdict = diagnosis["kvm"]["verdict"].as_str().unwrap();
@@ -55,7 +55,7 @@ fn the_doctor_tells_soon_what_kvm_is_and_which_engine_is_taken() {
         assert!(reason.contains("/dev/kvm") && ["not_hardware", "absent"].contains(&verdict), "{reason}");
     }
     let ran = without_variable(&home, &["doctor"]);
-    assert!(ran.took < patience(SOON), "{:?}", ran.took);
+    assert!(ran.took < promptly(SOON), "{:?}", ran.took);
     let line = format!("\nengine: {} (", diagnosis["engine"].as_str().unwrap());
     assert!(ran.stdout.contains(&line), "{}", ran.stdout);
     let checks = diagnosis["checks"].as_array().unwrap();
@@ -105,7 +105,7 @@ fn kvm_is_refused_everywhere_with_the_reason_where_the_machine_lacks_it() {
     for arguments in cases {
         let ran = without_variable(&home, arguments);
         assert_refused(&ran, &[reason, "use --engine uml, or leave --engine out"]);
-        assert!(ran.took < patience(SOON), "{arguments:?}: {:?}", ran.took);
+        assert!(ran.took < promptly(SOON), "{arguments:?}: {:?}", ran.took);
     }
     let ran = with_variable(&home, "kvm", &["run", "--", "true"]);
     assert_refused(&ran, &[reason, "set BATHY_ENGINE to uml, or unset it"]);

@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, is_alive, signal, until};
-use bathy_tests::{limit, patience, patient_seconds};
+use bathy_tests::{limit, patient_seconds, promptly};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -293,7 +293,7 @@ fn a_guest_that_does_not_answer_is_reported_and_can_be_killed() {
     assert_eq!(ran.code, Some(125), "{ran:?}");
     assert!(ran.stderr.contains("answer"), "{ran:?}");
     assert!(
-        ran.took > Duration::from_secs(5) && ran.took < patience(Duration::from_secs(60)),
+        ran.took > Duration::from_secs(5) && ran.took < promptly(Duration::from_secs(60)),
         "{:?}",
         ran.took
     );

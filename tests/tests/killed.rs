@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bathy_tests::kept::{Home, children, is_alive, signal, until};
 use bathy_tests::random::{Random, seed_of};
-use bathy_tests::{Engine, engine, patience};
+use bathy_tests::{Engine, engine, pace, patience};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -100,7 +100,7 @@ impl Trial {
         };
         let known = monitors(&self.home);
         let mut client = self.home.command(&arguments).spawn().unwrap();
-        let delay = patience(Duration::from_micros(self.random.below(typical_ms * 1300)));
+        let delay = pace(Duration::from_micros(self.random.below(typical_ms * 1300)));
         sleep(delay);
         let fresh: BTreeMap<String, u32>;
         let running = if matches!(work, Work::Create | Work::Start) {

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bathy_tests::kept::Home;
-use bathy_tests::{Ran, bathy, finish, patience, patient_seconds, run};
+use bathy_tests::{Ran, bathy, finish, patient_seconds, promptly, run};
 
 fn kvm(arguments: &[&str]) -> Ran {
     run(&[&["run", "--engine", "kvm"], arguments].concat())
@@ -203,6 +203,6 @@ fn a_paused_machine_stands_still_and_goes_on() {
     let resumed = count();
     let begin = std::time::Instant::now();
     while count() <= resumed {
-        assert!(begin.elapsed() < patience(Duration::from_secs(6)), "the job does not go on");
+        assert!(begin.elapsed() < promptly(Duration::from_secs(6)), "the job does not go on");
     }
 }

@@ -11,7 +11,7 @@ use bathy_tests::kept::{descendants, signal, until};
 use bathy_tests::world::addresses::{self, HOST_OWN, LINK_LOCAL, METADATA, PRIVATE, SITE, SITE_V6, SPECIAL};
 use bathy_tests::world::guest::{AT_ONCE, GATEWAY, Guest, on_host};
 use bathy_tests::world::{Kind, World};
-use bathy_tests::{Ran, finish, patience, slowness};
+use bathy_tests::{Ran, finish, pace, patience, promptly, slowness};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -265,7 +265,7 @@ fn a_new_denial_ends_a_download_and_no_other() {
         let http = world.contacts().into_iter().filter(|contact| contact.kind == Kind::Http);
         http.count() == 2
     });
-    sleep(patience(Duration::from_millis(300)));
+    sleep(pace(Duration::from_millis(300)));
     let changed = Instant::now();
     let ran = world.bathy(&["policy", "deny", "web", "site.example"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -277,7 +277,7 @@ fn a_new_denial_ends_a_download_and_no_other() {
     assert_eq!(output.status.code(), Some(56), "{output:?}");
     let most = 100 * 1024 * usize::try_from(slowness()).unwrap();
     assert!((1024..most).contains(&output.stdout.len()), "{}", output.stdout.len());
-    assert!(end - changed < patience(Duration::from_secs(2)), "{:?}", end - changed);
+    assert!(end - changed < promptly(Duration::from_secs(2)), "{:?}", end - changed);
     let (output, _) = ended(allowed);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.stdout.len(), 60 * 1024);
@@ -497,7 +497,7 @@ fn the_log_follows() {
     let mut child = follow.spawn().unwrap();
     web.try_one(json!(["curl", "http://10.0.0.5/"])).is("status 403");
     web.try_one(json!(["curl", "http://site.example/bytes/5000"])).is("status 200");
-    sleep(patience(Duration::from_millis(500)));
+    sleep(pace(Duration::from_millis(500)));
     child.kill().unwrap();
     let (output, _) = ended(child);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -543,7 +543,7 @@ fn a_sandbox_for_one_command_is_denied_at_once_with_a_reason_too() {
         assert_eq!(both[1][..2], ["000", "7"], "{address}: {told}");
         for line in both {
             let took = Duration::from_secs_f64(line[2].parse().unwrap());
-            assert!(took < patience(AT_ONCE), "{address}: {took:?}");
+            assert!(took < promptly(AT_ONCE), "{address}: {took:?}");
         }
     }
     assert_eq!(world.contacts_beyond(&[]), []);

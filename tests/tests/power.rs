@@ -13,7 +13,7 @@ use bathy_tests::power::journal::Journal;
 use bathy_tests::power::workload::Worker;
 use bathy_tests::power::{Bed, Cut, FileSystem, Machine, copy};
 use bathy_tests::random::{Random, seed_of};
-use bathy_tests::{patience, repository};
+use bathy_tests::{pace, repository};
 use rustix::process::geteuid;
 
 const SERVER: &str = env!("CARGO_BIN_EXE_power-disk");
@@ -134,13 +134,13 @@ impl Trial {
             for worker in WORKERS.iter().map(worker) {
                 scope.spawn(|| worker.run());
             }
-            sleep(patience(moment));
+            sleep(pace(moment));
             self.journal.close();
             if self.end == End::Kill {
                 machine.off();
                 return Cut::default();
             }
-            machine.fail_after(writes, patience(FAILS_WITHIN));
+            machine.fail_after(writes, pace(FAILS_WITHIN));
             let cut = machine.cut(seed, image);
             machine.off();
             cut

@@ -9,7 +9,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, cpu_ticks, is_alive, signal, until};
-use bathy_tests::{Engine, Ran, engine, finish, patience, patient_seconds};
+use bathy_tests::{Engine, Ran, engine, finish, pace, patient_seconds};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -107,7 +107,7 @@ fn clients_that_come_while_it_falls_asleep_are_served() {
     // Something to carry to disk, so that it takes a moment.
     home.sh("lazy", "head -c 40M /dev/urandom > /dev/shm/x && sha256sum < /dev/shm/x > /tmp/sum");
     for round in 0..8_u64 {
-        sleep(patience(Duration::from_millis(60 + 25 * round)));
+        sleep(pace(Duration::from_millis(60 + 25 * round)));
         let ran = home.exec("lazy", &["sh", "-c", "sha256sum < /dev/shm/x | diff - /tmp/sum"]);
         assert_eq!(ran.code, Some(0), "round {round}: {ran:?}");
         home.ok(&["stats", "lazy"]);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, signal, until};
-use bathy_tests::{bathy, limit, patience};
+use bathy_tests::{bathy, limit, patience, promptly};
 use rustix::process::Signal;
 
 /// How long anything that a person waits for may take on a busy machine.
@@ -221,7 +221,7 @@ fn ctrl_c_ends_what_runs_and_not_the_shell() {
     terminal.keys(&["C-c"]);
     terminal.line("echo code=$?");
     terminal.shows("code=130");
-    assert!(pressed.elapsed() < patience(Duration::from_secs(5)), "{:?}", pressed.elapsed());
+    assert!(pressed.elapsed() < promptly(Duration::from_secs(5)), "{:?}", pressed.elapsed());
     assert!(!sleeps(), "the sleep goes on in the guest");
     // Job control and the end of input are the guest's as well.
     terminal.line("sleep 1000");

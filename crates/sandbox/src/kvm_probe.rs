@@ -291,7 +291,8 @@ mod tests {
 
     #[test]
     fn a_probe_that_fails_says_why() {
-        let verdict = timed(Command::new("sh").args(["-c", "echo no guests today >&2; exit 1"]), DEADLINE).unwrap();
+        let verdict =
+            timed(Command::new("sh").args(["-c", "echo no guests today >&2; exit 1"]), DEADLINE).unwrap();
         assert_eq!(verdict, Verdict::Broken { reason: "no guests today".to_owned() });
     }
 

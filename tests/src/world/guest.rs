@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::World;
-use crate::{Ran, finish, patience, slowness};
+use crate::{Ran, finish, patience, promptly, slowness};
 use serde_json::Value;
 
 /// What runs in the sandbox.
@@ -52,23 +52,8 @@ impl<'world> Guest<'world> {
     }
 
     /// Runs rows of the probe as root, with more Python before them, and returns what came of each.
-    ///
-    /// A denial that was slow while the machine had other work is tried again by itself: then it has to be at once.
     #[track_caller]
     pub fn try_with(&self, more: &str, rows: &[Value]) -> Vec<Outcome> {
-        let outcomes = self.try_once(more, rows);
-        let again = |outcome: Outcome| {
-            if outcome.tells_denial() && outcome.took() > patience(AT_ONCE) {
-                let second = self.try_once(more, std::slice::from_ref(&outcome.row)).remove(0);
-                return if second.tells_denial() { second } else { outcome };
-            }
-            outcome
-        };
-        outcomes.into_iter().map(again).collect()
-    }
-
-    #[track_caller]
-    fn try_once(&self, more: &str, rows: &[Value]) -> Vec<Outcome> {
         let rows_text = Value::from(rows.to_vec()).to_string();
         let ran = self.run(&["python3", "-c", &probe(more), &rows_text]);
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -162,7 +147,7 @@ impl Outcome {
 
     /// Whether it was denied, in one of the ways in which that is told, without a wait.
     pub fn was_denied(&self) -> bool {
-        self.tells_denial() && self.took() <= patience(AT_ONCE)
+        self.tells_denial() && self.took() <= promptly(AT_ONCE)
     }
 
     fn tells_denial(&self) -> bool {
@@ -187,7 +172,7 @@ impl Outcome {
     /// It did not take longer.
     #[track_caller]
     pub fn took_at_most(&self, time: Duration) -> &Self {
-        assert!(self.took() <= patience(time), "{self:?}");
+        assert!(self.took() <= promptly(time), "{self:?}");
         self
     }
 

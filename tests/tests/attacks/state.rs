@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bathy_tests::{Ran, bathy, patience};
+use bathy_tests::{Ran, bathy, patience, promptly};
 use tempfile::TempDir;
 
 use crate::run::{Run, set_up};
@@ -131,7 +131,7 @@ fn j5_a_pipe_in_place_of_a_template_does_not_hang() {
     assert!(made.success());
     let ran = home.run(&["true"]);
     assert_eq!(ran.code, Some(0), "it is made again: {}", ran.stderr);
-    assert!(ran.took < patience(Duration::from_secs(10)), "{:?}", ran.took);
+    assert!(ran.took < promptly(Duration::from_secs(10)), "{:?}", ran.took);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use bathy_tests::patience;
+use bathy_tests::pace;
 use bathy_tests::world::addresses::{SITE, SITE_V6};
 use bathy_tests::world::{Kind, World};
 use serde_json::json;
@@ -147,7 +147,7 @@ fn n8_a_new_denial_holds_for_what_is_open() {
             contacts.iter().filter(|contact| contact.port == 7 && contact.kind == Kind::Tcp).count() >= 4
                 && contacts.iter().any(|contact| contact.kind == Kind::Udp)
         });
-        thread::sleep(patience(Duration::from_millis(200)));
+        thread::sleep(pace(Duration::from_millis(200)));
         web.policy("deny", &[SITE, SITE_V6]);
         world.forget_contacts();
         web.user(&["touch", "/tmp/go"]);

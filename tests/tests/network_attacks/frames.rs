@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bathy_tests::patience;
+use bathy_tests::promptly;
 use bathy_tests::world::World;
 use bathy_tests::world::addresses::{SITE, SITE_V6};
 use serde_json::json;
@@ -79,7 +79,7 @@ fn v9_a_neighbour_does_not_feel_odd_frames() {
         "V9",
         "odd frames without end, beside a neighbour",
         &format!("it waited {worst:?}"),
-        worst <= patience(5 * AT_ONCE),
+        worst <= promptly(5 * AT_ONCE),
     );
     web.still_works();
 }

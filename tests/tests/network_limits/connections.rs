@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bathy_tests::kept::until;
 use bathy_tests::world::World;
 use bathy_tests::world::addresses::{SILENT, SITE};
-use bathy_tests::{fewer, patience};
+use bathy_tests::{fewer, patience, promptly};
 use serde_json::{Value, json};
 
 use crate::scene::Scene;
@@ -126,7 +126,7 @@ fn r5_a_hundred_thousand_connections() {
     for (what, attack, count, least) in attacks {
         let (outcome, worst) = beside(&scene, &more, attack, &neighbour);
         let told = format!("{}: {}; a neighbour waited {worst:?}", outcome[count], outcome["outcomes"]);
-        let held = outcome[count].as_u64() >= Some(least) && worst < patience(2 * AT_ONCE);
+        let held = outcome[count].as_u64() >= Some(least) && worst < promptly(2 * AT_ONCE);
         row("R5", what, &told, held);
     }
     thread::sleep(Duration::from_secs(1));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bathy_tests::kept::{is_alive, signal, until};
 use bathy_tests::world::addresses::{SITE, SITE_V6};
 use bathy_tests::world::{Contact, World};
-use bathy_tests::{limit, patience, slowness};
+use bathy_tests::{limit, patience, promptly, slowness};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn a_gateway_that_dies_is_replaced_and_nothing_slips_through() {
     // The sandbox and its processes live, its connections do not, and its policy holds.
     assert_eq!(world.home().status("web"), "running");
     until("it serves", 5, || web.try_one(json!(["curl", "http://site.example/"])).word() == "status 200");
-    assert!(killed.elapsed() < patience(Duration::from_secs(8)), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < promptly(Duration::from_secs(8)), "{:?}", killed.elapsed());
     for url in ["http://api.example/", "http://10.0.0.5/"] {
         let outcome = web.try_one(json!(["curl", url]));
         row("N8", &format!("{url} after a new gateway"), outcome.word(), outcome.was_denied());
@@ -107,7 +107,7 @@ fn a_gateway_that_stops_is_a_network_that_stops() {
     world.forget_contacts();
     let started = Instant::now();
     world.ok(&["rm", "-f", "web"]);
-    assert!(started.elapsed() < patience(Duration::from_secs(5)), "{:?}", started.elapsed());
+    assert!(started.elapsed() < promptly(Duration::from_secs(5)), "{:?}", started.elapsed());
     assert!(!is_alive(pid));
     assert_eq!(world.contacts_beyond(&[]), []);
 }

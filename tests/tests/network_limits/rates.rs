@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bathy_tests::kept::until;
 use bathy_tests::world::{Kind, World};
-use bathy_tests::{is_emulated, patience};
+use bathy_tests::{is_emulated, promptly};
 use serde_json::{Value, json};
 
 use crate::scene::Scene;
@@ -113,7 +113,7 @@ fn r5_bytes_have_a_limit_each_way() {
         let (count, seconds) = (outcome["count"].as_f64().unwrap(), outcome["seconds"].as_f64().unwrap());
         // It is slowed down, and does not stop.
         let held =
-            count <= most(LIMIT, &outcome) && seconds < patience(Duration::from_secs(12)).as_secs_f64();
+            count <= most(LIMIT, &outcome) && seconds < promptly(Duration::from_secs(12)).as_secs_f64();
         row(
             "R5",
             &format!("bytes {what}, {LIMIT} allowed in a second"),
@@ -189,7 +189,7 @@ fn r5_a_small_request_does_not_wait_for_great_downloads() {
     let (waits, totals) = (numbers("waits"), numbers("totals"));
     let worst = Duration::from_millis(*waits.iter().max().unwrap());
     let told = format!("{} requests, {worst:?} at most", waits.len());
-    row("R5", "small requests beside eight downloads", &told, worst < patience(AT_ONCE));
+    row("R5", "small requests beside eight downloads", &told, worst < promptly(AT_ONCE));
     let (least, all) = (*totals.iter().min().unwrap(), totals.iter().sum::<u64>());
     row("R5", "eight downloads at once", &format!("{least} of {all} bytes at least"), least * 8 * 4 >= all);
     scene.survived();

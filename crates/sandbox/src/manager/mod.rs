@@ -151,7 +151,9 @@ pub enum ManagerError {
         source: DoorError,
     },
     /// It does not go away.
-    #[error("The sandbox `{0}` does not end. `bathy kill {0}` ends it by force; if that was it, look at its processes: `bathy inspect {0}`")]
+    #[error(
+        "The sandbox `{0}` does not end. `bathy kill {0}` ends it by force; if that was it, look at its processes: `bathy inspect {0}`"
+    )]
     DoesNotEnd(String),
     /// The caller has had enough.
     #[error("Interrupted")]

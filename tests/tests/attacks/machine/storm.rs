@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bathy_tests::{Ran, patience, patient_seconds, run};
+use bathy_tests::{Ran, patient_seconds, promptly, run};
 
 const SOURCE: &str = include_str!("storm.S");
 /// What a keeper says of a guest that it had to end: anything else would be about the keeper itself.
@@ -49,7 +49,7 @@ fn boot(mode: Mode, seed: u32, seconds: u64) -> Ran {
     let options = ["run", "--engine", "kvm", "--cpus", "2", "--kernel", kernel, "--ready-timeout", &limit];
     let ran = run(&[&options[..], &["--", "true"]].concat());
     assert_eq!(ran.code, Some(125), "{ran:?}");
-    let most = patience(Duration::from_secs(seconds + 10));
+    let most = promptly(Duration::from_secs(seconds + 10));
     assert!(ran.took < most, "{ran:?}");
     assert!(ran.stderr.len() < 32 << 10, "{} bytes", ran.stderr.len());
     ran
