@@ -274,7 +274,7 @@ mod tests {
             let began = Instant::now();
             let error = crate::chain(&manager.change_policy(&sandbox, deny("a.example")).unwrap_err());
             assert!(error.contains("may not hold") && error.contains("did not answer"), "{error}");
-            assert!(began.elapsed() < PATIENCE + Duration::from_secs(1), "{:?}", began.elapsed());
+            assert!(began.elapsed() < PATIENCE * 2, "{:?}", began.elapsed());
             asked.join().unwrap();
         }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Cgroup, CgroupError, CgroupLimits, Folders, Hierarchies, Priority};
 
@@ -135,9 +135,7 @@ fn r2_a_process_cannot_fork_beyond_the_limit() {
 fn freezing_stops_only_those_inside(mut group: Cgroup) {
     let (inside, outside) = (Shell::spinning(&group), Shell::spinning(&group));
     group.leave_freezer(outside.0.id()).unwrap();
-    let begin = Instant::now();
     group.freeze().unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
     let moment = Duration::from_millis(300);
     assert_eq!(inside.ticks_within(moment), 0);
     assert!(outside.ticks_within(moment) > 0);
