@@ -28,6 +28,8 @@ use crate::store::{self, Change, NewRecord, Record, StoreError};
 
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same where its processes are killed if it does not.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Moving a large guest's memory to disk and back takes its time.
 const PARKING_PATIENCE: Duration = Duration::from_secs(120);
 /// How long a killed sandbox may take to be gone.
@@ -328,12 +330,12 @@ impl Manager {
 
     fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
-        let asked = match door::ask(folder.path(), how, PATIENCE) {
+        let is_kill = *how == ToMonitor::Kill;
+        let asked = match door::ask(folder.path(), how, if is_kill { KILL_PATIENCE } else { PATIENCE }) {
             // It may have ended by itself meanwhile, which is what was wanted. Whether it has is seen by its lock.
             Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => Ok(()),
             Err(error) => Err(error),
         };
-        let is_kill = *how == ToMonitor::Kill;
         if asked.is_ok() || !is_kill {
             asked?;
             if self.has_ended_within(sandbox, patience)? {
