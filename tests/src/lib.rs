@@ -54,11 +54,12 @@ const WAITING: f64 = 25.0;
 /// How long a test waits for something that takes at most `time` on an ordinary machine. It only tells what hangs from
 /// what is slow: the machine may be busy.
 pub fn patience(time: Duration) -> Duration {
-    pace(time) * BUSY
+    // An emulated machine is slower than its pace only by what its host does besides.
+    pace(time) * if is_emulated() { 2 } else { BUSY }
 }
 
-/// How long something may take that is promised to take at most `time`. Asked after it was done: the promise holds where the
-/// processors are not busy with something else.
+/// How long something may take that is promised to take at most `time`: the promise holds where the processors are not busy with
+/// something else. To be asked after it was done, unless it is done beside an attack that takes the processors: then before that.
 pub fn promptly(time: Duration) -> Duration {
     if is_busy() { patience(time) } else { pace(time) }
 }
@@ -166,4 +167,13 @@ pub fn finish(command: &mut Command, input: &[u8]) -> Ran {
 /// `bathy` with these arguments.
 pub fn run(arguments: &[&str]) -> Ran {
     finish(Command::new(bathy()).args(arguments), b"")
+}
+
+/// Does something when it goes, also when a test fails: threads of a scope that go on would be waited for.
+pub struct OnDrop<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }

@@ -5,11 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, cpu_ticks, is_alive, signal, until};
-use bathy_tests::{Engine, Ran, engine, finish, pace, patient_seconds};
+use bathy_tests::{Engine, OnDrop, Ran, engine, finish, pace, patient_seconds};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -206,6 +207,36 @@ fn a_sandbox_with_rm_is_gone_when_it_has_ended() {
     assert_eq!(home.run(&["wait", "waited"]).code, Some(0));
     gone("waited");
     home.ok(&["audit", "verify"]);
+}
+
+/// Commands that look finish the removals that others left: not those that are under way.
+#[test]
+fn a_removal_is_recorded_once_however_many_commands_look() {
+    const ROUNDS: usize = 8;
+    let home = Home::new();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    home.ok(&["ls", "-a"]);
+                }
+            });
+        }
+        let _over = OnDrop(|| over.store(true, Ordering::Relaxed));
+        for round in 0..ROUNDS {
+            let name = format!("round-{round}");
+            home.started(&name, &["--rm", "--memory", "64M", "--disk", "64M"]);
+            home.ok(&["kill", &name]);
+        }
+        until("all are gone", 10, || home.ok(&["ls", "-q", "-a"]).is_empty());
+    });
+    for round in 0..ROUNDS {
+        let name = format!("round-{round}");
+        let kinds = ["sandbox_ended", "sandbox_removed"];
+        until("that is recorded", 10, || events(&home, &name, &kinds).len() >= kinds.len());
+        assert_eq!(events(&home, &name, &kinds), kinds, "{name}");
+    }
 }
 
 #[test]

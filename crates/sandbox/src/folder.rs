@@ -144,6 +144,19 @@ impl Folder {
         Ok(removed)
     }
 
+    /// Where its files are, if it is a link.
+    pub fn link_target(&self) -> Option<PathBuf> {
+        let target = fs::read_link(&self.path).ok()?;
+        Some(self.path.parent().map_or_else(|| target.clone(), |parent| parent.join(&target)))
+    }
+
+    /// Removes the disk of a sandbox that is being removed, to make space. What a link leads to stays, as it does in the end.
+    pub fn free_disk(&self) {
+        if !self.path.is_symlink() {
+            let _ = fs::remove_file(self.disk());
+        }
+    }
+
     /// Removes it with everything in it; one that is gone already is no error.
     pub fn remove(&self) -> io::Result<()> {
         let mut tries = 0;
@@ -222,9 +235,8 @@ fn entries(paths: &Paths) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in listed {
         let entry = entry?;
-        let kind = entry.file_type()?;
-        // Links are followed: a user may keep a large disk elsewhere.
-        if kind.is_dir() || kind.is_symlink() && entry.path().is_dir() {
+        // Links are left out: two of them may lead to one disk, which must not become two sandboxes.
+        if entry.file_type()?.is_dir() {
             names.extend(entry.file_name().into_string());
         }
     }
@@ -303,8 +315,7 @@ mod tests {
         }
         fs::write(Folder::all(&paths).join("file"), "").unwrap();
         std::os::unix::fs::symlink(home.path(), Folder::all(&paths).join("linked")).unwrap();
-        std::os::unix::fs::symlink("nowhere", Folder::all(&paths).join("dangling")).unwrap();
         assert!(Folder::leftovers(&paths).unwrap().is_empty());
-        assert_eq!(Folder::names(&paths).unwrap(), ["abc.bak", ID, "linked"]);
+        assert_eq!(Folder::names(&paths).unwrap(), ["abc.bak", ID]);
     }
 }

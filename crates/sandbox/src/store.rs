@@ -27,7 +27,7 @@ use rusqlite::{
 };
 use thiserror::Error;
 
-use crate::folder::make_durable_folder;
+use crate::folder::{Folder, make_durable_folder};
 use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
 
@@ -369,6 +369,19 @@ impl Store {
         let deleted = change.run("DELETE FROM sandboxes WHERE id = ?", [id])?;
         change.finish()?;
         Ok(deleted > 0)
+    }
+
+    /// Deletes the record of a sandbox that is being removed, and of which `rest` is left. Where the host's disk is too full for that,
+    /// the sandbox's disk goes first. False if another process deleted it: that one records the removal.
+    pub fn delete_removed(&mut self, id: &str, rest: &Folder) -> Result<bool, StoreError> {
+        match self.delete(id) {
+            Err(StoreError::Full(_)) => {
+                // The folder stays until the record is deleted: by it the next command knows what to go on with.
+                rest.free_disk();
+                self.at_any_price(|store| store.delete(id))
+            }
+            deleted => deleted,
+        }
     }
 
     fn one(&self, column: &str, value: &str) -> Result<Option<Record>, StoreError> {

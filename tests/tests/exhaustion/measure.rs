@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, all_processes, is_alive, until};
-use bathy_tests::{is_emulated, patience, patient_seconds};
+use bathy_tests::{OnDrop, is_emulated, patience, patient_seconds};
 
 /// What is not enough to tell a percentile by.
 const LEAST_SAMPLES: usize = 60;
@@ -319,12 +319,4 @@ fn affinity(pid: u32) -> String {
 
 fn megabytes(bytes: u64) -> f64 {
     Duration::from_micros(bytes).as_secs_f64() / 1.048_576
-}
-
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
 }

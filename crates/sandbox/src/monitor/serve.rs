@@ -16,9 +16,11 @@ use super::{Monitor, actor, complain, write_end};
 use crate::command::{self, ExecOptions};
 use crate::connection::{Arrival, ConnectionError};
 use crate::ending;
+use crate::folder::Folder;
 use crate::launch::unix_ns;
 use crate::spec::CommandSpec;
 use crate::spool::Spool;
+use crate::store::Store;
 use crate::store::life::Ending;
 
 /// How long a guest may take to go down after its processes' grace. It writes what it has not written yet to a disk that may
@@ -109,17 +111,13 @@ impl Monitor {
         }
         // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
         events.finish();
-        let removed =
-            folder.begin_removal().and_then(|rest| rest.remove()).map_err(|error| error.to_string());
-        let removed = removed.and_then(|()| {
-            store.at_any_price(|store| store.delete(&record.id)).map_err(|error| crate::chain(&error))
-        });
-        if let Err(error) = removed {
+        match remove(&folder, &mut store, &record.id) {
+            Ok(true) => events.record([event(What::SandboxRemoved)], Instant::now()),
+            // By a command, which records it.
+            Ok(false) => {}
             // The log that this goes to may be gone with the rest.
-            complain(error);
+            Err(error) => complain(error),
         }
-        // There is more room for it now.
-        events.record([event(What::SandboxRemoved)], Instant::now());
         finish(&mut events);
     }
 
@@ -394,6 +392,15 @@ impl Monitor {
             say(&waiting.socket, &FromMonitor::Usage(usage));
         }
     }
+}
+
+/// Removes a sandbox that has ended. The record goes before the lock's file does: until then no command takes the folder for
+/// a left-over. False if the record was not there any more.
+fn remove(folder: &Folder, store: &mut Store, id: &str) -> Result<bool, String> {
+    let rest = folder.begin_removal().map_err(|error| error.to_string())?;
+    let deleted = store.delete_removed(id, &rest).map_err(|error| crate::chain(&error))?;
+    rest.remove().map_err(|error| error.to_string())?;
+    Ok(deleted)
 }
 
 /// What is said of a sandbox not all of whose events are in the audit log.
