@@ -13,7 +13,7 @@ use bathy_tests::{Ran, finish, has_hardware, promptly};
 use serde_json::Value;
 
 /// How long an answer about the machine may take, where a guest does not end by itself.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(6);
 
 /// Runs `bathy` with the variable set.
 fn with_variable(home: &Home, value: &str, arguments: &[&str]) -> Ran {

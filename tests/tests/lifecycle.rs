@@ -388,9 +388,17 @@ fn one_whose_monitor_is_stuck_is_killed_and_removed_all_the_same() {
         home.ok(&["start", name]);
         assert_eq!(home.sh(name, "echo again"), "again\n");
     }
-    let everything = home.processes_of("web");
-    signal(home.monitor("web"), Signal::STOP);
-    home.ok(&["rm", "-f", "web"]);
-    until("its processes are gone", 10, || !everything.iter().any(|pid| is_alive(*pid)));
+    // Without the lock's file, and without the store.
+    for (name, file) in [("web", "life"), ("all", "store.db")] {
+        let everything = home.processes_of(name);
+        let id = home.inspect(name)["id"].as_str().unwrap().to_owned();
+        signal(home.monitor(name), Signal::STOP);
+        match file {
+            "life" => fs::remove_file(home.state().join("sandboxes").join(&id).join(file)).unwrap(),
+            _ => fs::rename(home.state().join(file), home.path().join(file)).unwrap(),
+        }
+        home.ok(&["rm", "-f", &id]);
+        until("its processes are gone", 10, || !everything.iter().any(|pid| is_alive(*pid)));
+    }
     home.ok(&["audit", "verify"]);
 }

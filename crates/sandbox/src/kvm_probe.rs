@@ -25,14 +25,14 @@ use crate::sys::GuestPage;
 pub const DEVICE: &str = "/dev/kvm";
 /// The hidden verb of `bathy` that runs the probe guest.
 pub const VERB: &str = "probe-kvm";
-/// How often the probe guest counts. Hardware does that in well under a tenth of the limit.
-const LOOPS: u32 = 5_000_000;
+/// How often the probe guest counts. Hardware does that in well under a tenth of the limit, emulation in ten times the limit.
+const LOOPS: u32 = 50_000_000;
 /// What the guest runs of them, as it is told: each turn is two instructions.
 const MILLION_INSTRUCTIONS: u32 = LOOPS / 1_000_000 * 2;
 /// Seconds of processor time for the probe.
 const CPU_LIMIT: u64 = 2;
 /// How long the probe may take in all. A machine that does not give it that much until then is too busy to tell.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(10);
 /// Where the guest's code lies in its memory.
 const CODE: u64 = 0x1000;
 
@@ -165,7 +165,8 @@ fn timed(prober: &mut Command, deadline: Duration) -> io::Result<Verdict> {
         if started.elapsed() > deadline {
             child.kill()?;
             child.wait()?;
-            let reason = format!("it had no answer within {} s; the machine may be busy", deadline.as_secs());
+            let reason =
+                format!("the probe did not finish within {} s; the machine may be busy", deadline.as_secs());
             return Ok(Verdict::Broken { reason });
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -174,7 +175,9 @@ fn timed(prober: &mut Command, deadline: Duration) -> io::Result<Verdict> {
         let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         return Ok(Verdict::Hardware { milliseconds });
     }
-    if status.signal() == Some(Signal::XCPU.as_raw()) {
+    // Killed earlier, it was not by the limit.
+    let used_up = started.elapsed() >= Duration::from_secs(CPU_LIMIT);
+    if status.signal() == Some(Signal::KILL.as_raw()) && used_up {
         return Ok(Verdict::NotHardware { milliseconds: CPU_LIMIT * 1000 });
     }
     let mut reason = String::new();
@@ -186,7 +189,8 @@ fn timed(prober: &mut Command, deadline: Duration) -> io::Result<Verdict> {
 
 /// Runs the probe guest in this process, which the kernel ends if that takes too much processor time.
 pub fn run_guest() -> Result<(), ProbeError> {
-    let limit = Rlimit { current: Some(CPU_LIMIT), maximum: Some(CPU_LIMIT + 1) };
+    // At the hard limit the kernel kills: that can be neither ignored nor dumped.
+    let limit = Rlimit { current: Some(CPU_LIMIT), maximum: Some(CPU_LIMIT) };
     setrlimit(Resource::Cpu, limit).map_err(|error| ProbeError::Limit(error.into()))?;
     let failed = |what| move |error| ProbeError::Kvm(what, error);
     let mut page = GuestPage::new().map_err(ProbeError::Memory)?;
@@ -254,7 +258,7 @@ mod tests {
             (Verdict::Hardware { milliseconds: 30 }, "is hardware virtualization"),
             (
                 Verdict::NotHardware { milliseconds: 2000 },
-                "10 million instructions did not finish in 2000 ms of processor time",
+                "100 million instructions did not finish in 2000 ms of processor time",
             ),
             (Verdict::Absent, "there is no /dev/kvm"),
             (Verdict::NoPermission { group: "kvm".to_owned() }, "root and the group kvm"),
@@ -271,18 +275,27 @@ mod tests {
         assert!(cure("root").contains("chgrp kvm"), "nobody is told to join the group root");
     }
 
+    /// Longer than any machine is busy.
+    const PATIENCE: Duration = Duration::from_secs(200);
+
+    #[test]
+    fn a_probe_that_is_killed_by_others_tells_nothing() {
+        let killed = timed(Command::new("sh").args(["-c", "kill -9 $$"]), PATIENCE).unwrap();
+        assert!(matches!(killed, Verdict::Broken { .. }), "{killed:?}");
+    }
+
     #[test]
     fn a_probe_that_uses_up_its_processor_time_is_no_hardware() {
         let mut busy = Command::new("sh");
-        busy.args(["-c", &format!("ulimit -S -t {CPU_LIMIT}; while :; do :; done")]);
-        let verdict = timed(&mut busy, DEADLINE).unwrap();
+        busy.args(["-c", &format!("ulimit -t {CPU_LIMIT}; while :; do :; done")]);
+        let verdict = timed(&mut busy, PATIENCE).unwrap();
         assert_eq!(verdict, Verdict::NotHardware { milliseconds: CPU_LIMIT * 1000 });
     }
 
     #[test]
     fn a_probe_that_gets_no_processor_tells_nothing_about_the_hardware() {
         // Longer than the old limit of wall time, and hardly any processor time: as on a busy machine.
-        let slow = timed(Command::new("sleep").arg("2"), DEADLINE).unwrap();
+        let slow = timed(Command::new("sleep").arg("2"), PATIENCE).unwrap();
         assert!(slow.is_hardware(), "{slow:?}");
         let stuck = timed(Command::new("sleep").arg("60"), Duration::from_millis(50)).unwrap();
         assert!(matches!(&stuck, Verdict::Broken { reason } if reason.contains("busy")), "{stuck:?}");

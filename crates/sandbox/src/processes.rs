@@ -93,6 +93,11 @@ impl Processes {
         Self { all, children }
     }
 
+    /// The processes that one started.
+    pub fn children_of(&self, pid: u32) -> Vec<u32> {
+        self.children.get(&pid).cloned().unwrap_or_default()
+    }
+
     /// All descendants of a process, every parent before its children.
     pub fn below(&self, pid: u32) -> Vec<Process> {
         let mut found: Vec<Process> = Vec::new();

@@ -1,6 +1,6 @@
 //! Ending a sandbox whose monitor does not: it is stopped, stuck, or kept from answering.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -8,34 +8,77 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bathy_jail::cgroup::Cgroup;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::processes::Process;
-use crate::store;
+use crate::folder::Folder;
+use crate::processes::Processes;
+use crate::store::{self, Record};
 
 /// How long a monitor may take to record the end after its keeper was killed, and the kernel to end a killed process.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Kills the processes that keep the sandbox in `folder` running. Whether it has ended. The keeper is first: a monitor that is
-/// only slow then records how it ended.
-pub(super) fn kill_processes(folder: &Path) -> io::Result<bool> {
-    let Some(run) = store::life::running(folder)? else { return Ok(!store::alive(folder)?) };
-    let life = File::options().read(true).open(folder.join(store::life::FILE_NAME))?.metadata()?;
-    let Some(monitor) = open(run.monitor_pid)?.filter(|_| holds(run.monitor_pid, &life)) else {
-        // Without its monitor the keeper ends by itself.
-        return wait_for_end(folder);
+/// Kills the processes that keep a sandbox running. Whether it has ended.
+///
+/// What the monitor started is killed first: one that is only slow then records how it ended. A process is the monitor, or the
+/// keeper, if it has its number and holds the files that only those two hold: a number can be used anew, and the keeper, which a guest
+/// may have taken over, can write other numbers into the `life` file.
+pub(super) fn kill_processes(record: &Record, folder: &Folder) -> io::Result<bool> {
+    let run = store::life::running(folder.path())?;
+    let numbers = |in_life: Option<u32>, in_store: Option<u32>| {
+        in_store.into_iter().chain(in_life).filter_map(|pid| open_holder(pid, folder).transpose()).next()
     };
-    let is_child = |pid| Process::read(pid).is_some_and(|process| process.parent == run.monitor_pid);
-    if let Some(keeper) = open(run.keeper_pid)?.filter(|_| is_child(run.keeper_pid)) {
-        kill(&keeper)?;
-        if wait_for_end(folder)? {
+    if let Some(monitor) = numbers(run.map(|run| run.monitor_pid), record.monitor_pid).transpose()? {
+        for child in children(monitor.pid)? {
+            kill(&child)?;
+        }
+        if wait_for_end(folder.path())? {
             return Ok(true);
         }
+        kill(&monitor.process)?;
     }
-    kill(&monitor)?;
-    wait_for_end(folder)
+    if wait_for_end(folder.path())? {
+        return Ok(true);
+    }
+    // A keeper that is stopped does not notice that its monitor is gone.
+    if let Some(keeper) = numbers(run.map(|run| run.keeper_pid), record.keeper_pid).transpose()? {
+        kill(&keeper.process)?;
+    }
+    let _ = Cgroup::remove_stale(&record.id);
+    wait_for_end(folder.path())
+}
+
+/// A process, and the number that it has or had.
+struct Holder {
+    pid: u32,
+    process: OwnedFd,
+}
+
+/// The process with this number, if it holds the sandbox's lock or its disk.
+fn open_holder(pid: u32, folder: &Folder) -> io::Result<Option<Holder>> {
+    let Some(process) = open(pid)? else { return Ok(None) };
+    let kept = [folder.path().join(store::life::FILE_NAME), folder.disk()];
+    let identity = |data: &fs::Metadata| (data.dev(), data.ino());
+    let kept: Vec<_> =
+        kept.iter().filter_map(|path| path.symlink_metadata().ok()).map(|data| identity(&data)).collect();
+    let held = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let holds =
+        held.filter_map(|fd| fs::metadata(fd.path()).ok()).any(|data| kept.contains(&identity(&data)));
+    Ok(holds.then_some(Holder { pid, process }))
+}
+
+/// The processes that this one started and that have not ended.
+fn children(parent: u32) -> io::Result<Vec<OwnedFd>> {
+    let mut found = Vec::new();
+    for child in Processes::read()?.children_of(parent) {
+        let process = open(child)?;
+        // Looked at again, now that its number cannot be used anew unnoticed.
+        let is_still = || Processes::read().is_ok_and(|all| all.children_of(parent).contains(&child));
+        found.extend(process.filter(|_| is_still()));
+    }
+    Ok(found)
 }
 
 fn wait_for_end(folder: &Path) -> io::Result<bool> {
@@ -53,15 +96,10 @@ fn wait_for_end(folder: &Path) -> io::Result<bool> {
 fn open(pid: u32) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Err(Errno::SRCH) => Ok(None),
+        // The second and third: it is a thread's number by now.
+        Err(Errno::SRCH | Errno::NOENT | Errno::INVAL) => Ok(None),
         opened => Ok(Some(opened?)),
     }
-}
-
-fn holds(pid: u32, file: &fs::Metadata) -> bool {
-    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    open.filter_map(|fd| fs::metadata(fd.path()).ok())
-        .any(|held| (held.dev(), held.ino()) == (file.dev(), file.ino()))
 }
 
 fn kill(process: &OwnedFd) -> io::Result<()> {
@@ -76,6 +114,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
+    use crate::paths::Paths;
     use crate::store::life::{Run, forget_ending, take_life, write_running};
 
     struct Sleeper(Child);
@@ -92,8 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_that_holds_the_lock_is_killed() {
-        let folder = tempfile::tempdir().unwrap();
+    fn only_a_process_that_holds_the_lock_is_killed() {
+        let home = tempfile::tempdir().unwrap();
+        let paths = Paths { state: home.path().join("state"), cache: home.path().join("cache") };
+        let folder = Folder::of(&paths, "abcdefghijkl");
+        folder.create().unwrap();
         let life = take_life(folder.path()).unwrap().unwrap();
         let writer = life.try_clone().unwrap();
         forget_ending(&writer).unwrap();
@@ -103,17 +145,38 @@ mod tests {
         let stale = Run { started_ns: 1, monitor_pid: other.0.id(), keeper_pid: other.0.id() };
         write_running(&writer, stale).unwrap();
         drop(writer);
-        assert!(!kill_processes(folder.path()).unwrap());
-        assert!(other.0.try_wait().unwrap().is_none(), "a stranger was killed");
-        let writer = File::options().write(true).open(folder.path().join("life")).unwrap();
-        // The keeper's number is a stranger's still.
-        write_running(&writer, Run { monitor_pid: monitor.0.id(), ..stale }).unwrap();
-        drop(writer);
+        let unknown = record(None);
+        assert!(!kill_processes(&unknown, &folder).unwrap());
+        assert!(other.0.try_wait().unwrap().is_none(), "another process was killed");
+        assert!(monitor.0.try_wait().unwrap().is_none(), "it could not be known");
+        // The store knows better, whatever stands in the lock's file.
+        let known = record(Some(monitor.0.id()));
         std::thread::scope(|scope| {
             scope.spawn(|| monitor.0.wait().unwrap());
-            assert!(kill_processes(folder.path()).unwrap());
+            assert!(kill_processes(&known, &folder).unwrap());
         });
-        assert!(other.0.try_wait().unwrap().is_none(), "a stranger was killed");
-        assert!(kill_processes(folder.path()).unwrap(), "there is nothing to do");
+        assert!(other.0.try_wait().unwrap().is_none(), "another process was killed");
+        assert!(kill_processes(&known, &folder).unwrap(), "there is nothing to do");
+    }
+
+    fn record(monitor_pid: Option<u32>) -> Record {
+        let spec = crate::spec::SandboxSpec::default();
+        Record {
+            id: "abcdefghijkl".to_owned(),
+            name: None,
+            spec,
+            engine: None,
+            engine_reason: None,
+            created_ns: 1,
+            state: store::State::Running,
+            started_ns: Some(1),
+            ended_ns: None,
+            end_cause: None,
+            exit_code: None,
+            monitor_pid,
+            keeper_pid: None,
+            enforcement: None,
+            idle_paused: false,
+        }
     }
 }

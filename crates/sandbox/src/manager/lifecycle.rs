@@ -29,13 +29,13 @@ use crate::store::{self, Change, NewRecord, Record, StoreError};
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same where its processes are killed if it does not.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Moving a large guest's memory to disk and back takes its time.
 const PARKING_PATIENCE: Duration = Duration::from_secs(120);
 /// How long a killed sandbox may take to be gone.
 const BURIAL: Duration = Duration::from_secs(10);
 /// How often something is looked at that cannot be waited for.
-const PAUSE: Duration = Duration::from_millis(10);
+pub(super) const PAUSE: Duration = Duration::from_millis(10);
 /// For how long a lock that somebody holds for a moment is tried.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 /// For how long a sandbox that others start and stop is waited for.
@@ -343,17 +343,22 @@ impl Manager {
             }
         }
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
-        if is_kill && force::kill_processes(folder.path()).map_err(failed)? {
-            // Looking at it records the end.
-            self.refresh_or_gone(sandbox)?;
-            return Ok(());
+        if !is_kill {
+            return Err(ManagerError::DoesNotEnd(sandbox.name().to_owned()));
         }
-        Err(ManagerError::DoesNotEnd(sandbox.name().to_owned()))
+        if !force::kill_processes(&sandbox.record, &folder).map_err(failed)? {
+            return Err(ManagerError::NotKilled(sandbox.name().to_owned()));
+        }
+        // Looking at it records the end.
+        self.refresh_or_gone(sandbox)?;
+        Ok(())
     }
 
     fn has_ended_within(&mut self, sandbox: &Sandboxed, patience: Duration) -> Result<bool, ManagerError> {
         let deadline = Instant::now() + patience;
-        while self.refresh_or_gone(sandbox)?.is_some_and(|now| now.is_alive()) {
+        // One that was started again has ended, too.
+        let is_it = |now: &Sandboxed| now.record.started_ns == sandbox.record.started_ns;
+        while self.refresh_or_gone(sandbox)?.is_some_and(|now| now.is_alive() && is_it(&now)) {
             if Instant::now() > deadline {
                 return Ok(false);
             }
@@ -419,20 +424,10 @@ impl Manager {
         folder: &Folder,
     ) -> Result<(), ManagerError> {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
-        self.warn_of_link(folder, record.display_name());
+        let elsewhere = folder.link_target();
         let rest = folder.begin_removal().map_err(failed)?;
-        let deleted = match self.store.delete(&record.id) {
-            Err(StoreError::Full(_)) => None,
-            deleted => Some(deleted?),
-        };
-        let deleted = match deleted {
-            Some(deleted) => deleted,
-            None => {
-                // That frees space. The folder stays until the record is removed: by it the next command knows what to go on with.
-                let _ = fs::remove_file(rest.disk());
-                self.store.at_any_price(|store| store.delete(&record.id))?
-            }
-        };
+        self.warn_of_link(elsewhere, record.display_name());
+        let deleted = self.store.delete_removed(&record.id, &rest)?;
         rest.remove().map_err(failed)?;
         if !deleted {
             // Somebody else was faster; finding it says so.

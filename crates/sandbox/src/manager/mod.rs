@@ -150,11 +150,12 @@ pub enum ManagerError {
         /// Why not.
         source: DoorError,
     },
-    /// It does not go away.
-    #[error(
-        "The sandbox `{0}` does not end. `bathy kill {0}` ends it by force; if that was it, look at its processes: `bathy inspect {0}`"
-    )]
+    /// It does not end when it is asked to.
+    #[error("The sandbox `{0}` does not end. `bathy kill {0}` ends it by force")]
     DoesNotEnd(String),
+    /// Its processes could not be killed, or not be told from others.
+    #[error("The processes of the sandbox `{0}` could not be ended. `bathy inspect {0}` has their numbers")]
+    NotKilled(String),
     /// The caller has had enough.
     #[error("Interrupted")]
     Interrupted,

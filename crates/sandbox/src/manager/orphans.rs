@@ -3,7 +3,6 @@
 //! A folder under its own name is a user's disk: it is never removed but by name. The store can be lost, damaged, or replaced by an
 //! older one; then the disks are listed as orphaned, and can be adopted.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +11,7 @@ use bathy_audit::What;
 use bathy_jail::cgroup::Cgroup;
 use bathy_policy::{NetworkPolicy, Preset};
 
+use super::lifecycle::{KILL_PATIENCE, PAUSE};
 use super::{Manager, ManagerError, Sandboxed, Status, force};
 use crate::description::{Description, ReplDescription};
 use crate::engine::{Choice, Chosen};
@@ -24,10 +24,6 @@ use crate::store::{self, Change, NewRecord, Record, ReplRow, State, StoreError};
 
 /// A folder that is being made is locked a moment after it is there: only older ones are left-overs.
 const LEFTOVER_AGE: Duration = Duration::from_secs(30);
-/// How long the monitor of an orphan has to end it.
-const END_PATIENCE: Duration = Duration::from_secs(10);
-/// How often something is looked at that cannot be waited for.
-const PAUSE: Duration = Duration::from_millis(10);
 /// Why an adopted sandbox is said to have ended.
 const ADOPTED: &str = "its record was lost; it was adopted";
 
@@ -239,7 +235,7 @@ impl Manager {
             if !force {
                 return Err(ManagerError::NotRemoved(orphan.name().to_owned()));
             }
-            end_orphan(folder.path(), orphan.name())?;
+            end_orphan(&orphan.record, &folder)?;
         }
         let _life = match store::take_life(folder.path()) {
             Ok(Some(life)) => Some(life),
@@ -252,7 +248,6 @@ impl Manager {
             // Adopted in the meantime.
             return Err(ManagerError::Busy(orphan.name().to_owned()));
         }
-        self.warn_of_link(&folder, orphan.name());
         let rest = folder.begin_removal().map_err(failed)?;
         rest.remove().map_err(failed)?;
         self.store.at_any_price(|store| store.delete(&orphan.record.id))?;
@@ -310,7 +305,7 @@ impl Manager {
                 Ok(true) => self.note_last(&record, What::SandboxRemoved),
                 Ok(false) => {}
                 // The folder stays until the record is removed.
-                Err(_) => return drop(fs::remove_file(rest.disk())),
+                Err(_) => return rest.free_disk(),
             }
         }
         let _ = rest.remove();
@@ -341,19 +336,21 @@ fn is_old(folder: &Path) -> bool {
     modified.is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() > LEFTOVER_AGE)
 }
 
-/// Asks the monitor of an orphan to end it, and waits until it has.
-fn end_orphan(folder: &Path, name: &str) -> Result<(), ManagerError> {
-    let failed = |error| ManagerError::File(folder.to_owned(), error);
+/// Has the monitor of an orphan end it, or ends it without.
+fn end_orphan(orphan: &Record, folder: &Folder) -> Result<(), ManagerError> {
     // Whether it ends is seen by its lock, whatever the monitor answers.
-    if door::ask(folder, &ToMonitor::Kill, END_PATIENCE).is_ok() {
-        let deadline = Instant::now() + END_PATIENCE;
-        while store::alive(folder).map_err(failed)? && Instant::now() < deadline {
-            std::thread::sleep(PAUSE);
+    let _ = door::ask(folder.path(), &ToMonitor::Kill, KILL_PATIENCE);
+    let failed = |error| ManagerError::File(folder.path().to_owned(), error);
+    let deadline = Instant::now() + KILL_PATIENCE;
+    while store::alive(folder.path()).map_err(failed)? {
+        if Instant::now() > deadline {
+            break;
         }
+        std::thread::sleep(PAUSE);
     }
-    match force::kill_processes(folder).map_err(failed)? {
+    match force::kill_processes(orphan, folder).map_err(failed)? {
         true => Ok(()),
-        false => Err(ManagerError::DoesNotEnd(name.to_owned())),
+        false => Err(ManagerError::NotKilled(orphan.display_name().to_owned())),
     }
 }
 

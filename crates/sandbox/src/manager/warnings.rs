@@ -1,9 +1,10 @@
 //! What a command that succeeded has to say besides: an event that could not be recorded, a disk that is too small.
 
+use std::path::PathBuf;
+
 use bathy_audit::{Actor, Event, What};
 
 use super::{Manager, Sandboxed};
-use crate::folder::Folder;
 use crate::room::Shortage;
 use crate::store::Record;
 
@@ -52,9 +53,9 @@ impl Manager {
         })
     }
 
-    /// Warns that a sandbox which is removed leaves its files, if its folder is a link: where that leads to may hold more.
-    pub(super) fn warn_of_link(&mut self, folder: &Folder, name: &str) {
-        if let Ok(target) = std::fs::read_link(folder.path()) {
+    /// Warns that a sandbox which was removed leaves its files, if its folder was a link: where that led to may hold more.
+    pub(super) fn warn_of_link(&mut self, target: Option<PathBuf>, name: &str) {
+        if let Some(target) = target {
             self.warnings.said.push(format!(
                 "The folder of `{name}` was a link: its files stay in {}. Remove them by hand",
                 target.display()

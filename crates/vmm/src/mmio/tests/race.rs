@@ -13,7 +13,7 @@ use super::*;
 const SIZE: u16 = 16;
 /// How often the guest's rules have to be broken before a race counts as one.
 const REFUSALS: u32 = 50;
-const TOO_LONG: Duration = Duration::from_secs(20);
+const TOO_LONG: Duration = Duration::from_secs(120);
 /// The longest that one kick may take on a busy host.
 const KICK: Duration = Duration::from_secs(2);
 
