@@ -1,5 +1,8 @@
 //! The order in which a device's queues are worked on, which is the same whatever carries them.
 
+#[cfg(test)]
+mod tests;
+
 use virtio_queue::Queue;
 
 use crate::device::{DeviceError, Outcome, VirtioDevice};
