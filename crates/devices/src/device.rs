@@ -114,3 +114,48 @@ pub(crate) fn read_space(space: &[u8], offset: u32, out: &mut [u8]) {
         *to = *from;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_outcome_asks_for_what_either_asks_for() {
+        let idle = Outcome::default();
+        let notify = Outcome { notify: true, ..idle };
+        let more = Outcome { more: true, ..idle };
+        assert_eq!(idle.merge(idle), idle);
+        for asks in [notify, more] {
+            assert_eq!(asks.merge(idle), asks);
+            assert_eq!(idle.merge(asks), asks);
+            assert_eq!(asks.merge(asks), asks);
+        }
+        assert_eq!(notify.merge(more), Outcome { notify: true, more: true, retry_after: None });
+    }
+
+    #[test]
+    fn merged_outcome_waits_no_longer_than_either_may() {
+        let after = |milliseconds| Outcome {
+            retry_after: Some(Duration::from_millis(milliseconds)),
+            ..Outcome::default()
+        };
+        assert_eq!(after(5).merge(after(7)), after(5));
+        assert_eq!(after(7).merge(after(5)), after(5));
+        assert_eq!(after(7).merge(Outcome::default()), after(7));
+        assert_eq!(Outcome::default().merge(after(7)), after(7));
+    }
+
+    #[test]
+    fn configuration_space_is_read_from_any_offset_and_is_zero_beyond() {
+        let read = |offset| {
+            let mut out = [0xff; 3];
+            read_space(&[1, 2, 3, 4], offset, &mut out);
+            out
+        };
+        assert_eq!(read(0), [1, 2, 3]);
+        assert_eq!(read(1), [2, 3, 4]);
+        assert_eq!(read(3), [4, 0, 0]);
+        assert_eq!(read(4), [0, 0, 0]);
+        assert_eq!(read(u32::MAX), [0, 0, 0]);
+    }
+}
