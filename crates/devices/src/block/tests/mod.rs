@@ -1,5 +1,6 @@
 //! The block device against well-behaved and hostile drivers.
 
+mod host;
 mod hostile;
 mod ordinary;
 
@@ -9,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Block, BlockConfig, BlockError, ID_BYTES, MAX_RANGE_SECTORS, MAX_SEGMENTS};
+use super::{Block, BlockConfig, BlockError, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_SEGMENTS};
 use crate::testing::{Driver, Part, readable, writable};
 use crate::{DeviceError, GuestMemory, GuestRam, Outcome, Queue, VirtioDevice};
 
