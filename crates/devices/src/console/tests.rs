@@ -1,5 +1,7 @@
 //! The console against a driver that behaves like Linux, and against hostile ones.
 
+mod limits;
+
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
@@ -66,12 +68,17 @@ impl<'mem> Bench<'mem> {
     }
 
     fn say_about(&mut self, port: u32, event: u16, value: u16) -> Result<(), DeviceError> {
+        self.push_control(port, event, value);
+        self.run(CONTROL_TX_QUEUE)
+    }
+
+    /// Puts a control message into its queue, where the device has yet to look.
+    fn push_control(&mut self, port: u32, event: u16, value: u16) {
         let mut raw = port.to_le_bytes().to_vec();
         raw.extend(event.to_le_bytes());
         raw.extend(value.to_le_bytes());
         self.ram.memory().write_slice(&raw, GuestAddress(CONTROL)).unwrap();
         self.drivers[CONTROL_TX_QUEUE].push(&[readable(CONTROL, 8)]);
-        self.run(CONTROL_TX_QUEUE)
     }
 
     fn offer_control_buffer(&mut self) {
