@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BURST_BYTES, BYTES_PER_SECOND, Entropy, EntropyError};
+use super::{BURST_BYTES, BYTES_PER_SECOND, Entropy, EntropyError, EntropyState, monotonic};
 use crate::ring::RingError;
 use crate::testing::{Driver, TestClock, readable, writable};
 use crate::{DeviceError, GuestRam, Outcome, Queue, VirtioDevice};
 
 const DATA: u64 = 0x10000;
 const BURST: u32 = 64 << 10;
+const EVENT_IDX: u64 = 1 << 29;
+const VERSION_1: u64 = 1 << 32;
 
 struct Bench<'mem> {
     ram: &'mem GuestRam,
@@ -53,6 +55,16 @@ fn ram() -> GuestRam {
 }
 
 #[test]
+fn driver_finds_what_the_device_is() {
+    let mut entropy = Entropy::new();
+    assert_eq!((entropy.device_type(), entropy.queue_count(), entropy.follow_up()), (4, 1, None));
+    assert_eq!(entropy.features(), EVENT_IDX | VERSION_1);
+    let mut space = [0xff; 8];
+    entropy.read_config(0, &mut space);
+    assert_eq!(space, [0; 8], "it has no configuration");
+}
+
+#[test]
 fn request_is_filled_with_random_bytes_and_nothing_beyond() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
@@ -75,6 +87,40 @@ fn v11_request_for_more_than_the_burst_gets_the_burst() {
     bench.process().unwrap();
     assert_eq!(bench.driver.take_used(), [(0, BURST)]);
     assert_eq!(u64::from(BURST), BURST_BYTES);
+}
+
+#[test]
+fn v11_request_gets_exactly_what_time_has_brought() {
+    let ram = ram();
+    let mut bench = Bench::new(&ram);
+    bench.exhaust();
+    // More than one block of 4096 bytes, and not a whole number of them.
+    let earned = Duration::from_nanos((5000 * 1_000_000_000_u64).div_ceil(BYTES_PER_SECOND));
+    bench.now.set(bench.now.get() + earned);
+    bench.driver.push(&[writable(2 * DATA, BURST)]);
+
+    bench.process().unwrap();
+
+    assert_eq!(bench.driver.take_used(), [(1, 5000)]);
+    assert_eq!(bench.bytes(2 * DATA + 5000, 4096), [0; 4096], "no byte more was written");
+    assert_eq!(bench.entropy.save().tokens, 0);
+}
+
+#[test]
+fn v11_waiting_request_is_answered_from_the_byte_on_that_makes_it_worthwhile() {
+    let ram = ram();
+    let mut bench = Bench::new(&ram);
+    bench.driver.push(&[writable(DATA, BURST - 1023)]);
+    bench.process().unwrap();
+    bench.driver.push(&[writable(DATA, BURST)]);
+    assert_eq!(bench.entropy.save().tokens, 1023);
+    assert!(bench.process().unwrap().retry_after.is_some());
+    assert_eq!(bench.driver.take_used().len(), 1);
+
+    // One more comes in less than a microsecond.
+    bench.now.set(bench.now.get() + Duration::from_micros(1));
+    bench.process().unwrap();
+    assert_eq!(bench.driver.take_used(), [(1, 1024)]);
 }
 
 #[test]
@@ -149,6 +195,29 @@ fn state_keeps_an_empty_bucket_empty() {
     assert_eq!(state.tokens, 0);
     let json = serde_json::to_string(&state).unwrap();
     assert_eq!(Entropy::restore(serde_json::from_str(&json).unwrap()).save().tokens, 0);
+}
+
+#[test]
+fn state_keeps_what_the_driver_accepted_and_a_reset_forgets_it() {
+    let mut entropy = Entropy::new();
+    entropy.set_features(VERSION_1);
+    let mut restored = Entropy::restore(entropy.save());
+    assert_eq!(restored.save().acked_features, VERSION_1);
+    restored.reset();
+    assert_eq!(restored.save().acked_features, 0);
+    let state = EntropyState { tokens: u64::MAX, acked_features: u64::MAX };
+    let offered = EntropyState { tokens: BURST_BYTES, acked_features: entropy.features() };
+    assert_eq!(Entropy::restore(state).save(), offered, "no more than the device has and offers");
+}
+
+#[test]
+fn time_is_that_of_the_monotonic_clock() {
+    let clock = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
+    };
+    let (before, now, after) = (clock(), monotonic(), clock());
+    assert!(before <= now && now <= after, "{before:?} {now:?} {after:?}");
 }
 
 #[test]
