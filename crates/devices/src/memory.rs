@@ -261,6 +261,73 @@ mod tests {
         assert!(matches!(GuestRam::adopt(fd), Err(MemoryError::NotSealed)));
     }
 
+    /// A memory file of `size` bytes with these seals, as another process makes it.
+    fn sealed_file(size: u64, seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("other", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    #[test]
+    fn adopted_file_is_the_memory_whole() {
+        let fd = sealed_file(8192, SealFlags::SHRINK | SealFlags::GROW);
+        let theirs = fd.try_clone().unwrap();
+        let ram = GuestRam::adopt(fd).unwrap();
+        assert_eq!((ram.size(), ram.is_same_file(&theirs)), (8192, true));
+        rustix::io::pwrite(&theirs, b"end", 8192 - 3).unwrap();
+        let mut seen = [0; 3];
+        ram.memory().read_slice(&mut seen, GuestAddress(8192 - 3)).unwrap();
+        assert_eq!(&seen, b"end");
+    }
+
+    #[test]
+    fn adopting_a_file_that_can_still_shrink_or_grow_is_refused() {
+        for seals in [SealFlags::SHRINK, SealFlags::GROW] {
+            let adopted = GuestRam::adopt(sealed_file(4096, seals));
+            assert!(matches!(adopted, Err(MemoryError::NotSealed)), "{seals:?}");
+        }
+        // A file on a disk cannot be sealed at all.
+        let adopted = GuestRam::adopt(tempfile::tempfile().unwrap().into());
+        assert!(matches!(adopted, Err(MemoryError::NotSealed)));
+    }
+
+    #[test]
+    fn adopting_a_file_of_odd_size_is_refused() {
+        for size in [0, 100, 4097] {
+            let adopted = GuestRam::adopt(sealed_file(size, SealFlags::SHRINK | SealFlags::GROW));
+            assert!(matches!(adopted, Err(MemoryError::Size(seen)) if seen == size), "{size}");
+        }
+    }
+
+    /// What the host's kernel lists about this process's mappings of a memory file, which has a number of its own.
+    fn mappings_of(file: u64) -> Vec<String> {
+        let listed = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut found = Vec::new();
+        let mut inside = false;
+        for line in listed.lines() {
+            // Each mapping starts with a line of its addresses, and has the number of its file in that.
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            if fields.first().is_some_and(|first| first.contains('-')) {
+                inside = fields.get(4) == Some(&file.to_string().as_str()) && line.contains("guest-ram");
+            } else if inside && line.starts_with("VmFlags:") {
+                found.push(format!("{line} "));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn memory_is_left_out_of_core_dumps_and_unmapped_at_the_end() {
+        let ram = GuestRam::create_around(4 << 20, 1 << 20..4 << 20).unwrap();
+        let (_, file) = ram.identity;
+        let flags = mappings_of(file);
+        assert_eq!(flags.len(), 2, "below the hole and above it");
+        assert!(flags.iter().all(|flags| flags.contains(" dd ")), "{flags:?}");
+        drop(ram);
+        assert_eq!(mappings_of(file), [""; 0]);
+    }
+
     #[test]
     fn only_the_same_file_counts_as_the_same() {
         let ram = GuestRam::create(4096).unwrap();
