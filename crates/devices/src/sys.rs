@@ -1,5 +1,8 @@
 //! Every `unsafe` block of this crate.
 
+#[cfg(test)]
+mod tests;
+
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
