@@ -249,6 +249,18 @@ mod tests {
     }
 
     #[test]
+    fn large_pages_are_made_of_nothing_before_or_behind_the_range() {
+        let ram = GuestRam::create(32 << 20).unwrap();
+        // One page each right before and right behind what lies wholly in the range.
+        rustix::io::pwrite(ram.fd(), b"before", 2 << 20).unwrap();
+        rustix::io::pwrite(ram.fd(), b"behind", 8 << 20).unwrap();
+        let before = ram.occupied();
+        ram.use_large_pages(3 << 20..9 << 20);
+        let occupied = ram.occupied() - before;
+        assert!(occupied == 4 << 20 || occupied == 2 * 4096, "{occupied}");
+    }
+
+    #[test]
     fn odd_sizes_are_refused() {
         assert!(matches!(GuestRam::create(0), Err(MemoryError::Size(0))));
         assert!(matches!(GuestRam::create(4097), Err(MemoryError::Size(4097))));
