@@ -1,4 +1,4 @@
-//! Handing chains back: one by one, several at once, and with as few interrupts as the driver wants.
+//! Which bytes of a chain are where, and handing chains back: one by one, several at once, and with as few interrupts as the driver wants.
 
 use super::*;
 use crate::GuestRam;
@@ -36,6 +36,20 @@ fn round_by_groups(queue: &mut Queue, ram: &GuestRam, group: u16) -> Outcome {
         }
     })
     .unwrap()
+}
+
+#[test]
+fn pieces_are_the_parts_that_hold_the_bytes_and_no_empty_ones() {
+    let buffer = |address, length| Buffer { address: GuestAddress(address), length };
+    let buffers = [buffer(0x100, 10), buffer(0x200, 20), buffer(0x300, 30)];
+    let found = |offset, length| pieces(&buffers, offset, length).collect::<Vec<_>>();
+    assert_eq!(found(0, 60), buffers);
+    assert_eq!(found(4, 3), [buffer(0x104, 3)]);
+    assert_eq!(found(10, 20), [buffer(0x200, 20)]);
+    assert_eq!(found(9, 22), [buffer(0x109, 1), buffer(0x200, 20), buffer(0x300, 1)]);
+    assert_eq!(found(35, u32::MAX), [buffer(0x305, 25)]);
+    assert_eq!(found(60, 1), []);
+    assert_eq!(found(0, 0), []);
 }
 
 #[test]
