@@ -204,6 +204,13 @@ mod tests {
     }
 
     #[test]
+    fn memory_file_is_closed_in_programs_that_this_process_starts() {
+        let ram = GuestRam::create(4096).unwrap();
+        let flags = rustix::io::fcntl_getfd(ram.fd()).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
+    }
+
+    #[test]
     fn guest_code_can_be_mapped_for_execution() {
         let ram = GuestRam::create(1 << 20).unwrap();
         // SAFETY: a fresh mapping at an address of the kernel's choice, never dereferenced.
