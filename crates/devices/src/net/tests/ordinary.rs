@@ -35,6 +35,15 @@ fn frame_reaches_the_owner_without_its_header_and_is_counted() {
 }
 
 #[test]
+fn owner_that_takes_a_frame_makes_no_work_for_a_queue_that_did_not_stall() {
+    let ram = ram();
+    let mut bench = Bench::new(&ram);
+    bench.send(PLAIN, &frame(60, 1));
+    bench.net.drop_frame();
+    assert_eq!(bench.net.follow_up(), None);
+}
+
+#[test]
 fn frame_is_put_together_however_it_lies_in_memory() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
@@ -162,6 +171,7 @@ fn link_that_is_down_loses_everything_and_gives_the_guest_its_buffers_back() {
     assert_eq!(bench.rx.used_index(), 0);
     assert_eq!(bench.net.counters().dropped.link_down, 4);
     bench.net.set_link(true);
+    assert!(bench.net.link_up());
     bench.offer(&frame(60, 5));
     assert_eq!(bench.rx.take_used(), [(0, 72)]);
 }
