@@ -3,6 +3,8 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
+use crate::block::request::{Clear, Limits, Request, parse};
+use crate::ring::{Chain, run_round};
 
 // Feature bits, by their numbers in the virtio specification.
 const SIZE_MAX: u64 = 1 << 1;
@@ -134,6 +136,28 @@ fn empty_range_is_nothing_to_do() {
         assert_eq!(bench.block.host_errors(), 0);
         assert_eq!(bench.file_bytes()[8 * 512..16 * 512], [0; 8 * 512], "the range behind it is cleared");
     }
+}
+
+#[test]
+fn only_the_range_whose_space_may_be_given_back_is_parsed_as_such() {
+    let ram = ram();
+    let mut bench = Bench::new(&ram);
+    let ranges = bench.ranges(&[(8, 8, 0), (16, 4, 1), (24, 8, 0)]);
+    bench.push(WRITE_ZEROES, 0, &[ranges]);
+    let (mut chain, mut parsed) = (Chain::new(), None);
+    run_round(&mut bench.queue, bench.mem, |ring| {
+        assert!(ring.pop(&mut chain)?);
+        parsed = parse(&chain, ring.mem(), Limits { sectors: SECTORS, read_only: false }).ok();
+        Ok(())
+    })
+    .unwrap();
+
+    let Some(Request::WriteZeroes(list)) = parsed else { panic!("{parsed:?} clears nothing") };
+
+    let clear =
+        |sector: u64, sectors: u64, unmap| Clear { offset: sector * 512, bytes: sectors * 512, unmap };
+    let expected = [clear(8, 8, false), clear(16, 4, true), clear(24, 8, false)];
+    assert_eq!(list.iter().copied().collect::<Vec<_>>(), expected);
 }
 
 #[test]
