@@ -1,5 +1,8 @@
 //! Names: each question of the guest that the policy allows is asked anew, of the host's resolvers.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,0 +1,430 @@
+//! Queries of a guest, and resolvers on the loopback interface that answer them, or do not.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use bathy_policy::Protocol;
+use bathy_protocol::network::NetEvent;
+use hickory_proto::op::{self, Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::rr::rdata::{A, CNAME};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Asked, Asker, MOST_WAITING, Reply, Resolver, TIME, TRIES, random_id};
+use crate::dns;
+use crate::judge::Judge;
+
+const PUBLIC: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
+const DATAGRAM: Asker = Asker::Datagram(30000, SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 0, 1)), 53));
+const CONNECTION: Asker = Asker::Connection(7);
+const MANY: u32 = 1000;
+const NO_ANSWER: &str = "the host's resolvers gave no answer";
+/// For what happens at once, on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn judge(preset: &str, rules: &[&str]) -> Judge {
+    let own = serde_json::json!({"preset": preset, "rules": rules});
+    let policies = serde_json::json!({"ceilings": [], "own": own});
+    Judge::new(serde_json::from_value(policies).unwrap(), String::new())
+}
+
+fn allowing() -> Judge {
+    judge("allow-list", &["allow *.example"])
+}
+
+/// A query as a guest sends it.
+fn query(name: &str, kind: RecordType) -> Vec<u8> {
+    let mut message = Message::new(0x0707, MessageType::Query, OpCode::Query);
+    message.add_query(op::Query::query(Name::from_ascii(name).unwrap(), kind));
+    message.to_vec().unwrap()
+}
+
+/// A resolver of the host.
+struct Upstream(UdpSocket);
+
+impl Upstream {
+    fn new() -> Self {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(socket)
+    }
+
+    /// One that takes connections, too.
+    fn with_listener() -> (Self, TcpListener) {
+        loop {
+            let upstream = Self::new();
+            // The same port may be taken there.
+            if let Ok(listener) = TcpListener::bind(upstream.address()) {
+                return (upstream, listener);
+            }
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    /// The next query that came.
+    fn asked(&self) -> (Message, SocketAddr) {
+        let mut buffer = [0; 1024];
+        let (count, from) = self.0.recv_from(&mut buffer).unwrap();
+        (Message::from_vec(&buffer[..count]).unwrap(), from)
+    }
+
+    fn answer(&self, answer: &Message, to: SocketAddr) {
+        self.0.send_to(&answer.to_vec().unwrap(), to).unwrap();
+    }
+
+    fn assert_not_asked(&self) {
+        self.0.set_nonblocking(true).unwrap();
+        assert_eq!(self.0.recv_from(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
+/// An answer to this query, with these records of its name.
+fn answer(query: &Message, code: ResponseCode, data: &[RData]) -> Message {
+    let mut answer = Message::response(query.metadata.id, OpCode::Query);
+    answer.metadata.response_code = code;
+    answer.queries.clone_from(&query.queries);
+    let name = &query.queries[0].name;
+    answer.answers = data.iter().map(|data| Record::from_rdata(name.clone(), 60, data.clone())).collect();
+    answer
+}
+
+fn good_answer(query: &Message) -> Message {
+    answer(query, ResponseCode::NoError, &[RData::A(A(PUBLIC))])
+}
+
+#[track_caller]
+fn waits(asked: Asked) -> u64 {
+    match asked {
+        Asked::Waits(number) => number,
+        Asked::Now(reply) => unreachable!("{reply:?}"),
+    }
+}
+
+#[track_caller]
+fn replied(asked: Asked) -> Reply {
+    match asked {
+        Asked::Now(reply) => reply,
+        Asked::Waits(number) => unreachable!("query {number} waits"),
+    }
+}
+
+/// The code of a reply, and why a name was not resolved, and whether that is a denial.
+#[track_caller]
+fn failure(reply: Reply) -> (ResponseCode, String, bool) {
+    let code = Message::from_vec(&reply.message.unwrap()).unwrap().metadata.response_code;
+    match reply.event {
+        Some(NetEvent::Unresolved { reason, denied, .. }) => (code, reason, denied),
+        event => unreachable!("{event:?}"),
+    }
+}
+
+/// Goes on with a query once its socket can be read, or written to, in the same moment as it was asked: however long the
+/// machine takes, its time is not over.
+#[track_caller]
+fn go_on(
+    resolver: &mut Resolver,
+    number: u64,
+    flags: PollFlags,
+    judge: &mut Judge,
+    now: Instant,
+) -> Option<Asked> {
+    let socket = resolver.socket(number).unwrap();
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(&socket, flags)], Some(&patience)), Ok(1), "its socket is ready");
+    resolver.go_on(number, judge, now)
+}
+
+#[test]
+fn an_allowed_query_is_asked_of_the_host_and_its_addresses_are_known_by_the_name() {
+    let upstream = Upstream::new();
+    let (mut judge, now) = (judge("public", &[]), Instant::now());
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let number = waits(asked);
+    let (question, from) = upstream.asked();
+    assert_eq!(question.queries[0].name.to_ascii(), "api.example.");
+    let data = [RData::A(A(PUBLIC)), RData::A(A(Ipv4Addr::LOCALHOST))];
+    upstream.answer(&answer(&question, ResponseCode::NoError, &data), from);
+
+    let reply = replied(go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).unwrap());
+    assert_eq!(reply.asker, DATAGRAM);
+    let message = Message::from_vec(&reply.message.unwrap()).unwrap();
+    assert_eq!((message.metadata.id, message.answers.len()), (0x0707, 1));
+    let Some(NetEvent::Resolved { name, kind, addresses, removed }) = reply.event else {
+        unreachable!("{:?}", reply.event)
+    };
+    assert_eq!((name.as_str(), kind.as_str()), ("api.example", "A"));
+    assert_eq!((addresses, removed), (vec![PUBLIC.into()], vec![Ipv4Addr::LOCALHOST.into()]));
+    let place = judge.place(Protocol::Tcp, SocketAddr::new(PUBLIC.into(), 443), now);
+    assert_eq!(place.names, ["api.example".parse().unwrap()]);
+    assert!(resolver.socket(number).is_none() && resolver.due().is_none(), "nothing waits any more");
+}
+
+#[test]
+fn n4_queries_that_are_denied_or_no_queries_are_not_asked() {
+    let upstream = Upstream::new();
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+    let mut ask = |bytes: &[u8], judge: &Judge| {
+        let reply = replied(resolver.ask(bytes, CONNECTION, judge, Instant::now()));
+        assert_eq!(reply.asker, CONNECTION);
+        reply
+    };
+    let denied = ask(&query("secret.test", RecordType::A), &allowing());
+    assert_eq!(failure(denied), (ResponseCode::Refused, "preset allow-list".to_owned(), true));
+
+    let reverse = ask(&query("1.0.0.127.in-addr.arpa", RecordType::PTR), &judge("open", &[]));
+    let why = "the name of an address that the sandbox may not reach";
+    assert_eq!(failure(reverse), (ResponseCode::Refused, why.to_owned(), true));
+
+    let malformed = [&query("api.example", RecordType::A)[..], &[0]].concat();
+    let why = "The DNS query is malformed";
+    assert_eq!(failure(ask(&malformed, &allowing())), (ResponseCode::FormErr, why.to_owned(), true));
+
+    let no_query = ask(&[0; 11], &allowing());
+    assert_eq!(no_query.message, None);
+    assert!(matches!(no_query.event, Some(NetEvent::Unresolved { denied: true, .. })), "{no_query:?}");
+
+    let hidden = ask(&query("api.example", RecordType::HTTPS), &allowing());
+    let message = Message::from_vec(&hidden.message.unwrap()).unwrap();
+    assert_eq!((message.metadata.response_code, message.answers.len()), (ResponseCode::NoError, 0));
+    assert_eq!(hidden.event, None);
+    upstream.assert_not_asked();
+}
+
+#[test]
+fn the_name_of_an_address_that_may_be_reached_is_asked_for() {
+    let upstream = Upstream::new();
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+    let bytes = query("34.216.184.93.in-addr.arpa", RecordType::PTR);
+    waits(resolver.ask(&bytes, DATAGRAM, &judge("open", &[]), Instant::now()));
+    assert_eq!(upstream.asked().0.queries[0].query_type, RecordType::PTR);
+}
+
+#[test]
+fn r5_queries_have_a_rate_and_a_number_that_wait_at_once() {
+    let (upstream, judge, now) = (Upstream::new(), allowing(), Instant::now());
+    let bytes = query("api.example", RecordType::A);
+    let mut slow = Resolver::new(vec![upstream.address()], 1);
+    for _ in 0..5 {
+        waits(slow.ask(&bytes, DATAGRAM, &judge, now));
+    }
+    let why = "The sandbox asks more than 1 DNS queries per second".to_owned();
+    let limited = replied(slow.ask(&bytes, DATAGRAM, &judge, now));
+    assert_eq!(failure(limited), (ResponseCode::Refused, why, true));
+
+    let mut fast = Resolver::new(vec![upstream.address()], MANY);
+    for _ in 0..MOST_WAITING {
+        waits(fast.ask(&bytes, CONNECTION, &judge, now));
+    }
+    let why = "more than 256 questions wait for answers".to_owned();
+    let one_more = replied(fast.ask(&bytes, DATAGRAM, &judge, now));
+    assert_eq!(failure(one_more), (ResponseCode::ServFail, why, false));
+    fast.forget(7);
+    waits(fast.ask(&bytes, DATAGRAM, &judge, now));
+}
+
+#[test]
+fn a_query_without_an_answer_is_asked_of_one_resolver_after_the_other() {
+    let servers = [Upstream::new(), Upstream::new()];
+    let addresses = servers.iter().map(Upstream::address).collect();
+    let (mut judge, mut now) = (allowing(), Instant::now());
+    let mut resolver = Resolver::new(addresses, MANY);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let mut number = waits(asked);
+    for tries in 1..=TRIES {
+        assert_eq!(servers[(tries - 1) % 2].asked().0.queries[0].name.to_ascii(), "api.example.");
+        assert_eq!(resolver.due(), Some(now + TIME), "try {tries}");
+        let early = now + TIME - Duration::from_nanos(1);
+        assert!(resolver.late(early).is_empty());
+        assert!(resolver.go_on(number, &mut judge, early).is_none(), "it still waits");
+        now += TIME;
+        assert_eq!(resolver.late(now), [number]);
+        let asked = resolver.go_on(number, &mut judge, now).unwrap();
+        if tries == TRIES {
+            assert_eq!(failure(replied(asked)), (ResponseCode::ServFail, NO_ANSWER.to_owned(), false));
+        } else {
+            number = waits(asked);
+        }
+    }
+    assert_eq!(resolver.due(), None);
+    servers.iter().for_each(Upstream::assert_not_asked);
+}
+
+#[test]
+fn a_resolver_that_fails_is_followed_by_the_next() {
+    let servers = [Upstream::new(), Upstream::new()];
+    let (mut judge, now) = (allowing(), Instant::now());
+    let mut resolver = Resolver::new(servers.iter().map(Upstream::address).collect(), MANY);
+    let bytes = query("api.example", RecordType::A);
+    let first = waits(resolver.ask(&bytes, DATAGRAM, &judge, now));
+    let (question, from) = servers[0].asked();
+    servers[0].answer(&answer(&question, ResponseCode::ServFail, &[]), from);
+    let second = waits(go_on(&mut resolver, first, PollFlags::IN, &mut judge, now).unwrap());
+    let (question, from) = servers[1].asked();
+    servers[1].answer(&good_answer(&question), from);
+    let reply = replied(go_on(&mut resolver, second, PollFlags::IN, &mut judge, now).unwrap());
+    assert!(matches!(reply.event, Some(NetEvent::Resolved { .. })), "{reply:?}");
+}
+
+#[test]
+fn hosts_without_a_resolver_and_resolvers_that_refuse_datagrams_resolve_nothing() {
+    let (mut judge, now) = (allowing(), Instant::now());
+    let bytes = query("api.example", RecordType::A);
+    let none = Resolver::new(Vec::new(), MANY).ask(&bytes, DATAGRAM, &judge, now);
+    let why = "none of the host's resolvers can be reached".to_owned();
+    assert_eq!(failure(replied(none)), (ResponseCode::ServFail, why, false));
+
+    let closed = Upstream::new().address();
+    let mut resolver = Resolver::new(vec![closed], MANY);
+    let mut asked = resolver.ask(&bytes, DATAGRAM, &judge, now);
+    for _ in 0..TRIES {
+        let number = waits(asked);
+        asked = go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).unwrap();
+    }
+    assert_eq!(failure(replied(asked)), (ResponseCode::ServFail, NO_ANSWER.to_owned(), false));
+}
+
+#[test]
+fn n4_a_guessed_answer_is_ignored_and_the_true_one_behind_it_is_read() {
+    let upstream = Upstream::new();
+    let (mut judge, now) = (allowing(), Instant::now());
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let number = waits(asked);
+    let (question, from) = upstream.asked();
+    let mut guess = answer(&question, ResponseCode::NoError, &[RData::A(A(Ipv4Addr::new(198, 51, 100, 9)))]);
+    guess.metadata.id = guess.metadata.id.wrapping_add(1);
+    upstream.answer(&guess, from);
+    assert!(go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).is_none(), "it still waits");
+    upstream.answer(&guess, from);
+    upstream.answer(&good_answer(&question), from);
+    let asked = go_on(&mut resolver, number, PollFlags::IN, &mut judge, now)
+        .or_else(|| go_on(&mut resolver, number, PollFlags::IN, &mut judge, now));
+    let Some(NetEvent::Resolved { addresses, .. }) = replied(asked.unwrap()).event else {
+        unreachable!("it was resolved")
+    };
+    assert_eq!(addresses, [IpAddr::from(PUBLIC)]);
+}
+
+#[test]
+fn names_that_do_not_exist_and_aliases_without_end_are_told_apart() {
+    let upstream = Upstream::new();
+    let (mut judge, now) = (allowing(), Instant::now());
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+    let circle = RData::CNAME(CNAME(Name::from_ascii("api.example.").unwrap()));
+    let chain = "The DNS answer has more than 16 aliases, or aliases that contradict each other";
+    let table = [
+        (ResponseCode::NXDomain, vec![], (ResponseCode::NXDomain, "there is no such name", false)),
+        (ResponseCode::NoError, vec![circle], (ResponseCode::ServFail, chain, true)),
+    ];
+    for (code, data, (expected, reason, denied)) in table {
+        let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+        let (question, from) = upstream.asked();
+        upstream.answer(&answer(&question, code, &data), from);
+        let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now);
+        assert_eq!(failure(replied(asked.unwrap())), (expected, reason.to_owned(), denied));
+    }
+}
+
+/// A query whose answer was cut, and that is asked for again over a connection.
+struct Cut {
+    resolver: Resolver,
+    judge: Judge,
+    number: u64,
+    upstream: Upstream,
+    server: TcpStream,
+    question: Message,
+    now: Instant,
+}
+
+impl Cut {
+    fn new() -> Self {
+        let (upstream, listener) = Upstream::with_listener();
+        let (mut judge, now) = (allowing(), Instant::now());
+        let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+        let asked = resolver.ask(&query("api.example", RecordType::A), CONNECTION, &judge, now);
+        let (question, from) = upstream.asked();
+        let mut cut = answer(&question, ResponseCode::NoError, &[]);
+        cut.metadata.truncation = true;
+        upstream.answer(&cut, from);
+        let number = waits(go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap());
+        assert!(go_on(&mut resolver, number, PollFlags::OUT, &mut judge, now).is_none(), "it is asked again");
+        let (mut server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut length = [0; 2];
+        server.read_exact(&mut length).unwrap();
+        let mut bytes = vec![0; u16::from_be_bytes(length).into()];
+        server.read_exact(&mut bytes).unwrap();
+        let question = Message::from_vec(&bytes).unwrap();
+        assert_eq!(question.queries[0].name.to_ascii(), "api.example.");
+        Self { resolver, judge, number, upstream, server, question, now }
+    }
+
+    fn go_on(&mut self) -> Option<Asked> {
+        go_on(&mut self.resolver, self.number, PollFlags::IN, &mut self.judge, self.now)
+    }
+
+    fn frame(&self, answer: &Message) -> Vec<u8> {
+        dns::frame(&answer.to_vec().unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn an_answer_that_was_cut_is_asked_for_over_a_connection() {
+    let mut cut = Cut::new();
+    let framed = cut.frame(&good_answer(&cut.question));
+    let (first, second) = framed.split_at(5);
+    cut.server.write_all(first).unwrap();
+    assert!(cut.go_on().is_none(), "half an answer");
+    cut.server.write_all(second).unwrap();
+    let reply = replied(cut.go_on().unwrap());
+    assert_eq!(reply.asker, CONNECTION);
+    assert!(matches!(reply.event, Some(NetEvent::Resolved { .. })), "{reply:?}");
+}
+
+#[test]
+fn a_connection_that_gives_no_good_answer_is_followed_by_another_datagram() {
+    let bad = |cut: &Cut, change: fn(&mut Message)| {
+        let mut answer = good_answer(&cut.question);
+        change(&mut answer);
+        cut.frame(&answer)
+    };
+    let table: [(&str, fn(&mut Message)); 2] = [
+        ("another query's", |answer| answer.metadata.id = answer.metadata.id.wrapping_add(1)),
+        ("cut again", |answer| answer.metadata.truncation = true),
+    ];
+    for (what, change) in table {
+        let mut cut = Cut::new();
+        let framed = bad(&cut, change);
+        cut.server.write_all(&framed).unwrap();
+        waits(cut.go_on().unwrap());
+        assert_eq!(cut.upstream.asked().0.queries.len(), 1, "{what}");
+    }
+    let Cut { mut resolver, mut judge, number, upstream, server, now, .. } = Cut::new();
+    drop(server);
+    waits(go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).unwrap());
+    assert_eq!(upstream.asked().0.queries.len(), 1, "closed without an answer");
+}
+
+#[test]
+fn what_a_closed_connection_asked_is_forgotten_and_nothing_else() {
+    let upstream = Upstream::new();
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY);
+    let bytes = query("api.example", RecordType::A);
+    let [gone, other, datagram] = [CONNECTION, Asker::Connection(8), DATAGRAM]
+        .map(|asker| waits(resolver.ask(&bytes, asker, &allowing(), Instant::now())));
+    resolver.forget(7);
+    assert!(resolver.socket(gone).is_none());
+    assert!(resolver.socket(other).is_some() && resolver.socket(datagram).is_some());
+    assert!(resolver.go_on(gone, &mut allowing(), Instant::now()).is_none());
+}
+
+#[test]
+fn n4_each_query_has_its_own_random_number() {
+    let numbers: std::collections::BTreeSet<_> = (0..64).filter_map(|_| random_id()).collect();
+    assert!(numbers.len() > 32, "{numbers:?}");
+}
