@@ -1,6 +1,11 @@
 //! The guest's side of one TCP connection: a stack of its own, which knows of nothing else. So a packet costs the same
 //! however many connections there are, and none can disturb another.
 
+#[cfg(test)]
+pub(crate) mod guest;
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

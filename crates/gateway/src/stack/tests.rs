@@ -1,0 +1,281 @@
+//! Stacks and the guests that they face, in memory.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use bathy_protocol::network::MTU;
+use smoltcp::wire::{TcpControl, TcpSeqNumber};
+
+use super::guest::Guest;
+use super::{Clock, Ends, GUEST_ASKED, GUEST_TIMEOUT, IPV4_HEADER, IPV6_HEADER, Offer, Stack};
+use crate::link::{Kind, Link};
+
+const V4: Ends = Ends {
+    guest_port: 30000,
+    remote: SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 443),
+};
+const V6: Ends = Ends {
+    guest_port: 30000,
+    remote: SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7)), 443),
+};
+const ROOM: usize = 256 * 1024;
+const TCP_HEADER: usize = 20;
+
+struct Pair {
+    stack: Stack,
+    guest: Guest,
+    link: Link,
+    now: Instant,
+}
+
+impl Pair {
+    /// A stack that waits for a guest to begin.
+    fn waiting(ends: Ends) -> Self {
+        let (guest, mut link) = Guest::new(ends);
+        let clock = Clock::new();
+        let stack = Stack::answering(ends, ROOM, clock, &mut link).unwrap();
+        Self { stack, guest, link, now: Instant::now() }
+    }
+
+    fn established(ends: Ends) -> Self {
+        let mut pair = Self::waiting(ends);
+        let syn = pair.guest.syn();
+        pair.hear(&syn);
+        pair.guest.segments();
+        let ack = pair.guest.ack();
+        pair.hear(&ack);
+        pair
+    }
+
+    fn hear(&mut self, packet: &[u8]) {
+        self.stack.hear(packet, self.now, &mut self.link);
+        self.stack.speak(self.now, &mut self.link);
+    }
+
+    /// Whether it is established, reset and over.
+    fn state(&mut self) -> (bool, bool, bool) {
+        (self.stack.is_established(), self.stack.is_reset(), self.stack.is_over())
+    }
+}
+
+const OPENING: (bool, bool, bool) = (false, false, false);
+const ESTABLISHED: (bool, bool, bool) = (true, false, false);
+const OVER: (bool, bool, bool) = (true, false, true);
+const RESET: (bool, bool, bool) = (false, true, true);
+
+#[test]
+fn a_guest_begins_a_connection_and_breaks_it_off() {
+    for ends in [V4, V6] {
+        let mut pair = Pair::waiting(ends);
+        assert_eq!(pair.state(), RESET, "nothing has come yet");
+        let syn = pair.guest.syn();
+        pair.hear(&syn);
+        assert_eq!(pair.state(), OPENING);
+        let segments = pair.guest.segments();
+        assert_eq!(segments.len(), 1);
+        assert!(segments[0].syn() && segments[0].ack());
+        assert_eq!((segments[0].src_port(), segments[0].dst_port()), (443, 30000));
+        let ack = pair.guest.ack();
+        pair.hear(&ack);
+        assert_eq!(pair.state(), ESTABLISHED);
+        assert!(!pair.stack.guest_has_finished());
+        let reset = pair.guest.packet(TcpControl::Rst, &[]);
+        pair.hear(&reset);
+        assert_eq!(pair.state(), RESET);
+        assert!(!pair.stack.guest_has_finished(), "it did not say so");
+    }
+}
+
+#[test]
+fn a_guest_is_called_and_answers() {
+    for ends in [V4, V6] {
+        let (guest, mut link) = Guest::new(ends);
+        let stack = Stack::calling(ends, ROOM, Clock::new(), &mut link).unwrap();
+        let mut pair = Pair { stack, guest, link, now: Instant::now() };
+        pair.stack.speak(pair.now, &mut pair.link);
+        assert_eq!(pair.state(), OPENING);
+        let segments = pair.guest.segments();
+        assert!(segments[0].syn() && !segments[0].ack());
+        assert_eq!((segments[0].src_port(), segments[0].dst_port()), (443, 30000));
+        let answer = pair.guest.syn();
+        pair.hear(&answer);
+        assert_eq!(pair.state(), ESTABLISHED);
+    }
+}
+
+#[test]
+fn a_guest_has_finished_when_all_that_it_sent_was_taken() {
+    let mut pair = Pair::established(V4);
+    let said = pair.guest.packet(TcpControl::Psh, b"last");
+    pair.hear(&said);
+    let fin = pair.guest.fin();
+    pair.hear(&fin);
+    assert!(!pair.stack.guest_has_finished(), "four bytes wait");
+    assert_eq!(pair.stack.tcp().recv(|bytes| (bytes.len(), bytes.to_vec())).unwrap(), b"last");
+    assert!(pair.stack.guest_has_finished());
+    assert_eq!(pair.state(), ESTABLISHED, "the other way is open");
+}
+
+#[test]
+fn a_connection_is_over_when_both_sides_have_closed_it() {
+    let mut pair = Pair::established(V4);
+    pair.stack.tcp().close();
+    pair.stack.speak(pair.now, &mut pair.link);
+    assert!(pair.guest.segments().iter().any(|segment| segment.fin()));
+    assert_eq!(pair.state(), ESTABLISHED, "the guest has not closed its side");
+    let fin = pair.guest.fin();
+    pair.hear(&fin);
+    assert_eq!(pair.state(), OVER);
+}
+
+#[test]
+fn what_is_sent_fits_the_link_and_is_as_long_as_the_link_takes() {
+    for (ends, header) in [(V4, IPV4_HEADER), (V6, IPV6_HEADER)] {
+        let mut pair = Pair::established(ends);
+        let sent: Vec<u8> = (0..ROOM).map(|index| u8::try_from(index % 251).unwrap()).collect();
+        assert_eq!(pair.stack.tcp().send_slice(&sent), Ok(ROOM));
+        while pair.guest.came.len() < ROOM {
+            pair.stack.speak(pair.now, &mut pair.link);
+            pair.link.flush();
+            let segments = pair.guest.segments();
+            assert!(!segments.is_empty(), "{} of {ROOM} bytes came", pair.guest.came.len());
+            let ack = pair.guest.ack();
+            pair.hear(&ack);
+        }
+        assert!(pair.guest.came == sent);
+        assert_eq!(pair.guest.longest, usize::from(MTU) - header - TCP_HEADER);
+    }
+}
+
+#[test]
+fn while_the_keeper_takes_nothing_nothing_more_is_sent() {
+    let mut pair = Pair::established(V4);
+    // The link's own buffer, and then one frame that waits.
+    while pair.link.has_room() {
+        pair.link.send(Kind::V4, 1000, |_| {});
+    }
+    let sent = pair.link.sent;
+    pair.stack.tcp().send_slice(b"later").unwrap();
+    pair.stack.speak(pair.now, &mut pair.link);
+    assert_eq!((pair.link.sent, pair.link.lost), (sent, 0));
+}
+
+#[test]
+fn a_guests_own_checksums_do_not_matter() {
+    let mut pair = Pair::waiting(V4);
+    let mut syn = pair.guest.syn();
+    // Those of the IP header and of the segment.
+    for at in [10, IPV4_HEADER + 16] {
+        syn[at] ^= 0xff;
+    }
+    pair.hear(&syn);
+    assert_eq!(pair.guest.segments().len(), 1);
+}
+
+#[test]
+fn a_silent_guest_is_asked_and_one_that_does_not_answer_is_given_up() {
+    let mut pair = Pair::established(V4);
+    let due = pair.stack.due(pair.now).unwrap();
+    assert!(due > pair.now && due <= pair.now + GUEST_ASKED, "{:?}", due - pair.now);
+    pair.now += GUEST_ASKED + Duration::from_millis(1);
+    pair.stack.speak(pair.now, &mut pair.link);
+    assert_eq!(pair.guest.segments().len(), 1, "it is asked");
+    let ack = pair.guest.ack();
+    pair.hear(&ack);
+    pair.now += GUEST_ASKED + Duration::from_millis(1);
+    pair.stack.speak(pair.now, &mut pair.link);
+    assert_eq!(pair.guest.segments().len(), 1, "it is asked again");
+    assert_eq!(pair.state(), ESTABLISHED, "a guest that answers may be silent for as long as it likes");
+    pair.now += GUEST_TIMEOUT;
+    pair.stack.speak(pair.now, &mut pair.link);
+    assert_eq!(pair.state(), RESET);
+}
+
+#[test]
+fn times_of_the_stack_are_times_of_the_clock() {
+    let clock = Clock::new();
+    for time in [Duration::ZERO, Duration::from_micros(1), Duration::from_secs(3)] {
+        let now = clock.start + time;
+        assert_eq!(clock.outside(clock.stack(now)), now);
+    }
+    assert_eq!(
+        clock.outside(clock.stack(clock.start - Duration::from_secs(1))),
+        clock.start,
+        "never before it"
+    );
+}
+
+/// A segment that begins with this number and carries so many bytes.
+fn segment(ends: Ends, first: i32, length: usize) -> Vec<u8> {
+    let (mut guest, _) = Guest::new(ends);
+    (guest.next, guest.acknowledged) = (TcpSeqNumber(first), Some(TcpSeqNumber(1)));
+    guest.packet(TcpControl::None, &vec![7; length])
+}
+
+#[test]
+fn v9_only_what_was_offered_is_admitted() {
+    let half = i32::MAX;
+    for (edge, first, length, expected) in [
+        (1000, 990, 10, true),
+        (1000, 990, 11, false),
+        (1000, 1000, 1, false),
+        (1000, 1000, 0, true),
+        (1000, 50_000, 0, true),
+        (1000, -100, 90, true),
+        (5, -5, 10, true),
+        (5, -5, 11, false),
+        (half.cast_unsigned(), -1, 1, true),
+        (half.cast_unsigned(), -2, 1, false),
+    ] {
+        for (ends, kind) in [(V4, Kind::V4), (V6, Kind::V6)] {
+            let packet = segment(ends, first, length);
+            let row = (edge, first, length);
+            let offer = Offer { edge: Some(edge), is_settled: false };
+            assert_eq!(offer.admits(kind, &packet), expected, "{row:?}");
+            let nothing = Offer { edge: None, is_settled: false };
+            assert_eq!(nothing.admits(kind, &packet), length == 0, "before an offer: {row:?}");
+            let settled = Offer { edge: Some(edge), is_settled: true };
+            assert!(settled.admits(kind, &packet), "the stack knows its own window: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn v9_an_offer_is_made_by_the_opening_segment_and_holds_until_one_that_opens_nothing() {
+    let (mut guest, _) = Guest::new(V4);
+    let mut offer = Offer::default();
+    let state = |offer: &Offer| (offer.edge, offer.is_settled);
+    offer.sent(Kind::V4, &guest.packet(TcpControl::Syn, &[]));
+    assert_eq!(state(&offer), (None, false), "one that acknowledges nothing offers nothing");
+    guest.acknowledged = Some(TcpSeqNumber(7000));
+    offer.sent(Kind::V4, &guest.packet(TcpControl::Syn, &[]));
+    let edge = Some(7000 + u32::from(u16::MAX));
+    assert_eq!(state(&offer), (edge, false));
+    offer.sent(Kind::V4, &guest.packet(TcpControl::Rst, &[]));
+    assert_eq!(state(&offer), (edge, false), "a reset has no window");
+    offer.sent(Kind::V4, &[0; 30]);
+    assert_eq!(state(&offer), (edge, false), "neither has what is no segment");
+    offer.sent(Kind::V4, &guest.packet(TcpControl::None, &[]));
+    assert_eq!(state(&offer), (edge, true));
+    offer.sent(Kind::V4, &guest.packet(TcpControl::None, &[]));
+    assert_eq!(state(&offer), (edge, true), "once and for all");
+}
+
+#[test]
+fn v9_what_goes_beyond_the_first_window_is_dropped_before_the_stack_sees_it() {
+    let mut pair = Pair::waiting(V4);
+    let syn = pair.guest.syn();
+    pair.hear(&syn);
+    let window = pair.guest.segments()[0].window_len().into();
+    let ack = pair.guest.ack();
+    pair.stack.hear(&ack, pair.now, &mut pair.link);
+    // Before the stack has sent anything else.
+    let half = vec![7; usize::from(u16::MAX) / 2];
+    let mut taken = 0;
+    for _ in 0..4 {
+        let packet = pair.guest.packet(TcpControl::Psh, &half);
+        pair.stack.hear(&packet, pair.now, &mut pair.link);
+        taken = pair.stack.tcp().recv_queue();
+    }
+    assert!(taken > 0 && taken <= window, "{taken} of {window}");
+}
