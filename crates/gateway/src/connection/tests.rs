@@ -1,5 +1,7 @@
 //! Connections in each of their stages, over real sockets and stacks.
 
+mod pump;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

@@ -388,12 +388,13 @@ fn an_answer_that_was_cut_is_asked_for_over_a_connection() {
 
 #[test]
 fn a_connection_that_gives_no_good_answer_is_followed_by_another_datagram() {
-    let bad = |cut: &Cut, change: fn(&mut Message)| {
+    type Change = fn(&mut Message);
+    let bad = |cut: &Cut, change: Change| {
         let mut answer = good_answer(&cut.question);
         change(&mut answer);
         cut.frame(&answer)
     };
-    let table: [(&str, fn(&mut Message)); 2] = [
+    let table: [(&str, Change); 2] = [
         ("another query's", |answer| answer.metadata.id = answer.metadata.id.wrapping_add(1)),
         ("cut again", |answer| answer.metadata.truncation = true),
     ];

@@ -1,0 +1,456 @@
+//! The turns of a connection between a guest and a socket of the host.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use smoltcp::wire::TcpControl;
+
+use super::super::{
+    ANSWER_TIME, Connection, DIAL_TIME, HALF_OPEN_TIME, Pumped, QUESTIONS_TIME, READING_TIME, TURN,
+};
+use super::ends;
+use crate::inspect::{Found, Inspector, Speech};
+use crate::link::Link;
+use crate::stack::guest::Guest;
+use crate::stack::{Clock, Stack};
+
+const ROOM: usize = 512 * 1024;
+const PLENTY: u64 = 1 << 30;
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x.example\r\n\r\n";
+
+struct Scene {
+    connection: Connection,
+    guest: Guest,
+    link: Link,
+    now: Instant,
+    clock: Clock,
+}
+
+/// A socket of the host's, and the server's end of it.
+fn sockets() -> (UnixStream, UnixStream) {
+    let (socket, server) = UnixStream::pair().unwrap();
+    for end in [&socket, &server] {
+        end.set_nonblocking(true).unwrap();
+    }
+    (socket, server)
+}
+
+impl Scene {
+    fn new(connection: impl FnOnce(&mut Guest, &mut Link, Clock, Instant) -> Connection) -> Self {
+        let (mut guest, mut link) = Guest::new(ends());
+        let (now, clock) = (Instant::now(), Clock::new());
+        let connection = connection(&mut guest, &mut link, clock, now);
+        Self { connection, guest, link, now, clock }
+    }
+
+    /// One that is dialled, and the server's end.
+    fn dialling() -> (Self, UnixStream) {
+        let (socket, server) = sockets();
+        let dialling = |guest: &mut Guest, _: &mut Link, _, now| {
+            Connection::dialling(ends(), socket.into(), guest.syn(), now)
+        };
+        (Self::new(dialling), server)
+    }
+
+    /// One that is established at both ends and was recorded, and the server's end.
+    fn open() -> (Self, UnixStream) {
+        let (mut scene, server) = Self::dialling();
+        scene.connection.wake();
+        scene.establish();
+        assert!(matches!(scene.pump(), Pumped::Opened));
+        scene.connection.is_noted = true;
+        (scene, server)
+    }
+
+    /// One whose client has said a byte that is no hello: what follows is not read.
+    fn unread() -> (Self, UnixStream) {
+        let (mut scene, mut server) = Self::open();
+        scene.say(b"x");
+        scene.settle();
+        assert_eq!(read(&mut server), b"x");
+        scene.connection.moved = (0, 0);
+        (scene, server)
+    }
+
+    /// One whose guest's end is established, in the stage that `stage` makes of a stack.
+    fn local(stage: impl FnOnce(Stack, Instant) -> Connection) -> Self {
+        let mut scene = Self::new(|guest, link, clock, now| {
+            let mut stack = Stack::answering(ends(), ROOM, clock, link).unwrap();
+            stack.hear(&guest.syn(), now, link);
+            stage(stack, now)
+        });
+        scene.establish();
+        scene
+    }
+
+    fn reading() -> Self {
+        Self::local(|stack, now| Connection::reading(ends(), stack, now))
+    }
+
+    /// The guest completes the connection.
+    fn establish(&mut self) {
+        self.pump();
+        self.guest.segments();
+        let ack = self.guest.ack();
+        self.hear(&ack);
+    }
+
+    /// Until what came is acknowledged, the guest may send no more than the first window.
+    fn settle(&mut self) {
+        self.pump();
+        self.now += Duration::from_millis(20);
+        self.pump();
+        assert!(!self.guest.segments().is_empty());
+    }
+
+    fn hear(&mut self, packet: &[u8]) {
+        self.connection.hear(packet, self.now, &mut self.link);
+    }
+
+    fn say(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(60_000) {
+            let packet = self.guest.packet(TcpControl::Psh, part);
+            self.hear(&packet);
+        }
+    }
+
+    fn pump(&mut self) -> Pumped {
+        self.pump_within(&mut PLENTY.clone())
+    }
+
+    fn pump_within(&mut self, down: &mut u64) -> Pumped {
+        self.connection.pump(self.now, self.clock, ROOM, &mut self.link, down)
+    }
+
+    /// What has come to the guest after a turn.
+    fn came(&mut self) -> Vec<u8> {
+        self.pump();
+        self.guest.segments();
+        std::mem::take(&mut self.guest.came)
+    }
+
+    /// How the connection ends in a turn.
+    #[track_caller]
+    fn ended(&mut self) -> String {
+        match self.pump() {
+            Pumped::Ended(why) => why,
+            pumped => unreachable!("{pumped:?}"),
+        }
+    }
+
+    /// Whether the guest was told of a reset.
+    fn is_reset(&mut self) -> bool {
+        self.connection.bury(self.now, &mut self.link);
+        self.guest.segments().iter().any(|segment| segment.rst())
+    }
+}
+
+/// What has come to the server.
+fn read(server: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 20];
+    let count = server.read(&mut bytes).unwrap();
+    bytes.truncate(count);
+    bytes
+}
+
+/// All that has come to the server, however often it is asked.
+fn drain(server: &mut UnixStream) -> usize {
+    let mut buffer = vec![0; 1 << 16];
+    std::iter::from_fn(|| server.read(&mut buffer).ok().filter(|count| *count > 0)).sum()
+}
+
+fn has_nothing(server: &mut UnixStream) -> bool {
+    server.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+#[test]
+fn the_guest_gets_no_answer_before_the_server_has_one() {
+    let (mut scene, _server) = Scene::dialling();
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(scene.guest.segments().is_empty());
+    assert_eq!(scene.connection.due(scene.now), Some(scene.now + DIAL_TIME));
+    scene.connection.wake();
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(scene.guest.segments()[0].syn());
+    assert!(!scene.connection.is_dialling());
+    let due = scene.connection.due(scene.now).unwrap();
+    assert!(due <= scene.now + HALF_OPEN_TIME, "the guest has its time");
+}
+
+#[test]
+fn an_established_connection_has_no_deadline_and_is_recorded_once() {
+    let (mut scene, _server) = Scene::open();
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    scene.now += 2 * DIAL_TIME;
+    assert!(matches!(scene.pump(), Pumped::Idle), "it may be silent");
+}
+
+#[test]
+fn a_guest_that_does_not_complete_the_connection_is_reset() {
+    let (mut scene, _server) = Scene::dialling();
+    scene.connection.wake();
+    scene.pump();
+    scene.now += HALF_OPEN_TIME;
+    assert_eq!(scene.ended(), "the client did not complete the connection");
+    assert!(scene.is_reset());
+}
+
+#[test]
+fn a_turn_ends_when_its_bytes_are_used_up_and_goes_on_later() {
+    let (mut scene, mut server) = Scene::unread();
+    let (up, down) = (vec![b'u'; 150_000], vec![b'd'; 150_000]);
+    server.write_all(&down).unwrap();
+    scene.say(&up);
+    scene.connection.wake();
+    assert!(matches!(scene.pump(), Pumped::More), "there is more to do");
+    assert_eq!(scene.connection.moved, (150_000, TURN as u64 - 150_000));
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert_eq!(scene.connection.moved, (150_000, 150_000));
+    assert_eq!(drain(&mut server), up.len());
+}
+
+#[test]
+fn a_turn_that_its_bytes_just_suffice_for_goes_on_too() {
+    let (mut scene, mut server) = Scene::unread();
+    server.write_all(&vec![b'd'; TURN / 2]).unwrap();
+    scene.say(&vec![b'u'; TURN / 2]);
+    scene.connection.wake();
+    assert!(matches!(scene.pump(), Pumped::More), "it does not know whether there is more");
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert_eq!(scene.connection.moved, (TURN as u64 / 2, TURN as u64 / 2));
+}
+
+#[test]
+fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
+    let (mut scene, mut server) = Scene::open();
+    server.write_all(b"0123456789").unwrap();
+    scene.connection.wake();
+    let mut share = 4;
+    assert!(matches!(scene.pump_within(&mut share), Pumped::More), "there is more to do");
+    assert_eq!((share, scene.connection.moved), (0, (0, 4)));
+    assert!(matches!(scene.pump_within(&mut share), Pumped::More), "it waits for its share");
+    assert_eq!(scene.connection.moved, (0, 4));
+    let mut share = 100;
+    assert!(matches!(scene.pump_within(&mut share), Pumped::Idle));
+    assert_eq!((share, scene.connection.moved), (94, (0, 10)));
+    assert_eq!(scene.came(), b"0123456789");
+}
+
+#[test]
+fn what_the_server_cannot_take_waits_in_the_guests_end() {
+    let (mut scene, mut server) = Scene::unread();
+    let sent = ROOM - 60_000;
+    scene.say(&vec![b'u'; sent]);
+    scene.connection.wake();
+    while matches!(scene.pump(), Pumped::More) {}
+    let taken = scene.connection.moved.0;
+    assert!(taken > 0 && taken < sent as u64, "the socket's buffer is full: {taken}");
+    assert!(matches!(scene.pump(), Pumped::Idle), "nothing can be moved now");
+    assert_eq!(scene.connection.moved.0, taken);
+    let mut came = 0;
+    while scene.connection.moved.0 < sent as u64 {
+        came += drain(&mut server);
+        scene.connection.wake();
+        scene.pump();
+    }
+    came += drain(&mut server);
+    assert_eq!((came, scene.connection.moved.0), (sent, sent as u64));
+}
+
+#[test]
+fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
+    let mut scene = Scene::reading();
+    let kept = Inspector::new(ends().remote.ip()).room();
+    let (head, body) = ("POST / HTTP/1.1\r\nHost: x.example\r\nContent-Length: 300000\r\n\r\n", 3 * kept);
+    scene.say(head.as_bytes());
+    let found = judged(&mut scene);
+    assert!(scene.connection.accept(found), "it is to be dialled");
+    let (socket, mut server) = sockets();
+    scene.connection.dialled(socket.into(), scene.now);
+    scene.settle();
+    scene.say(&vec![b'x'; body]);
+    scene.connection.wake();
+    assert!(matches!(scene.pump(), Pumped::Opened));
+    scene.connection.is_noted = true;
+    let mut came = drain(&mut server);
+    assert!(matches!(scene.pump(), Pumped::More), "more waits than the reader had room for");
+    came += drain(&mut server);
+    while matches!(scene.pump(), Pumped::More) {}
+    came += drain(&mut server);
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert_eq!((came, scene.connection.moved.0), (head.len() + body, (head.len() + body) as u64));
+}
+
+#[track_caller]
+fn judged(scene: &mut Scene) -> Found {
+    match scene.pump() {
+        Pumped::Judge(found) => found,
+        pumped => unreachable!("{pumped:?}"),
+    }
+}
+
+#[test]
+fn nothing_is_recorded_and_nothing_is_dialled_while_the_client_is_read() {
+    let mut scene = Scene::reading();
+    assert!(
+        matches!(scene.pump(), Pumped::Idle),
+        "it is not established as far as anybody else is concerned"
+    );
+    assert!(scene.connection.is_unjudged() && scene.connection.has_not_begun());
+    let due = scene.connection.due(scene.now).unwrap();
+    assert!(due <= scene.now + READING_TIME, "it has to say what it wants");
+    scene.say(REQUEST);
+    assert!(matches!(judged(&mut scene), Found::Http { .. }));
+    assert_eq!(scene.connection.speech(), Speech::Http);
+    assert_eq!(scene.connection.moved.0, REQUEST.len() as u64);
+}
+
+#[test]
+fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
+    let mut scene = Scene::reading();
+    scene.say(REQUEST);
+    let found = judged(&mut scene);
+    scene.connection.accept(found);
+    let (socket, mut server) = sockets();
+    scene.connection.dialled(socket.into(), scene.now);
+    assert!(!scene.connection.is_unjudged());
+    assert!(matches!(scene.pump(), Pumped::Idle), "it is dialled");
+    assert!(has_nothing(&mut server));
+    assert_eq!(scene.connection.due(scene.now).map(|due| due <= scene.now + DIAL_TIME), Some(true));
+    let reset = scene.guest.packet(TcpControl::Rst, &[]);
+    scene.hear(&reset);
+    assert_eq!(scene.ended(), "the client broke it off");
+}
+
+#[test]
+fn a_server_that_was_dialled_for_nothing_does_not_answer_in_time() {
+    let mut scene = Scene::reading();
+    scene.say(REQUEST);
+    let found = judged(&mut scene);
+    scene.connection.accept(found);
+    let (socket, _server) = sockets();
+    scene.connection.dialled(socket.into(), scene.now);
+    scene.now += DIAL_TIME - Duration::from_millis(1);
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    scene.now += Duration::from_millis(1);
+    assert_eq!(scene.ended(), "not connected: no answer in time");
+}
+
+#[test]
+fn a_denied_client_is_answered_whatever_else_it_says() {
+    let mut scene = Scene::reading();
+    scene.say(REQUEST);
+    judged(&mut scene);
+    scene.settle();
+    scene.connection.deny(b"no".to_vec(), scene.now);
+    assert!(scene.connection.is_local() && !scene.connection.has_not_begun());
+    assert!(scene.connection.due(scene.now).is_some_and(|due| due <= scene.now + ANSWER_TIME));
+    scene.say(&vec![b'x'; ROOM / 2]);
+    assert_eq!(scene.came(), b"no");
+    // All of that was taken, so that it fits once more.
+    scene.say(&vec![b'x'; ROOM / 2]);
+    scene.say(&vec![b'x'; ROOM / 4]);
+    scene.came();
+    let fin = scene.guest.fin();
+    scene.hear(&fin);
+    assert_eq!(scene.ended(), "ended");
+}
+
+#[test]
+fn a_client_that_is_denied_without_a_word_is_reset() {
+    let mut scene = Scene::reading();
+    scene.say(b"SSH-2.0-x\r\n");
+    assert_eq!(judged(&mut scene), Found::Other);
+    scene.connection.deny(Vec::new(), scene.now);
+    assert!(scene.is_reset());
+}
+
+#[test]
+fn what_was_allowed_before_goes_out_and_what_is_denied_does_not() {
+    let (mut scene, mut server) = Scene::open();
+    scene.connection.inspect();
+    let both = [REQUEST, b"GET /secret HTTP/1.1\r\nHost: x.example\r\n\r\n"].concat();
+    scene.say(&both);
+    let found = judged(&mut scene);
+    scene.connection.accept(found);
+    assert!(has_nothing(&mut server), "it was accepted and not yet sent");
+    judged(&mut scene);
+    scene.connection.deny(b"no".to_vec(), scene.now);
+    assert_eq!(read(&mut server), REQUEST);
+    assert_eq!(read(&mut server), b"", "and the server is told that nothing follows");
+    server.write_all(b"yes").unwrap();
+    scene.connection.wake();
+    assert_eq!(scene.came(), b"yes", "the server comes first");
+    drop(server);
+    scene.connection.wake();
+    assert_eq!(scene.came(), b"no");
+}
+
+#[test]
+fn a_query_over_a_connection_is_answered_there() {
+    let mut scene = Scene::local(|stack, now| Connection::asking(ends(), stack, now));
+    scene.say(&[0, 3, 1, 2, 3, 0, 1, 9]);
+    for expected in [vec![1, 2, 3], vec![9]] {
+        let pumped = scene.pump();
+        assert!(matches!(&pumped, Pumped::Question(bytes) if *bytes == expected), "{pumped:?}");
+    }
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    scene.now += QUESTIONS_TIME - Duration::from_secs(1);
+    scene.connection.answer_question(&[7, 7], scene.now);
+    assert_eq!(scene.came(), [0, 2, 7, 7]);
+    let fin = scene.guest.fin();
+    scene.hear(&fin);
+    assert!(matches!(scene.pump(), Pumped::Idle), "one is still to be answered");
+    scene.now += QUESTIONS_TIME - Duration::from_secs(1);
+    assert!(matches!(scene.pump(), Pumped::Idle), "its time begins anew with each answer");
+    scene.connection.answer_question(&[8], scene.now);
+    scene.pump();
+    let closes = scene.guest.segments().iter().any(|segment| segment.fin());
+    assert_eq!((scene.guest.came.as_slice(), closes), (&[0, 1, 8][..], true));
+}
+
+#[test]
+fn an_end_of_one_side_becomes_one_of_the_other() {
+    let (mut scene, mut server) = Scene::open();
+    scene.say(b"last");
+    let fin = scene.guest.fin();
+    scene.hear(&fin);
+    assert!(matches!(scene.pump(), Pumped::Idle), "the other way is open");
+    assert_eq!((read(&mut server), read(&mut server)), (b"last".to_vec(), Vec::new()));
+    server.write_all(b"answer").unwrap();
+    drop(server);
+    scene.connection.wake();
+    assert!(matches!(scene.pump(), Pumped::Idle), "the guest has not taken it");
+    assert!(scene.guest.segments().iter().any(|segment| segment.fin()));
+    assert_eq!(scene.guest.came, b"answer");
+    let ack = scene.guest.ack();
+    scene.hear(&ack);
+    assert_eq!(scene.ended(), "ended");
+}
+
+#[test]
+fn an_inbound_connection_tells_who_broke_it_off() {
+    for (is_noted, expected) in
+        [(false, "the sandbox does not listen there"), (true, "the sandbox broke it off")]
+    {
+        let (socket, mut server) = sockets();
+        let mut scene = Scene::new(|_, link, clock, now| {
+            let stack = Stack::calling(ends(), ROOM, clock, link).unwrap();
+            Connection::inbound(ends(), ends().remote, socket.into(), stack, now)
+        });
+        assert!(matches!(scene.pump(), Pumped::Idle));
+        assert!(scene.guest.segments()[0].syn());
+        if is_noted {
+            let answer = scene.guest.syn();
+            scene.hear(&answer);
+            assert!(matches!(scene.pump(), Pumped::Opened));
+            scene.connection.is_noted = true;
+        }
+        let reset = scene.guest.packet(TcpControl::Rst, &[]);
+        scene.hear(&reset);
+        assert_eq!(scene.ended(), expected);
+        drop(scene);
+        assert_eq!(read(&mut server), b"");
+    }
+}
