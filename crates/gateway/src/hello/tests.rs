@@ -4,7 +4,7 @@ mod maker;
 
 use super::cuts::{Numbers, cuts};
 use super::{ClientHello, Hello, HelloReader, HelloRefusal, MAX_HELLO, MAX_RECORDS, SecondHello};
-use maker::{Maker, browser, long_vector, openssl, records, server_name};
+use maker::{Maker, browser, long_vector, openssl, protocols, records, server_name};
 
 /// What the reader says, which must not depend on the pieces.
 fn read(bytes: &[u8]) -> Hello {
@@ -40,6 +40,14 @@ fn hellos_of_real_clients_are_read() {
     assert_eq!(hello.name, Some("www.example.org".parse().unwrap()));
     assert_eq!(hello.protocols, ["h2", "http/1.1"]);
     assert!(hello.encrypted_hello, "a dummy cannot be told from a real one");
+}
+
+#[test]
+fn of_many_application_protocols_the_first_sixteen_are_kept() {
+    for (count, kept) in [(15, 15), (16, 16), (17, 16), (200, 16)] {
+        let hello = read_message(&Maker::new().extension(16, protocols(&vec!["h2"; count])).message());
+        assert_eq!(accepted(&hello).protocols.len(), kept);
+    }
 }
 
 #[test]

@@ -252,3 +252,20 @@ fn watching_ends_with_the_first_bytes_that_are_no_hello() {
     assert!(inspector.is_done());
     assert_eq!(inspector.noticed(), None);
 }
+
+#[test]
+fn what_follows_a_hello_that_came_in_pieces_is_read_from_its_own_first_byte() {
+    let first = hello("good.example");
+    let all = [&first, ENCRYPTED].concat();
+    for cut in [1, 30, first.len() - 1] {
+        let mut inspector = Inspector::watching(SERVER);
+        let parts = all.split_at(cut);
+        for part in [parts.0, parts.1] {
+            inspector.push(part);
+            assert_eq!(inspector.read_on(), Next::More);
+            assert_eq!(passed(&mut inspector), part);
+        }
+        assert!(inspector.is_done(), "the encrypted data was seen: {cut}");
+        assert_eq!(inspector.noticed(), Some(&tls("good.example")));
+    }
+}

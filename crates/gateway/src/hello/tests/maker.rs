@@ -114,7 +114,7 @@ pub(super) fn server_name(name: &str) -> Vec<u8> {
     long_vector(&[&[0], &*long_vector(name.as_bytes())].concat())
 }
 
-fn protocols(names: &[&str]) -> Vec<u8> {
+pub(super) fn protocols(names: &[&str]) -> Vec<u8> {
     long_vector(&names.iter().map(|name| short_vector(name.as_bytes())).collect::<Vec<_>>().concat())
 }
 
