@@ -296,6 +296,34 @@ fn other_protocols_are_told_from_http() {
 }
 
 #[test]
+fn s5_after_a_request_nothing_passes_for_another_protocol() {
+    for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x01", b"\r\n", b"get / HTTP/1.1\r\n", b"\xff\xff"] {
+        let Followed { requests, passed, refused, .. } = follow(&[FIRST, bytes].concat());
+        assert_eq!(refused.as_ref().map(kind), Some("malformed"), "{}", bytes.escape_ascii());
+        assert_eq!((requests.len(), passed.as_slice()), (1, FIRST));
+    }
+}
+
+#[test]
+fn a_refusal_says_what_is_wrong() {
+    let post = "POST / HTTP/1.1\r\nHost: a.example\r\n";
+    for (fields, reason) in [
+        ("Content-Length: 4\r\nContent-Length: 4\r\n", "there is more than one Content-Length"),
+        ("Transfer-Encoding: gzip\r\n", "the Transfer-Encoding is not just chunked"),
+        (
+            "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
+            "both Content-Length and Transfer-Encoding are there",
+        ),
+        ("X: y\n", "a line ends without CR"),
+        ("X: y\rZ: z\r\n", "a CR stands inside a line"),
+        ("X: \u{7f}\r\n", "a control character stands in the head"),
+    ] {
+        let refused = follow(format!("{post}{fields}\r\n").as_bytes()).refused.unwrap().to_string();
+        assert!(refused.ends_with(reason), "{fields:?}: {refused}");
+    }
+}
+
+#[test]
 fn s5_chunks_have_one_reading() {
     let head = "POST /c HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n";
     let rows: &[(&str, &str)] = &[
@@ -412,8 +440,9 @@ fn r5_heads_and_trailers_have_limits() {
     assert_eq!(refused(&fields(MAX_FIELDS)).as_ref().map(kind), Some("too long"));
     let chunked = "POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n";
     let trailers = |count: usize| format!("{chunked}{}\r\n", "x: y\r\n".repeat(count)).into_bytes();
-    assert_eq!(refused(&trailers(1000)), None);
-    assert_eq!(refused(&trailers(2000)).as_ref().map(kind), Some("framing"));
+    // Six bytes each, and the two of the empty line: 8 KiB.
+    assert_eq!(refused(&trailers(1365)), None);
+    assert_eq!(refused(&trailers(1366)).as_ref().map(kind), Some("framing"));
     let one = format!("{chunked}x: {}", "y".repeat(10_000)).into_bytes();
     assert_eq!(refused(&one).as_ref().map(kind), Some("framing"));
 }
