@@ -1,5 +1,8 @@
 //! The frames' way to and from the keeper. Nothing is lost on it: whoever is too fast waits.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,8 @@
 //! What the gateway itself says on the link: who it is, that something is refused, and datagrams.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use bathy_protocol::network::{GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, GUEST_V4, GUEST_V6};

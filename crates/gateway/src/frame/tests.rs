@@ -269,3 +269,22 @@ fn the_address_that_the_guests_kernel_makes_of_its_card() {
         Ipv6Addr::new(0xfe80, 0, 0, 0, (a << 8 | b) ^ 0x200, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);
     assert_eq!(guest_link_local(), expected);
 }
+
+#[test]
+fn each_reason_for_a_drop_is_told_in_its_own_words() {
+    let reasons = [
+        Dropped::Malformed,
+        Dropped::ForeignCard,
+        Dropped::ForeignAddress,
+        Dropped::OtherCard,
+        Dropped::Vlan,
+        Dropped::OtherKind,
+        Dropped::Options,
+        Dropped::Fragment,
+        Dropped::Multicast,
+        Dropped::NoPort,
+        Dropped::Announcement,
+    ];
+    let texts: std::collections::BTreeSet<_> = reasons.iter().map(ToString::to_string).collect();
+    assert!(texts.len() == reasons.len() && !texts.contains(""), "{texts:?}");
+}

@@ -1,0 +1,85 @@
+//! A link, and a keeper that reads or does not.
+
+use std::os::fd::OwnedFd;
+
+use bathy_protocol::network::{FRAME_HEADER, GATEWAY_MAC, GUEST_MAC};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+use super::{Kind, Link, MOST_WAITING, Received};
+
+fn link() -> (Link, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    (Link::new(one), two)
+}
+
+fn next(keeper: &OwnedFd) -> Option<Vec<u8>> {
+    let mut frame = vec![0; 2000];
+    let (count, _) = recv(keeper, &mut *frame, RecvFlags::empty()).ok()?;
+    frame.truncate(count);
+    Some(frame)
+}
+
+#[test]
+fn a_frame_says_to_whom_it_goes_and_what_it_carries() {
+    let (mut link, keeper) = link();
+    for (kind, number) in [(Kind::V4, [8, 0]), (Kind::V6, [0x86, 0xdd]), (Kind::Arp, [8, 6])] {
+        link.send(kind, 3, |packet| packet.copy_from_slice(b"abc"));
+        assert_eq!(next(&keeper).unwrap(), [&GUEST_MAC[..], &GATEWAY_MAC, &number, b"abc"].concat());
+    }
+    assert_eq!((link.sent, link.lost), ((3, 3 * (FRAME_HEADER as u64 + 3)), 0));
+}
+
+#[test]
+fn nothing_of_one_packet_shows_in_the_headers_of_the_next() {
+    for kind in [Kind::V4, Kind::V6] {
+        let (mut link, keeper) = link();
+        link.send(Kind::V4, 100, |packet| packet.fill(0xff));
+        link.send(kind, 70, |packet| assert_eq!(packet[..60], [0; 60]));
+        link.send(kind, 20, |packet| assert_eq!(packet, [0; 20]));
+        assert_eq!(std::iter::from_fn(|| next(&keeper)).count(), 3);
+    }
+}
+
+#[test]
+fn a_frame_that_is_longer_than_any_is_no_frame() {
+    let (link, keeper) = link();
+    let mut buffer = [0; 10];
+    for (length, expected) in [(9, 9), (10, 10), (11, 0)] {
+        send(&keeper, &vec![7; length], SendFlags::empty()).unwrap();
+        let Received::Frame(frame) = link.receive(&mut buffer) else { unreachable!("{length}") };
+        assert_eq!(frame.len(), expected, "{length}");
+    }
+    assert!(matches!(link.receive(&mut buffer), Received::Nothing));
+    drop(keeper);
+    assert!(matches!(link.receive(&mut buffer), Received::Gone));
+}
+
+#[test]
+fn frames_wait_in_order_until_the_keeper_reads_and_only_so_many() {
+    let (mut link, keeper) = link();
+    let mut count = 0_u32;
+    let mut send = |link: &mut Link| {
+        link.send(Kind::V4, 1000, |packet| packet[..4].copy_from_slice(&count.to_be_bytes()));
+        count += 1;
+        count
+    };
+    while link.has_room() {
+        send(&mut link);
+    }
+    for _ in 1..MOST_WAITING {
+        send(&mut link);
+    }
+    assert_eq!(link.lost, 0);
+    let all = send(&mut link) - 1;
+    assert_eq!(link.lost, 1);
+    for number in 0..all {
+        let frame = next(&keeper).or_else(|| {
+            link.flush();
+            next(&keeper)
+        });
+        assert_eq!(frame.unwrap()[FRAME_HEADER..][..4], number.to_be_bytes());
+    }
+    link.flush();
+    assert!(link.has_room() && next(&keeper).is_none());
+}
