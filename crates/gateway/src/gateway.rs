@@ -1,5 +1,8 @@
 //! The gateway's one loop: frames of the guest, sockets of the host, messages of whoever started it, timers.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::mem::MaybeUninit;
@@ -422,29 +425,4 @@ pub(crate) fn watch(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: Token) -> Re
 
 fn read_policies(text: &str) -> Result<Policies, GatewayError> {
     serde_json::from_str(text).map_err(GatewayError::Policies)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Token;
-
-    #[test]
-    fn a_token_is_found_again_by_its_number() {
-        let mut numbers = Vec::new();
-        for number in [0, 1, 7, u64::from(u32::MAX)] {
-            let all = [
-                Token::Port(number),
-                Token::Connection(number),
-                Token::Flow(number),
-                Token::Question(number),
-            ];
-            for token in all.into_iter().chain([Token::Control, Token::Link]) {
-                assert_eq!(Token::of(token.number()), token);
-                numbers.push(token.number());
-            }
-        }
-        numbers.sort_unstable();
-        numbers.dedup();
-        assert_eq!(numbers.len(), 4 * 4 + 2, "no two have the same");
-    }
 }

@@ -1,0 +1,412 @@
+//! What the loop waits for, and what it lets in, without a guest.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use bathy_policy::Protocol;
+use bathy_protocol::network::{
+    BoundPort, FromGateway, GATEWAY_V4, GatewayLaunch, NetworkLimits, ToGateway, decode, encode,
+};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+use super::{Gateway, Token};
+use crate::connection::Connection;
+use crate::flows::Way;
+use crate::judge::Place;
+use crate::link::Kind;
+use crate::stack::Ends;
+
+const LIMITS: NetworkLimits =
+    NetworkLimits { connections: 4, new_connections: 100, bytes: 1000, packets: 1000, queries: 100 };
+const SECOND: Duration = Duration::from_secs(1);
+
+struct Scene {
+    gateway: Gateway,
+    link: OwnedFd,
+    owner: OwnedFd,
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+impl Scene {
+    fn new(rules: &[&str], limits: NetworkLimits) -> Self {
+        Self::with_ports(rules, limits, Vec::new(), Vec::new())
+    }
+
+    fn with_ports(rules: &[&str], limits: NetworkLimits, ports: Vec<OwnedFd>, bound: Vec<BoundPort>) -> Self {
+        let own = serde_json::json!({"preset": "allow-list", "rules": rules});
+        let launch = GatewayLaunch {
+            policies: serde_json::json!({"ceilings": [], "own": own}).to_string(),
+            resolvers: Vec::new(),
+            limits,
+            ports: bound,
+            cure: String::new(),
+        };
+        let ((control, owner), (its_link, link)) = (pair(), pair());
+        let gateway = Gateway::new(launch, control, its_link, ports).unwrap();
+        Self { gateway, link, owner }
+    }
+
+    /// One with nothing to do.
+    fn idle(limits: NetworkLimits) -> Self {
+        let mut scene = Self::new(&[], limits);
+        assert!(scene.gateway.step(false).unwrap());
+        scene
+    }
+
+    /// A published port, and a peer that has connected to it.
+    fn called(rules: &[&str], limits: NetworkLimits) -> (Self, TcpStream) {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        port.set_nonblocking(true).unwrap();
+        let peer = TcpStream::connect(port.local_addr().unwrap()).unwrap();
+        let bound = BoundPort { guest: 80, udp: false };
+        (Self::with_ports(rules, limits, vec![port.into()], vec![bound]), peer)
+    }
+
+    fn wait(&mut self) -> Option<Duration> {
+        let timeout = self.gateway.timeout()?;
+        Some(timeout.try_into().unwrap())
+    }
+
+    /// A connection that begins at this port of the guest's.
+    fn connect(&mut self, guest_port: u16, inbound: bool) -> u64 {
+        let now = self.gateway.now;
+        let mut connection = Connection::dialling(ends(guest_port), socket(), Vec::new(), now);
+        connection.inbound = inbound;
+        self.gateway.table.add(connection)
+    }
+
+    /// A flow from this port of the guest's.
+    fn flow(&mut self, guest_port: u16, way: Way) -> u64 {
+        let remote = ends(guest_port).remote;
+        let place = Place { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() };
+        self.gateway.flows.add(ends(guest_port), place, way, self.gateway.now)
+    }
+
+    /// The keeper takes no frames.
+    fn fill_link(&mut self) {
+        while self.gateway.link.has_room() {
+            self.gateway.link.send(Kind::V4, 1000, |_| {});
+        }
+    }
+}
+
+/// What the owner was sent.
+fn messages(owner: &OwnedFd) -> Vec<FromGateway> {
+    let mut buffer = vec![0; 65536];
+    let next = || {
+        let (count, _) = recv(owner, &mut *buffer, RecvFlags::empty()).ok()?;
+        (count > 0).then(|| decode(&buffer[..count]).unwrap())
+    };
+    std::iter::from_fn(next).collect()
+}
+
+fn ends(guest_port: u16) -> Ends {
+    Ends { guest_port, remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 443) }
+}
+
+fn socket() -> OwnedFd {
+    std::os::unix::net::UnixDatagram::unbound().unwrap().into()
+}
+
+fn back() -> Way {
+    Way::Back(0, ends(1).remote)
+}
+
+#[test]
+fn a_token_is_found_again_by_its_number() {
+    let mut numbers = Vec::new();
+    for number in [0, 1, 7, u64::from(u32::MAX)] {
+        let all =
+            [Token::Port(number), Token::Connection(number), Token::Flow(number), Token::Question(number)];
+        for token in all.into_iter().chain([Token::Control, Token::Link]) {
+            assert_eq!(Token::of(token.number()), token);
+            numbers.push(token.number());
+        }
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 4 * 4 + 2, "no two have the same");
+}
+
+#[test]
+fn a_gateway_serves_until_the_keeper_is_gone() {
+    let Scene { gateway, link, owner } = Scene::new(&[], LIMITS);
+    drop(link);
+    gateway.run().unwrap();
+    assert_eq!(messages(&owner), [FromGateway::Ready, FromGateway::Unplugged]);
+}
+
+#[test]
+fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
+    type Prepare = fn(&mut Scene);
+    let table: [(&str, Prepare, Option<Duration>); 13] = [
+        ("nothing", |_| {}, None),
+        ("frames of the guest", |scene| scene.gateway.link_readable = true, Some(Duration::ZERO)),
+        (
+            "a connection's turn",
+            |scene| {
+                scene.connect(1, false);
+            },
+            Some(Duration::ZERO),
+        ),
+        (
+            "more datagrams",
+            |scene| {
+                scene.gateway.flows_left.insert(7);
+            },
+            Some(Duration::ZERO),
+        ),
+        (
+            "peers of a port",
+            |scene| {
+                scene.gateway.ports_left.insert(0);
+            },
+            Some(Duration::ZERO),
+        ),
+        (
+            "peers after a pause",
+            |scene| {
+                scene.gateway.ports_left.insert(0);
+                scene.gateway.ports_after = scene.gateway.now + SECOND / 4;
+            },
+            Some(SECOND / 4),
+        ),
+        (
+            "peers that nothing may begin for",
+            |scene| {
+                scene.gateway.ports_left.insert(0);
+                scene.gateway.notes.hold(true);
+            },
+            None,
+        ),
+        (
+            "a connection's timer",
+            |scene| {
+                let number = scene.connect(1, false);
+                scene.gateway.table.next();
+                scene.gateway.table.set_timer(number, scene.gateway.now);
+            },
+            Some(Duration::from_secs(60)),
+        ),
+        (
+            "frames of a guest that is too fast",
+            |scene| {
+                scene.gateway.link_readable = true;
+                scene.gateway.allowance.up.0.take(1499);
+            },
+            Some(SECOND / 2),
+        ),
+        (
+            "a turn of a connection that is too fast",
+            |scene| {
+                scene.connect(1, false);
+                scene.gateway.allowance.down.0.take(1499);
+            },
+            Some(SECOND / 2),
+        ),
+        (
+            "a turn of a connection while the keeper takes nothing",
+            |scene| {
+                scene.connect(1, false);
+                scene.fill_link();
+            },
+            None,
+        ),
+        (
+            "frames of the guest while the keeper takes nothing",
+            |scene| {
+                scene.gateway.link_readable = true;
+                scene.fill_link();
+            },
+            Some(Duration::ZERO),
+        ),
+        (
+            "a flow that may be idle",
+            |scene| {
+                scene.flow(1, back());
+            },
+            Some(Duration::from_secs(5)),
+        ),
+    ];
+    for (what, prepare, expected) in table {
+        let mut scene = Scene::idle(LIMITS);
+        // All times count from one moment.
+        let now = Instant::now();
+        scene.gateway = Gateway { now, ports_after: now, ..scene.gateway };
+        scene.gateway.flows = crate::flows::Flows::new(now);
+        scene.gateway.allowance = crate::limits::Allowance::new(&LIMITS, now);
+        prepare(&mut scene);
+        assert_eq!(scene.wait(), expected, "{what}");
+    }
+}
+
+#[test]
+fn f1_while_too_many_events_wait_no_frames_are_waited_for() {
+    let mut scene = Scene::idle(LIMITS);
+    scene.gateway.link_readable = true;
+    while scene.gateway.notes.has_room() {
+        scene.gateway.notes.tell(&FromGateway::Ready);
+    }
+    assert_eq!(scene.wait(), None);
+}
+
+#[test]
+fn r5_the_guest_is_sent_something_only_if_the_link_and_its_rate_allow_it() {
+    for (is_full, is_fast) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut scene = Scene::idle(LIMITS);
+        if is_full {
+            scene.fill_link();
+        }
+        if is_fast {
+            scene.gateway.allowance.down.0.take(1_000_000);
+        }
+        assert_eq!(scene.gateway.may_receive(), !is_full && !is_fast, "{is_full} {is_fast}");
+    }
+}
+
+#[test]
+fn r5_connections_and_flows_of_the_guest_have_one_limit_together() {
+    for (connections, expected) in [(3, true), (2, false)] {
+        let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
+        scene.connect(1, false);
+        scene.flow(2, Way::Out(socket()));
+        assert_eq!(scene.gateway.has_allowance(), expected, "{connections}");
+    }
+    let mut scene = Scene::idle(NetworkLimits { connections: 100, new_connections: 2, ..LIMITS });
+    let results: Vec<_> = (0..3).map(|_| scene.gateway.has_allowance()).collect();
+    assert_eq!(results, [true, true, false], "so many begin in a second");
+}
+
+#[test]
+fn r5_inbound_peers_have_half_of_what_there_is() {
+    for (connections, expected) in [(6, true), (5, false), (4, false)] {
+        let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
+        scene.connect(1, true);
+        scene.flow(2, back());
+        assert_eq!(scene.gateway.has_allowance_for_caller(), expected, "{connections}");
+    }
+    for (connections, expected) in [(5, true), (4, false)] {
+        let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
+        for port in [1, 2] {
+            scene.connect(port, false);
+            scene.flow(port, Way::Out(socket()));
+        }
+        assert_eq!(scene.gateway.has_allowance_for_caller(), expected, "the guest has four of {connections}");
+    }
+    let mut scene = Scene::idle(NetworkLimits { connections: 100, new_connections: 2, ..LIMITS });
+    let results: Vec<_> = (0..3).map(|_| scene.gateway.has_allowance_for_caller()).collect();
+    assert_eq!(results, [true, true, false], "so many begin in a second");
+}
+
+#[test]
+fn an_inbound_peer_waits_while_it_cannot_be_served() {
+    type Prepare = fn(&mut Gateway);
+    let table: [(&str, Prepare, bool); 6] = [
+        ("at once", |_| {}, true),
+        ("in the moment when a pause ends", |gateway| gateway.ports_after = gateway.now, true),
+        ("during a pause", |gateway| gateway.ports_after = gateway.now + SECOND, false),
+        ("after a pause", |gateway| gateway.now = gateway.ports_after + SECOND, true),
+        ("while events are not recorded", |gateway| gateway.notes.hold(true), false),
+        ("while the guest is sent too much", |gateway| gateway.allowance.down.0.take(1_000_000), false),
+    ];
+    for (what, prepare, is_served) in table {
+        let (mut scene, _peer) = Scene::called(&[], LIMITS);
+        prepare(&mut scene.gateway);
+        scene.gateway.on_port(0);
+        assert_eq!(scene.gateway.table.count(), usize::from(is_served), "{what}");
+        assert_eq!(scene.gateway.ports_left.contains(&0), !is_served, "{what}");
+    }
+}
+
+#[test]
+fn an_inbound_connection_never_blocks_and_comes_from_the_gateways_own_ports() {
+    let (mut scene, _peer) = Scene::called(&[], LIMITS);
+    scene.gateway.on_port(0);
+    let (_, connection) = scene.gateway.table.all_mut().next().unwrap();
+    assert!(fcntl_getfl(connection.socket().unwrap()).unwrap().contains(OFlags::NONBLOCK));
+    assert_eq!(connection.ends.guest_port, 80);
+    assert!((32768..61000).contains(&connection.ends.remote.port()), "{:?}", connection.ends);
+}
+
+#[test]
+fn a_port_of_the_gateway_is_used_once_at_a_time() {
+    let (mut scene, peer) = Scene::called(&[], NetworkLimits { connections: 100, ..LIMITS });
+    let _others: Vec<_> = (0..3).map(|_| TcpStream::connect(peer.peer_addr().unwrap()).unwrap()).collect();
+    scene.gateway.next_port = 28230;
+    let taken = Ends { guest_port: 80, remote: SocketAddr::new(GATEWAY_V4.into(), 32769) };
+    let now = scene.gateway.now;
+    scene.gateway.table.add(Connection::dialling(taken, socket(), Vec::new(), now));
+    scene.gateway.on_port(0);
+    let inbound = scene.gateway.table.all().filter(|(_, connection)| connection.inbound);
+    let ports: Vec<_> = inbound.map(|(_, connection)| connection.ends.remote.port()).collect();
+    assert_eq!(ports, [60999, 32768, 32770, 32771], "they go around, and leave out what is taken");
+}
+
+#[test]
+fn what_comes_for_the_guest_counts_against_its_rate() {
+    let mut scene = Scene::new(&[], LIMITS);
+    let left = |scene: &Scene| {
+        let (bytes, packets) = &scene.gateway.allowance.down;
+        (bytes.left(), packets.left())
+    };
+    let before = left(&scene);
+    scene.gateway.deliver(ends(1).remote, 1, &[7; 100]);
+    assert_eq!(left(&scene), (before.0 - 100, before.1 - 1));
+}
+
+#[test]
+fn a_new_policy_is_answered_with_how_much_it_closed() {
+    let mut scene = Scene::new(&["allow any", "allow in any"], LIMITS);
+    scene.connect(1, false);
+    scene.connect(2, false);
+    scene.flow(3, Way::Out(socket()));
+    let change = |rules: &str| {
+        let text = format!(r#"{{"ceilings":[],"own":{{"preset":"allow-list","rules":[{rules}]}}}}"#);
+        encode(&ToGateway::Policies(text)).unwrap()
+    };
+    send(&scene.owner, &change(r#""deny any""#), SendFlags::empty()).unwrap();
+    scene.gateway.step(false).unwrap();
+    assert!(messages(&scene.owner).contains(&FromGateway::Changed { closed: 3 }));
+    send(&scene.owner, &change("7"), SendFlags::empty()).unwrap();
+    scene.gateway.step(false).unwrap();
+    assert!(matches!(messages(&scene.owner)[..], [FromGateway::Failed(_)]));
+}
+
+#[test]
+fn datagrams_of_a_peer_reach_the_guest_if_the_policy_lets_them() {
+    for (rules, is_let_in) in [(&[][..], true), (&["deny in udp://any:80"][..], false)] {
+        let port = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        port.set_nonblocking(true).unwrap();
+        let peer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        peer.connect(port.local_addr().unwrap()).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let bound = BoundPort { guest: 80, udp: true };
+        let mut scene = Scene::with_ports(rules, LIMITS, vec![port.into()], vec![bound]);
+        for payload in [&b"one"[..], b"two"] {
+            peer.send(payload).unwrap();
+            scene.gateway.on_port(0);
+        }
+        assert_eq!(scene.gateway.flows.count(), usize::from(is_let_in), "{rules:?}");
+        let mut frame = vec![0; 2000];
+        for payload in [&b"one"[..], b"two"] {
+            let received = recv(&scene.link, &mut *frame, RecvFlags::empty()).map(|(count, _)| count);
+            assert_eq!(received.is_ok(), is_let_in, "{rules:?}");
+            let carried = received.map_or(&[][..], |count| &frame[count - 3..count]);
+            assert_eq!(carried, if is_let_in { payload } else { b"" }, "{rules:?}");
+        }
+        assert!(scene.gateway.ports_left.is_empty(), "there is no more");
+        let number = scene.gateway.flows.all().next().map(|(number, _)| number);
+        if let Some(number) = number {
+            let Gateway { flows, ports, now, .. } = &mut scene.gateway;
+            flows.get_mut(number).unwrap().send(b"back", ports, *now);
+            let mut answer = [0; 10];
+            assert_eq!(peer.recv(&mut answer).unwrap(), 4);
+        }
+    }
+}
