@@ -110,6 +110,7 @@ fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() 
         scene.step();
     }
     assert_never_dialled(&listener);
+    assert_eq!(scene.events, [], "nothing was decided");
     client.pour(&scene, &get("/open"), 1000);
     let mut server = None;
     scene.until("the dial", |_| {

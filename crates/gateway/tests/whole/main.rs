@@ -4,6 +4,7 @@
 
 mod decisions;
 mod hold;
+mod local;
 mod scene;
 
 use std::io::{Read, Write};

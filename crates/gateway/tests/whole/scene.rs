@@ -49,12 +49,26 @@ impl Scene {
 
     /// With these published, which all lead to port 80, and so many connections at once.
     pub(crate) fn with_ports(rules: &[&str], ports: Vec<TcpListener>, connections: u32) -> Self {
+        Self::launched(rules, ports, connections, Vec::new())
+    }
+
+    /// With these resolvers of the host.
+    pub(crate) fn with_resolvers(rules: &[&str], resolvers: Vec<SocketAddr>) -> Self {
+        Self::launched(rules, Vec::new(), NetworkLimits::default().connections, resolvers)
+    }
+
+    fn launched(
+        rules: &[&str],
+        ports: Vec<TcpListener>,
+        connections: u32,
+        resolvers: Vec<SocketAddr>,
+    ) -> Self {
         let (control, owner) = pair();
         let (its_link, link) = pair();
         let limits = NetworkLimits { connections, new_connections: 100_000, ..NetworkLimits::default() };
         let launch = GatewayLaunch {
             policies: policies(rules),
-            resolvers: Vec::new(),
+            resolvers,
             limits,
             ports: vec![BoundPort { guest: 80, udp: false }; ports.len()],
             cure: String::new(),
@@ -112,7 +126,7 @@ impl Scene {
         self.send_packet(IpProtocol::Udp, to.0, &[&numbers, payload].concat());
     }
 
-    fn send_packet(&self, next_header: IpProtocol, dst_addr: Ipv4Addr, carried: &[u8]) {
+    pub(crate) fn send_packet(&self, next_header: IpProtocol, dst_addr: Ipv4Addr, carried: &[u8]) {
         let payload_len = carried.len();
         let ip = Ipv4Repr { src_addr: GUEST_V4, dst_addr, next_header, payload_len, hop_limit: 64 };
         let mut header = vec![0; ip.buffer_len()];
