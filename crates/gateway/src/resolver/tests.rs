@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use bathy_policy::Protocol;
@@ -96,6 +97,13 @@ fn good_answer(query: &Message) -> Message {
     answer(query, ResponseCode::NoError, &[RData::A(A(PUBLIC))])
 }
 
+/// One that did not fit into a datagram.
+fn cut_answer(query: &Message) -> Message {
+    let mut answer = answer(query, ResponseCode::NoError, &[]);
+    answer.metadata.truncation = true;
+    answer
+}
+
 #[track_caller]
 fn waits(asked: Asked) -> u64 {
     match asked {
@@ -122,6 +130,18 @@ fn failure(reply: Reply) -> (ResponseCode, String, bool) {
     }
 }
 
+#[track_caller]
+fn until_ready(socket: impl AsFd, flags: PollFlags) {
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(&socket, flags)], Some(&patience)), Ok(1), "its socket is ready");
+}
+
+#[track_caller]
+fn accept(listener: &TcpListener) -> TcpStream {
+    until_ready(listener, PollFlags::IN);
+    listener.accept().unwrap().0
+}
+
 /// Goes on with a query once its socket can be read, or written to, in the same moment as it was asked: however long the
 /// machine takes, its time is not over.
 #[track_caller]
@@ -132,9 +152,7 @@ fn go_on(
     judge: &mut Judge,
     now: Instant,
 ) -> Option<Asked> {
-    let socket = resolver.socket(number).unwrap();
-    let patience = Timespec::try_from(PATIENCE).unwrap();
-    assert_eq!(poll(&mut [PollFd::new(&socket, flags)], Some(&patience)), Ok(1), "its socket is ready");
+    until_ready(resolver.socket(number).unwrap(), flags);
     resolver.go_on(number, judge, now)
 }
 
@@ -261,9 +279,11 @@ fn a_resolver_that_fails_is_followed_by_the_next() {
     let mut resolver = Resolver::new(servers.iter().map(Upstream::address).collect(), MANY);
     let bytes = query("api.example", RecordType::A);
     let first = waits(resolver.ask(&bytes, DATAGRAM, &judge, now));
+    let other = waits(resolver.ask(&bytes, CONNECTION, &judge, now));
     let (question, from) = servers[0].asked();
     servers[0].answer(&answer(&question, ResponseCode::ServFail, &[]), from);
     let second = waits(go_on(&mut resolver, first, PollFlags::IN, &mut judge, now).unwrap());
+    assert!(second != other && resolver.socket(other).is_some(), "the other query still waits");
     let (question, from) = servers[1].asked();
     servers[1].answer(&good_answer(&question), from);
     let reply = replied(go_on(&mut resolver, second, PollFlags::IN, &mut judge, now).unwrap());
@@ -348,12 +368,12 @@ impl Cut {
         let mut resolver = Resolver::new(vec![upstream.address()], MANY);
         let asked = resolver.ask(&query("api.example", RecordType::A), CONNECTION, &judge, now);
         let (question, from) = upstream.asked();
-        let mut cut = answer(&question, ResponseCode::NoError, &[]);
-        cut.metadata.truncation = true;
-        upstream.answer(&cut, from);
+        upstream.answer(&cut_answer(&question), from);
+        let now = now + TIME / 2;
         let number = waits(go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap());
         assert!(go_on(&mut resolver, number, PollFlags::OUT, &mut judge, now).is_none(), "it is asked again");
-        let (mut server, _) = listener.accept().unwrap();
+        assert_eq!(resolver.due(), Some(now + TIME), "a connection has its own time");
+        let mut server = accept(&listener);
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut length = [0; 2];
         server.read_exact(&mut length).unwrap();
@@ -384,6 +404,22 @@ fn an_answer_that_was_cut_is_asked_for_over_a_connection() {
     let reply = replied(cut.go_on().unwrap());
     assert_eq!(reply.asker, CONNECTION);
     assert!(matches!(reply.event, Some(NetEvent::Resolved { .. })), "{reply:?}");
+}
+
+#[test]
+fn an_answer_that_was_cut_is_asked_for_at_the_resolver_that_gave_it() {
+    let (first, (second, listener)) = (Upstream::new(), Upstream::with_listener());
+    let (mut judge, now) = (allowing(), Instant::now());
+    let mut resolver = Resolver::new(vec![first.address(), second.address()], MANY);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let (question, from) = first.asked();
+    first.answer(&answer(&question, ResponseCode::ServFail, &[]), from);
+    let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap();
+    let (question, from) = second.asked();
+    second.answer(&cut_answer(&question), from);
+    let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap();
+    waits(asked);
+    accept(&listener);
 }
 
 #[test]
