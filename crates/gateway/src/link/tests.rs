@@ -1,6 +1,9 @@
 //! A link, and a keeper that reads or does not.
 
 use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use bathy_protocol::network::{FRAME_HEADER, GATEWAY_MAC, GUEST_MAC};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -82,4 +85,21 @@ fn frames_wait_in_order_until_the_keeper_reads_and_only_so_many() {
     }
     link.flush();
     assert!(link.has_room() && next(&keeper).is_none());
+}
+
+#[test]
+fn a_keeper_that_neither_reads_nor_sends_does_not_stop_the_gateway() {
+    // The sockets that the gateway is given block.
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (one, _keeper) = pair.unwrap();
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let mut link = Link::new(one);
+        while link.has_room() {
+            link.send(Kind::V4, 1000, |_| {});
+        }
+        link.flush();
+        done.send(matches!(link.receive(&mut [0; 10]), Received::Nothing)).unwrap();
+    });
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(true), "it waits for the keeper");
 }

@@ -4,7 +4,9 @@ mod hold;
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bathy_protocol::network::{FromGateway, NetEvent, Peer, Transport, decode};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
@@ -166,4 +168,20 @@ fn events_that_are_not_read_stop_decisions_and_none_is_lost() {
     assert!(notes.has_room());
     notes.settle(now + PERIOD);
     assert_eq!(reader.events(), [limited("one more", 1)]);
+}
+
+#[test]
+fn f1_an_owner_that_does_not_read_does_not_stop_the_gateway() {
+    // The sockets that the gateway is given block.
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (one, _owner) = pair.unwrap();
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let mut notes = Notes::new(one, Instant::now());
+        while notes.is_sent() {
+            notes.event(denied(80, 1));
+        }
+        done.send(()).unwrap();
+    });
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(()), "it waits for the owner");
 }
