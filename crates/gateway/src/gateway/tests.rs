@@ -1,13 +1,22 @@
 //! What the loop waits for, and what it lets in, without a guest.
 
+use std::io::Write;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bathy_policy::Protocol;
 use bathy_protocol::network::{
-    BoundPort, FromGateway, GATEWAY_V4, GatewayLaunch, NetworkLimits, ToGateway, decode, encode,
+    BoundPort,
+    FromGateway::{self, Event},
+    GATEWAY_V4, GatewayLaunch,
+    NetEvent::{Allowed, Closed},
+    NetworkLimits, ToGateway, decode, encode,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
@@ -15,8 +24,9 @@ use super::{Gateway, Token};
 use crate::connection::Connection;
 use crate::flows::Way;
 use crate::judge::Place;
-use crate::link::Kind;
+use crate::link::{Kind, Received};
 use crate::stack::Ends;
+use crate::stack::guest::Guest;
 
 const LIMITS: NetworkLimits =
     NetworkLimits { connections: 4, new_connections: 100, bytes: 1000, packets: 1000, queries: 100 };
@@ -250,10 +260,54 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
 fn f1_while_too_many_events_wait_no_frames_are_waited_for() {
     let mut scene = Scene::idle(LIMITS);
     scene.gateway.link_readable = true;
-    while scene.gateway.notes.has_room() {
-        scene.gateway.notes.tell(&FromGateway::Ready);
-    }
+    while_room(&mut scene.gateway);
     assert_eq!(scene.wait(), None);
+}
+
+#[test]
+fn frames_stay_where_they_are_while_the_guest_has_to_wait() {
+    type Prepare = fn(&mut Gateway);
+    let table: [(&str, Prepare, bool); 3] = [
+        ("nothing", |_| {}, true),
+        ("f1: events that wait", |gateway| while_room(gateway), false),
+        ("r5: its rate", |gateway| gateway.allowance.up.0.take(1_000_000_000), false),
+    ];
+    for (what, prepare, is_taken) in table {
+        let mut scene = Scene::new(&[], LIMITS);
+        send(&scene.link, &[7; 60], SendFlags::empty()).unwrap();
+        prepare(&mut scene.gateway);
+        assert!(scene.gateway.step(false).unwrap());
+        let left = matches!(scene.gateway.link.receive(&mut [0; 100]), Received::Frame(_));
+        assert_eq!(left, !is_taken, "{what}");
+    }
+}
+
+/// Tells the owner, which does not read, of as much as may wait.
+fn while_room(gateway: &mut Gateway) {
+    while gateway.notes.has_room() {
+        gateway.notes.tell(&FromGateway::Ready);
+    }
+}
+
+#[test]
+fn the_end_does_not_wait_for_an_owner_that_does_not_read() {
+    let Scene { mut gateway, link, owner: _owner } = Scene::new(&[], LIMITS);
+    while gateway.notes.is_sent() {
+        gateway.notes.tell(&FromGateway::Ready);
+    }
+    drop(link);
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || done.send(gateway.run().is_ok()).unwrap());
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(true));
+}
+
+#[test]
+fn sockets_are_ready_once_and_not_again_until_something_happens() {
+    let scene = Scene::idle(LIMITS);
+    let mut events = [const { MaybeUninit::uninit() }; 8];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let (ready, _) = epoll::wait(&scene.gateway.epoll, &mut events, Some(&at_once)).unwrap();
+    assert_eq!(ready.len(), 0);
 }
 
 #[test]
@@ -293,8 +347,8 @@ fn r5_inbound_peers_have_half_of_what_there_is() {
     }
     for (connections, expected) in [(5, true), (4, false)] {
         let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
-        for port in [1, 2] {
-            scene.connect(port, false);
+        scene.connect(1, false);
+        for port in [2, 3, 4] {
             scene.flow(port, Way::Out(socket()));
         }
         assert_eq!(scene.gateway.has_allowance_for_caller(), expected, "the guest has four of {connections}");
@@ -332,6 +386,11 @@ fn an_inbound_connection_never_blocks_and_comes_from_the_gateways_own_ports() {
     assert!(fcntl_getfl(connection.socket().unwrap()).unwrap().contains(OFlags::NONBLOCK));
     assert_eq!(connection.ends.guest_port, 80);
     assert!((32768..61000).contains(&connection.ends.remote.port()), "{:?}", connection.ends);
+
+    scene.gateway.end(1, "the test ended");
+    let [Event(Closed { peer, .. })] = &messages(&scene.owner)[..] else { unreachable!("it ended") };
+    assert_eq!((peer.inbound, peer.port), (true, 80), "it is recorded as what the peer called");
+    assert_eq!(peer.address, IpAddr::from(Ipv4Addr::LOCALHOST));
 }
 
 #[test]
@@ -358,6 +417,47 @@ fn what_comes_for_the_guest_counts_against_its_rate() {
     let before = left(&scene);
     scene.gateway.deliver(ends(1).remote, 1, &[7; 100]);
     assert_eq!(left(&scene), (before.0 - 100, before.1 - 1));
+}
+
+#[test]
+fn what_a_connection_brings_to_the_guest_counts_against_its_rate() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let remote = listener.local_addr().unwrap();
+    let ends = Ends { guest_port: 30000, remote };
+    let limits = NetworkLimits { bytes: 1 << 20, ..LIMITS };
+    let Scene { mut gateway, link, owner } = Scene::new(&[&format!("allow tcp://{remote}")], limits);
+    let mut guest = Guest::over(link, ends);
+    let syn = guest.syn();
+    guest.send(&syn);
+    until(&mut gateway, || !guest.segments().is_empty());
+    let ack = guest.ack();
+    guest.send(&ack);
+    until(&mut gateway, || !messages(&owner).is_empty());
+    let (mut server, _) = listener.accept().unwrap();
+    server.write_all(&[7; 1000]).unwrap();
+    let connection = gateway.table.get_mut(1).unwrap();
+    connection.wake();
+    let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+    let socket = connection.socket().unwrap();
+    assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)), Ok(1));
+
+    // In one moment, so that nothing comes back.
+    let left = |gateway: &Gateway| (gateway.allowance.down.0.left(), gateway.allowance.down.1.left());
+    let before = left(&gateway);
+    gateway.turn(1);
+    assert_eq!(guest.segments().len(), 1);
+    assert_eq!(guest.came.len(), 1000);
+    assert_eq!(left(&gateway), (before.0 - 1000, before.1 - 1));
+}
+
+/// Turns of the loop until something is so.
+#[track_caller]
+fn until(gateway: &mut Gateway, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "it does not happen");
+        gateway.step(false).unwrap();
+    }
 }
 
 #[test]
@@ -407,6 +507,15 @@ fn datagrams_of_a_peer_reach_the_guest_if_the_policy_lets_them() {
             flows.get_mut(number).unwrap().send(b"back", ports, *now);
             let mut answer = [0; 10];
             assert_eq!(peer.recv(&mut answer).unwrap(), 4);
+            scene.gateway.end_flow(number, "idle");
+            let [Event(Allowed { peer: allowed, .. }), Event(Closed { peer: closed, sent, received, .. })] =
+                &messages(&scene.owner)[..]
+            else {
+                unreachable!("it began and ended")
+            };
+            assert_eq!((closed, *sent, *received), (allowed, 4, 6));
+            assert_eq!((closed.inbound, closed.port), (true, 80));
+            assert_eq!(closed.address, IpAddr::from(Ipv4Addr::LOCALHOST));
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use bathy_protocol::network::{FRAME_HEADER, GUEST_V4, GUEST_V6, MAX_FRAME};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair, sockopt};
+use bathy_protocol::network::{FRAME_HEADER, GATEWAY_MAC, GUEST_MAC, GUEST_V4, GUEST_V6, MAX_FRAME};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
+};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     IpAddress, IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, TcpControl, TcpPacket, TcpRepr,
@@ -35,9 +37,18 @@ impl Guest {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (link, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         sockopt::set_socket_send_buffer_size(&other, BUFFER).unwrap();
-        let guest =
-            Self { link, ends, next: TcpSeqNumber(1000), acknowledged: None, came: Vec::new(), longest: 0 };
-        (guest, Link::new(other))
+        (Self::over(link, ends), Link::new(other))
+    }
+
+    /// A guest at this end of a link.
+    pub(crate) fn over(link: OwnedFd, ends: Ends) -> Self {
+        Self { link, ends, next: TcpSeqNumber(1000), acknowledged: None, came: Vec::new(), longest: 0 }
+    }
+
+    /// Sends an IPv4 packet over its link.
+    pub(crate) fn send(&self, packet: &[u8]) {
+        let frame = [&GATEWAY_MAC[..], &GUEST_MAC, &[8, 0], packet].concat();
+        send(&self.link, &frame, SendFlags::empty()).unwrap();
     }
 
     /// The packet that begins the connection.
