@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
 use smoltcp::wire::TcpControl;
 
 use super::super::{
@@ -32,6 +33,7 @@ fn sockets() -> (UnixStream, UnixStream) {
     let (socket, server) = UnixStream::pair().unwrap();
     for end in [&socket, &server] {
         end.set_nonblocking(true).unwrap();
+        sockopt::set_socket_send_buffer_size(end, 1 << 20).unwrap();
     }
     (socket, server)
 }
@@ -102,6 +104,12 @@ impl Scene {
         self.now += Duration::from_millis(20);
         self.pump();
         assert!(!self.guest.segments().is_empty());
+    }
+
+    /// The host's socket takes little at once.
+    fn narrow(&mut self) {
+        let socket = self.connection.socket().unwrap();
+        sockopt::set_socket_send_buffer_size(socket, 16 * 1024).unwrap();
     }
 
     fn hear(&mut self, packet: &[u8]) {
@@ -211,6 +219,17 @@ fn a_turn_ends_when_its_bytes_are_used_up_and_goes_on_later() {
 }
 
 #[test]
+fn a_guest_alone_uses_up_a_turn_too() {
+    let (mut scene, mut server) = Scene::unread();
+    scene.say(&vec![b'u'; TURN + 1000]);
+    scene.connection.wake();
+    assert!(matches!(scene.pump(), Pumped::More), "there is more to do");
+    assert_eq!(scene.connection.moved, (TURN as u64, 0));
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert_eq!(drain(&mut server), TURN + 1000);
+}
+
+#[test]
 fn a_turn_that_its_bytes_just_suffice_for_goes_on_too() {
     let (mut scene, mut server) = Scene::unread();
     server.write_all(&vec![b'd'; TURN / 2]).unwrap();
@@ -240,6 +259,7 @@ fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
 #[test]
 fn what_the_server_cannot_take_waits_in_the_guests_end() {
     let (mut scene, mut server) = Scene::unread();
+    scene.narrow();
     let sent = ROOM - 60_000;
     scene.say(&vec![b'u'; sent]);
     scene.connection.wake();
@@ -280,6 +300,31 @@ fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
     came += drain(&mut server);
     assert!(matches!(scene.pump(), Pumped::Idle));
     assert_eq!((came, scene.connection.moved.0), (head.len() + body, (head.len() + body) as u64));
+}
+
+#[test]
+fn a_reader_that_is_full_waits_for_the_server_to_answer() {
+    let (mut scene, mut server) = Scene::open();
+    scene.connection.inspect();
+    let socket = b"GET / HTTP/1.1\r\nHost: x.example\r\nUpgrade: websocket\r\n\r\n";
+    scene.say(socket);
+    let found = judged(&mut scene);
+    scene.connection.accept(found);
+    scene.connection.wake();
+    scene.settle();
+    assert_eq!(read(&mut server), socket);
+    let kept = Inspector::new(ends().remote.ip()).room();
+    scene.say(&vec![b'x'; 2 * kept]);
+    assert!(matches!(scene.pump(), Pumped::Idle), "whether the protocol changes is not known");
+    assert_eq!(scene.connection.moved.0, (socket.len() + kept) as u64);
+    assert!(has_nothing(&mut server));
+    server.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").unwrap();
+    scene.connection.wake();
+    while scene.connection.moved.0 < (socket.len() + 2 * kept) as u64 {
+        scene.pump();
+    }
+    scene.pump();
+    assert_eq!(drain(&mut server), 2 * kept);
 }
 
 #[track_caller]
@@ -411,6 +456,20 @@ fn a_query_over_a_connection_is_answered_there() {
 }
 
 #[test]
+fn r5_a_connection_has_sixteen_queries_at_once() {
+    let mut scene = Scene::local(|stack, now| Connection::asking(ends(), stack, now));
+    scene.say(&[0, 1, 9].repeat(18));
+    let mut taken = 0;
+    while matches!(scene.pump(), Pumped::Question(_)) {
+        taken += 1;
+    }
+    assert_eq!(taken, 16);
+    scene.connection.answer_question(&[7], scene.now);
+    assert!(matches!(scene.pump(), Pumped::Question(_)), "one more for each answer");
+    assert!(matches!(scene.pump(), Pumped::Idle));
+}
+
+#[test]
 fn an_end_of_one_side_becomes_one_of_the_other() {
     let (mut scene, mut server) = Scene::open();
     scene.say(b"last");
@@ -427,6 +486,36 @@ fn an_end_of_one_side_becomes_one_of_the_other() {
     let ack = scene.guest.ack();
     scene.hear(&ack);
     assert_eq!(scene.ended(), "ended");
+}
+
+#[test]
+fn the_server_gets_all_that_was_read_before_the_clients_end() {
+    let (mut scene, mut server) = Scene::open();
+    scene.narrow();
+    let said = vec![b'x'; 60_000];
+    scene.say(&said);
+    let fin = scene.guest.fin();
+    scene.hear(&fin);
+    let mut came = 0;
+    while came < said.len() {
+        scene.connection.wake();
+        assert!(matches!(scene.pump(), Pumped::Idle | Pumped::More), "it goes on: {came}");
+        came += drain(&mut server);
+    }
+    scene.pump();
+    assert_eq!((came, server.read(&mut [0]).unwrap()), (said.len(), 0));
+}
+
+#[test]
+fn a_client_that_has_finished_may_still_break_off() {
+    let (mut scene, mut server) = Scene::open();
+    let fin = scene.guest.fin();
+    scene.hear(&fin);
+    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert_eq!(read(&mut server), b"", "the server is told that nothing follows");
+    let reset = scene.guest.packet(TcpControl::Rst, &[]);
+    scene.hear(&reset);
+    assert_eq!(scene.ended(), "the client broke it off");
 }
 
 #[test]
