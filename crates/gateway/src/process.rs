@@ -96,3 +96,22 @@ fn chain(error: &dyn Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Error)]
+    #[error("cannot start")]
+    struct Outer(#[source] Inner);
+
+    #[derive(Debug, Error)]
+    #[error("no descriptors")]
+    struct Inner(#[source] io::Error);
+
+    #[test]
+    fn a_failure_is_told_with_all_its_causes() {
+        let error = Outer(Inner(io::Error::other("too many")));
+        assert_eq!(chain(&error), "cannot start: no descriptors: too many");
+    }
+}
