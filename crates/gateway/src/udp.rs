@@ -109,8 +109,8 @@ impl Gateway {
     pub(crate) fn end_flow(&mut self, number: u64, reason: &str) {
         if let Some(flow) = self.flows.remove(number) {
             let mut peer = judge::peer(&flow.place, None);
-            if let Way::Back(_, caller) = flow.way {
-                peer = Peer { inbound: true, address: caller.ip(), port: flow.ends.guest_port, ..peer };
+            if let Way::Back(..) = flow.way {
+                peer = Peer { inbound: true, port: flow.ends.guest_port, ..peer };
             }
             self.note_end(peer, flow.moved, flow.started, reason);
         }

@@ -479,6 +479,18 @@ fn a_new_policy_is_answered_with_how_much_it_closed() {
 }
 
 #[test]
+fn the_end_of_a_peers_datagrams_is_recorded_with_the_address_of_their_beginning() {
+    let mut scene = Scene::new(&[], LIMITS);
+    // As a socket that serves both families tells of it.
+    let SocketAddr::V4(remote) = ends(1).remote else { unreachable!("it is IPv4") };
+    let mapped = SocketAddr::new(remote.ip().to_ipv6_mapped().into(), remote.port());
+    let number = scene.flow(1, Way::Back(0, mapped));
+    scene.gateway.end_flow(number, "idle");
+    let [Event(Closed { peer, .. })] = &messages(&scene.owner)[..] else { unreachable!("it ended") };
+    assert_eq!((peer.inbound, peer.address, peer.port), (true, IpAddr::V4(*remote.ip()), 1));
+}
+
+#[test]
 fn datagrams_of_a_peer_reach_the_guest_if_the_policy_lets_them() {
     for (rules, is_let_in) in [(&[][..], true), (&["deny in udp://any:80"][..], false)] {
         let port = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
