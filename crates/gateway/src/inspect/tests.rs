@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use bathy_policy::Read;
 
-use super::{Found, Inspector, MOST_KEPT, Next, Speech};
+use super::{Found, Inspector, MAX_HEAD, MOST_KEPT, Next, Speech};
 
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 const FIRST: &[u8] = b"GET /a HTTP/1.1\r\nHost: one.example\r\n\r\n";
@@ -268,4 +268,12 @@ fn what_follows_a_hello_that_came_in_pieces_is_read_from_its_own_first_byte() {
         assert!(inspector.is_done(), "the encrypted data was seen: {cut}");
         assert_eq!(inspector.noticed(), Some(&tls("good.example")));
     }
+}
+
+#[test]
+fn r5_what_is_kept_back_is_the_longest_head_and_16_kib_at_most() {
+    let mut inspector = Inspector::new(SERVER);
+    assert_eq!(inspector.room(), MAX_HEAD + 16_384);
+    inspector.push(FIRST);
+    assert_eq!(inspector.room(), MAX_HEAD + 16_384 - FIRST.len());
 }

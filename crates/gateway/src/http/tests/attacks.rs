@@ -402,6 +402,9 @@ fn n5_a_socket_that_the_server_declines_leads_nowhere() {
         assert_eq!(followed.refused, Some(HttpRefusal::Answer), "{answer:?}");
         assert_eq!(followed.passed, socket, "{answer:?}");
     }
+    let hints = b"HTTP/1.1 103 x\r\na: b\r\n\r\n".repeat(2000);
+    let late = follow_answered(&both, &[&hints[..], b"HTTP/1.1 101 X\r\n"].concat());
+    assert!(late.opaque, "some informational answers may come before it: {}", hints.len());
     let endless = follow_answered(&both, &b"HTTP/1.1 100 x\r\na: b\r\n\r\n".repeat(4000));
     assert_eq!(endless.refused, Some(HttpRefusal::Answer));
     // Behind another request the first answer would not be the one to this.
