@@ -69,3 +69,32 @@ impl Default for Questions {
         Self::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::time::Instant;
+
+    use smoltcp::wire::TcpControl;
+
+    use super::*;
+    use crate::stack::guest::Guest;
+    use crate::stack::{Clock, Ends};
+
+    #[test]
+    fn r5_a_guest_that_leaves_64_kib_of_answers_unread_asks_no_more() {
+        let ends = Ends { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 53)) };
+        let (mut guest, mut link) = Guest::new(ends);
+        let mut stack = Stack::answering(ends, 4096, Clock::new(), &mut link).unwrap();
+        let now = Instant::now();
+        stack.hear(&guest.syn(), now, &mut link);
+        stack.speak(now, &mut link);
+        guest.segments();
+        stack.hear(&guest.ack(), now, &mut link);
+        stack.hear(&guest.packet(TcpControl::Psh, &[0, 1, 9]), now, &mut link);
+
+        let mut questions = Questions::new();
+        assert!(questions.take(&mut stack, 65_536).is_none());
+        assert!(matches!(questions.take(&mut stack, 65_535), Some(Pumped::Question(_))));
+    }
+}
