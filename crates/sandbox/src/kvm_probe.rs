@@ -32,7 +32,7 @@ const MILLION_INSTRUCTIONS: u32 = LOOPS / 1_000_000 * 2;
 /// Seconds of processor time for the probe.
 const CPU_LIMIT: u64 = 2;
 /// How long the probe may take in all. A machine that does not give it that much until then is too busy to tell.
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(20);
 /// Where the guest's code lies in its memory.
 const CODE: u64 = 0x1000;
 

@@ -9,6 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_jail::cgroup::Cgroup;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -34,10 +35,9 @@ pub(super) fn kill_processes(record: &Record, folder: &Folder) -> io::Result<boo
         for child in children(monitor.pid)? {
             kill(&child)?;
         }
-        if wait_for_end(folder.path())? {
-            return Ok(true);
+        if !has_ended(&monitor.process)? {
+            kill(&monitor.process)?;
         }
-        kill(&monitor.process)?;
     }
     if wait_for_end(folder.path())? {
         return Ok(true);
@@ -90,6 +90,18 @@ fn wait_for_end(folder: &Path) -> io::Result<bool> {
         sleep(PAUSE);
     }
     Ok(true)
+}
+
+/// Waits for a process to end, for as long as a monitor may take.
+fn has_ended(process: &OwnedFd) -> io::Result<bool> {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let limit = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
+    loop {
+        match poll(&mut fds, Some(&limit)) {
+            Err(Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
 }
 
 /// A process by its number. What is then found out about the number holds for the process that this is, or it has ended.

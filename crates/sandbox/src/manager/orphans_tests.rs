@@ -1,5 +1,7 @@
 //! With whole sandboxes: `tests/tests/durable.rs`.
 
+use std::fs;
+
 use super::*;
 
 const ID: &str = "abcdefghijkl";
