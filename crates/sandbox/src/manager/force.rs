@@ -3,7 +3,6 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Kills the processes that keep a sandbox running. Whether it has ended.
 ///
 /// What the monitor started is killed first: one that is only slow then records how it ended. A process is the monitor, or the
-/// keeper, if it has its number and holds the files that only those two hold: a number can be used anew, and the keeper, which a guest
+/// keeper, if it has its number and holds files of the sandbox's folder: a number can be used anew, and the keeper, which a guest
 /// may have taken over, can write other numbers into the `life` file.
 pub(super) fn kill_processes(record: &Record, folder: &Folder) -> io::Result<bool> {
     let run = store::life::running(folder.path())?;
@@ -56,16 +55,13 @@ struct Holder {
     process: OwnedFd,
 }
 
-/// The process with this number, if it holds the sandbox's lock or its disk.
+/// The process with this number, if it holds a file of the sandbox's folder, or one that was there.
 fn open_holder(pid: u32, folder: &Folder) -> io::Result<Option<Holder>> {
     let Some(process) = open(pid)? else { return Ok(None) };
-    let kept = [folder.path().join(store::life::FILE_NAME), folder.disk()];
-    let identity = |data: &fs::Metadata| (data.dev(), data.ino());
-    let kept: Vec<_> =
-        kept.iter().filter_map(|path| path.symlink_metadata().ok()).map(|data| identity(&data)).collect();
+    // Without its folder, it has been removed.
+    let Ok(folder) = folder.path().canonicalize() else { return Ok(None) };
     let held = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let holds =
-        held.filter_map(|fd| fs::metadata(fd.path()).ok()).any(|data| kept.contains(&identity(&data)));
+    let holds = held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(&folder));
     Ok(holds.then_some(Holder { pid, process }))
 }
 
