@@ -78,8 +78,9 @@ print(os.cpu_count(), (used.children_user + used.children_system) / (time.monoto
         share.parse::<f64>().unwrap()
     };
     let (one, two) = (busy("1"), busy("2"));
-    assert!(one < 1.1, "one processor gave {one}");
-    assert!(two > 1.4, "two processors gave {two}, one gave {one}");
+    // One processor gives no more than its own time, however busy the host is; what is more than that, another one gave.
+    assert!(one < 1.05, "one processor gave {one}");
+    assert!(two > 1.15, "two processors gave {two}, one gave {one}");
 }
 
 #[test]
