@@ -101,7 +101,7 @@ fn an_interrupt_ends_loops_functions_and_children_and_keeps_the_state() {
         driver.begin(&format!("echo go\n{code}\necho not here >&2"), "", "", &[]);
         driver.wait_for_output("go");
         // A command substitution that is just being forked misses the signal: the agent sends it again, this test only once.
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_secs(1));
         driver.interrupt();
         let cell = driver.finish();
         assert_eq!(error(&cell).0, "Interrupted", "{code}");

@@ -85,3 +85,10 @@ pub fn audit_log(paths: &Paths, policy: &Policy) -> Result<bathy_audit::Log, bat
         None => log,
     })
 }
+
+/// What this thread has used, which does not depend on what else the machine does.
+#[cfg(test)]
+fn processor_time() -> std::time::Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    std::time::Duration::new(used.tv_sec.try_into().unwrap(), used.tv_nsec.try_into().unwrap())
+}

@@ -193,7 +193,7 @@ mod tests {
     fn wait_for(what: impl Fn() -> bool) {
         let begin = Instant::now();
         while !what() {
-            assert!(begin.elapsed() < Duration::from_secs(10), "it does not come about");
+            assert!(begin.elapsed() < Duration::from_secs(60), "it does not come about");
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -241,9 +241,12 @@ mod tests {
         let before = look();
         assert!(before.guest.is_some_and(|guest| guest != keeper.0.id()));
         assert!(before.memory > 100 * 1024 && before.memory < 100 << 20, "{}", before.memory);
-        thread::sleep(Duration::from_millis(500));
-        let used = look().cpu_ns - before.cpu_ns;
-        assert!((50_000_000..=700_000_000).contains(&used), "{used}");
+        let began = Instant::now();
+        let used = || look().cpu_ns - before.cpu_ns;
+        wait_for(|| used() >= 200_000_000);
+        // One of them spins: no more than a processor gives, and what a tick is rounded by.
+        let most = u128::from(used()).saturating_sub(200_000_000);
+        assert!(most < began.elapsed().as_nanos(), "{most}");
         assert_eq!(Processes::read().unwrap().sandbox(u32::MAX, None), SandboxProcesses::default());
     }
 

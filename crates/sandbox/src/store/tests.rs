@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::*;
 use crate::engine::{Choice, Chosen};
+use crate::processor_time;
 use crate::spec::{SandboxSpec, Size};
 
 fn folder_and_store() -> (tempfile::TempDir, Store) {
@@ -399,12 +400,6 @@ fn a_step_that_fails_changes_nothing() {
     steps.extend(["DELETE FROM sandboxes", "SELECT nonsense FROM nowhere"]);
     assert!(schema::bring_up_to_date(&mut store, &steps).is_err());
     assert_eq!(Store::open(folder.path()).unwrap().list().unwrap().len(), 1);
-}
-
-/// What this thread has used, which does not depend on what else the machine does.
-fn processor_time() -> Duration {
-    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(used.tv_sec.try_into().unwrap(), used.tv_nsec.try_into().unwrap())
 }
 
 #[test]
