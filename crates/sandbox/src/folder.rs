@@ -306,6 +306,28 @@ mod tests {
         assert!(unfinished.path().exists());
     }
 
+    /// Also where a full disk makes it free space first.
+    #[test]
+    fn what_a_linked_folder_leads_to_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = Folder::of(&paths(home.path()), ID);
+        folder.create().unwrap();
+        assert_eq!(folder.link_target(), None);
+        fs::write(folder.disk(), "disk").unwrap();
+        let elsewhere = folder.path().with_file_name("elsewhere");
+        fs::rename(folder.path(), &elsewhere).unwrap();
+        std::os::unix::fs::symlink("elsewhere", folder.path()).unwrap();
+        assert_eq!(folder.link_target(), Some(elsewhere.clone()));
+        let removed = folder.begin_removal().unwrap();
+        removed.free_disk();
+        removed.remove().unwrap();
+        assert!(!removed.path().is_symlink());
+        assert_eq!(fs::read(elsewhere.join("disk")).unwrap(), b"disk");
+        let plain = Folder { path: elsewhere };
+        plain.free_disk();
+        assert!(!plain.disk().exists(), "and one that is no link gives its space");
+    }
+
     #[test]
     fn a_folder_that_other_people_made_is_no_leftover() {
         let home = tempfile::tempdir().unwrap();
