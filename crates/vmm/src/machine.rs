@@ -4,7 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bathy_devices::GuestRam;
-use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_MAX_CPUID_ENTRIES, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
+use kvm_bindings::{
+    KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_BUS_LOCK_EXIT,
+    KVM_CAP_X86_NOTIFY_VMEXIT, KVM_MAX_CPUID_ENTRIES, KVM_PMU_CAP_DISABLE, KVM_X86_NOTIFY_VMEXIT_ENABLED,
+    KVM_X86_NOTIFY_VMEXIT_USER, kvm_enable_cap,
+};
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, VcpuFd, VmFd};
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
@@ -91,6 +95,7 @@ impl Machine {
         sys::give_memory(&vm, &ram).map_err(refused("take the guest's memory"))?;
         vm.create_irq_chip().map_err(refused("create interrupt controllers"))?;
         disable_counters(&kvm, &vm).map_err(refused("do without performance counters"))?;
+        leave_for_locks_and_hangs(&kvm, &vm).map_err(refused("leave the guest for locks and hangs"))?;
         let cpus = (0..count).map(|number| processor(&kvm, &vm, number, count)).collect::<Result<_, _>>()?;
         Ok(Self { vm, cpus, ram })
     }
@@ -152,6 +157,21 @@ fn disable_counters(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     Ok(())
 }
 
+/// Has the guest leave for two things that slow the whole host down: locked accesses across two cache lines, which stop the bus
+/// for everybody, and code that lets no interrupt in. Only newer processors can; on the others there is nothing to ask for.
+fn leave_for_locks_and_hangs(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    let notify = KVM_X86_NOTIFY_VMEXIT_ENABLED | KVM_X86_NOTIFY_VMEXIT_USER;
+    for (cap, wanted) in
+        [(KVM_CAP_X86_BUS_LOCK_EXIT, KVM_BUS_LOCK_DETECTION_EXIT), (KVM_CAP_X86_NOTIFY_VMEXIT, notify)]
+    {
+        let offered = u32::try_from(kvm.check_extension_raw(cap.into())).unwrap_or(0);
+        if offered & wanted == wanted {
+            vm.enable_cap(&kvm_enable_cap { cap, args: [wanted.into(), 0, 0, 0], ..Default::default() })?;
+        }
+    }
+    Ok(())
+}
+
 fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, MachineError> {
     let cpu = vm.create_vcpu(number.into()).map_err(refused("create a processor"))?;
     let offered =
@@ -164,6 +184,7 @@ fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, Mach
     };
     let told = cpuid::filtered(&offered, who).map_err(MachineError::Identity)?;
     cpu.set_cpuid2(&told).map_err(refused("take what its processors can do"))?;
+    registers::enable_fast_strings(&cpu).map_err(refused("let its processors copy quickly"))?;
     Ok(cpu)
 }
 

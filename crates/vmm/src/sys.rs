@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use bathy_devices::GuestRam;
-use kvm_bindings::{kvm_run, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_NOTIFY_CONTEXT_INVALID, kvm_run, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::bitmap::BitmapSlice;
 use vm_memory::{
@@ -38,6 +38,13 @@ pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
 pub(crate) fn internal_error(cpu: &mut VcpuFd) -> u32 {
     // SAFETY: every field of the union is plain numbers, any bits of which are valid.
     unsafe { cpu.get_kvm_run().__bindgen_anon_1.internal.suberror }
+}
+
+/// Whether a guest that let no interrupt in lost its state by that, right after KVM has reported it.
+pub(crate) fn is_beyond_help(cpu: &mut VcpuFd) -> bool {
+    // SAFETY: every field of the union is plain numbers, any bits of which are valid.
+    let flags = unsafe { cpu.get_kvm_run().__bindgen_anon_1.notify.flags };
+    flags & KVM_NOTIFY_CONTEXT_INVALID != 0
 }
 
 /// Makes all of `ram` the guest's memory. The caller keeps `ram` for as long as the guest runs.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use bathy_devices::GuestRam;
 use bathy_jail::FilterError;
 use bathy_jail::filter::{Filter, KICK_SIGNAL, VCPU};
+use kvm_bindings::{KVM_EXIT_NOTIFY, KVM_EXIT_X86_BUS_LOCK};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
@@ -282,6 +283,14 @@ fn run(mut cpu: VcpuFd, shared: &Shared, flag: ExitFlag) -> ! {
             Ok(VcpuExit::Shutdown) => Some(Stop::TripleFault),
             Ok(VcpuExit::InternalError) => Some(Stop::Internal(sys::internal_error(&mut cpu))),
             Ok(VcpuExit::FailEntry(reason, _)) => Some(Stop::Entry(reason)),
+            // It has cost the guest a while, which is the point; others come first.
+            Ok(VcpuExit::Unsupported(KVM_EXIT_X86_BUS_LOCK)) => {
+                thread::yield_now();
+                None
+            }
+            Ok(VcpuExit::Unsupported(KVM_EXIT_NOTIFY)) => {
+                sys::is_beyond_help(&mut cpu).then_some(Stop::Unknown(KVM_EXIT_NOTIFY))
+            }
             Ok(_) => Some(Stop::Unknown(cpu.get_kvm_run().exit_reason)),
             Err(error) if error.errno() == libc::EINTR => None,
             Err(error) if error.errno() == libc::EAGAIN && tries < TRIES => {

@@ -139,6 +139,18 @@ fn v13_strings_of_port_accesses_are_taken_whole() {
     assert_eq!(said.get(..code.len()), Some(&code[..]), "{count} bytes were said");
 }
 
+/// Without this an Intel guest copies memory slowly.
+#[test]
+fn strings_are_fast() {
+    // mov ecx, 0x1a0; rdmsr; mov dx, 0x3f8; out dx, al
+    let code = [&[0xb9, 0xa0, 0x01, 0, 0, 0x0f, 0x32, 0x66, 0xba, 0xf8, 0x03, 0xee][..], &RESET].concat();
+    let guest = Guest::with_processors(1, &code);
+    assert_eq!(guest.end(), Stop::PowerOff);
+    let mut said = [0];
+    assert_eq!(rustix::io::read(&guest.said, &mut said), Ok(1));
+    assert_eq!(said[0] & 1, 1, "{said:x?}");
+}
+
 #[test]
 fn v13_addresses_of_nobody_read_as_ones_and_devices_see_every_width() {
     // mov eax, [0xd0001000]; mov [0x800000], eax; then 1, 2 and 4 bytes at 0xd0000003, and the same written.
