@@ -32,8 +32,13 @@ const LOOPS_PER_JIFFY: u32 = 5_000_000;
 /// The host processes that a guest needs besides one for each of its own.
 const HELPERS: u64 = 8;
 
-/// The descriptors that a guest kernel needs besides one for each of its processes.
-const DEVICE_FILES: u64 = 128;
+/// Descriptors of the guest kernel while its drivers start. It then lowers the limit to what it has open, before any guest
+/// code runs.
+///
+/// The kernel passes descriptors to the keeper meanwhile, and the host refuses that while the user has more of them in flight
+/// than this limit. A neighbour of the same user can have at most its own limit and one message of 253 more in flight, so this
+/// is far above that (attack U7).
+const DESCRIPTORS: u64 = 1024;
 
 /// The guest kernel's words.
 pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
@@ -81,8 +86,7 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
     const MIB: u64 = 1024 * 1024;
     vec![
         Limit { resource: Resource::Nproc, value: launch.processes + HELPERS },
-        // The kernel holds a socket for every guest address space, besides its devices.
-        Limit { resource: Resource::Nofile, value: launch.processes + DEVICE_FILES },
+        Limit { resource: Resource::Nofile, value: DESCRIPTORS },
         // What it writes, and does not map, is its stub program and one page of its own code in guest memory.
         Limit { resource: Resource::Fsize, value: 16 * MIB },
         Limit { resource: Resource::Data, value: 16 * MIB },

@@ -6,6 +6,7 @@
 mod engine;
 mod filters;
 mod golden;
+mod greed;
 mod jail;
 mod machine;
 mod process;

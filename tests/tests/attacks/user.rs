@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
-use bathy_tests::bathy;
+use bathy_tests::{Ran, bathy};
 use tempfile::TempDir;
 
 use crate::run::{Run, probe};
@@ -19,8 +20,11 @@ pub const NOBODY: u32 = 65534;
 const IMAGE: i32 = 7;
 
 /// A place of its own with the product, its cache and the attacker's program.
+#[derive(Clone)]
 pub struct OrdinaryUser {
-    folder: TempDir,
+    folder: Arc<TempDir>,
+    /// Whether its programs share one processor.
+    one_processor: bool,
 }
 
 /// The user, shared by the tests that run at the same time, because its image is a large copy. It goes with the last.
@@ -37,7 +41,8 @@ pub fn ordinary_user() -> Arc<OrdinaryUser> {
 
 impl OrdinaryUser {
     fn create() -> Self {
-        let user = Self { folder: tempfile::tempdir().expect("there is room in /tmp") };
+        let folder = tempfile::tempdir().expect("there is room in /tmp");
+        let user = Self { folder: Arc::new(folder), one_processor: false };
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(user.folder.path(), open).expect("our own folder");
         for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent"] {
@@ -60,12 +65,49 @@ impl OrdinaryUser {
         self.folder.path().join(name)
     }
 
+    /// The same user, whose programs share one processor.
+    pub fn on_one_processor(&self) -> Self {
+        Self { one_processor: true, ..self.clone() }
+    }
+
     /// Starts `bathy run` with these arguments as this user.
     pub fn start(&self, arguments: &[&str]) -> Run {
-        let mut command = Command::new(self.path("bathy"));
-        command.arg("run").args(arguments).env_clear().env("HOME", self.folder.path()).current_dir("/");
-        Run::of(command.uid(NOBODY).gid(NOBODY))
+        Run::of(&mut self.command(&[&["run"], arguments].concat()))
     }
+
+    /// Runs `bathy` with these arguments as this user.
+    pub fn bathy(&self, arguments: &[&str]) -> Ran {
+        let mut command = self.command(arguments);
+        let begin = Instant::now();
+        let output = command.stdin(Stdio::null()).output().expect("it was copied here");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        Ran { code: output.status.code(), stdout, stderr, took: begin.elapsed() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let program = self.path("bathy");
+        let mut command = if self.one_processor {
+            let mut command = Command::new("taskset");
+            command.args(["-c", &first_processor().to_string()]).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        self.becomes(command.args(arguments));
+        command
+    }
+
+    /// Has a command run as this user, with nothing of ours around it.
+    pub fn becomes<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", self.folder.path()).current_dir("/");
+        command.uid(NOBODY).gid(NOBODY)
+    }
+}
+
+fn first_processor() -> usize {
+    let usable = rustix::thread::sched_getaffinity(None).expect("Linux tells");
+    (0..).find(|number| usable.is_set(*number)).expect("one that this runs on")
 }
 
 fn run(command: &mut Command) {

@@ -17,12 +17,11 @@ use libc::{
     SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect,
     SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64, SYS_ptrace,
     SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_setsid,
-    SYS_sigaltstack, SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime,
-    SYS_wait4, SYS_write,
+    SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_sigaltstack,
+    SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime, SYS_wait4, SYS_write,
 };
 
-use super::{Condition, Filter, Group, Otherwise, Test, any, is, only, without};
+use super::{Condition, Filter, Group, Otherwise, Test, UNCOUNTED, any, is, only, without};
 
 const NEW_NAMESPACES: i32 =
     CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
@@ -32,18 +31,24 @@ const ASK: i32 = -1;
 
 /// `SECCOMP_SET_MODE_FILTER`: adding a filter can only take away.
 const SET_MODE_FILTER: i32 = 1;
+/// A filter with flags could write to the host's audit log at will, or hand its decisions to another process (attack U10).
+const NO_FLAGS: i32 = 0;
 
 /// Which signal announces input.
 const F_SETSIG: i32 = 10;
 
 /// The kind of a mapping is in the low bits of its flags.
-const PRIVATE: Test = Test::Masked { mask: MAP_TYPE.cast_unsigned(), value: MAP_PRIVATE.cast_unsigned() };
+const PRIVATE: Test =
+    Test::Masked { mask: (MAP_TYPE | UNCOUNTED).cast_unsigned(), value: MAP_PRIVATE.cast_unsigned() };
 
 const MEMORY: Group = Group {
     purpose: "arrange guest memory, which is the one file it was given",
     rules: &[
-        // Memory that is neither of a file nor private would be counted by no limit.
-        only(SYS_mmap, &[&[without(3, MAP_ANONYMOUS)], &[Condition { argument: 3, test: PRIVATE }]]),
+        // Anonymous memory that is shared, or grows like a stack, is counted by no limit (attack U6).
+        only(
+            SYS_mmap,
+            &[&[without(3, UNCOUNTED | MAP_ANONYMOUS)], &[Condition { argument: 3, test: PRIVATE }]],
+        ),
         any(SYS_munmap),
         any(SYS_mprotect),
         any(SYS_madvise),
@@ -122,7 +127,7 @@ const PROCESSES: Group = Group {
         any(SYS_exit),
         any(SYS_exit_group),
         only(SYS_prctl, &[&[is(0, PR_SET_PDEATHSIG)], &[is(0, PR_SET_NAME)], &[is(0, PR_SET_NO_NEW_PRIVS)]]),
-        only(SYS_seccomp, &[&[is(0, SET_MODE_FILTER)]]),
+        only(SYS_seccomp, &[&[is(0, SET_MODE_FILTER), is(1, NO_FLAGS)]]),
         any(SYS_arch_prctl),
     ],
 };
@@ -134,7 +139,6 @@ const START: Group = Group {
         any(SYS_set_robust_list),
         any(SYS_getpid),
         any(SYS_gettid),
-        any(SYS_setsid),
         any(SYS_getrandom),
         // Limits are already hard: they can be read, or lowered.
         any(SYS_prlimit64),

@@ -4,8 +4,8 @@
 //! has a table of its own, by far the shortest of all.
 
 use libc::{
-    AT_EMPTY_PATH, F_GETFD, F_GETFL, MAP_ANONYMOUS, MAP_PRIVATE, PROT_EXEC, SIGABRT, SIGUSR1, SO_DOMAIN,
-    SO_TYPE, SOL_SOCKET, SYS_brk, SYS_clock_gettime, SYS_close, SYS_epoll_ctl, SYS_epoll_pwait,
+    AT_EMPTY_PATH, F_GETFD, F_GETFL, MAP_ANONYMOUS, MAP_PRIVATE, MAP_TYPE, PROT_EXEC, SIGABRT, SIGUSR1,
+    SO_DOMAIN, SO_TYPE, SOL_SOCKET, SYS_brk, SYS_clock_gettime, SYS_close, SYS_epoll_ctl, SYS_epoll_pwait,
     SYS_epoll_pwait2, SYS_epoll_wait, SYS_exit, SYS_exit_group, SYS_fallocate, SYS_fcntl, SYS_fdatasync,
     SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_getsockopt, SYS_gettid, SYS_ioctl, SYS_lseek,
     SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_newfstatat, SYS_pread64, SYS_preadv,
@@ -14,7 +14,7 @@ use libc::{
     SYS_sigaltstack, SYS_tgkill, SYS_waitid, SYS_write,
 };
 
-use super::{Condition, Filter, Group, Otherwise, Test, any, is, only, without};
+use super::{Condition, Filter, Group, Otherwise, Test, UNCOUNTED, any, is, only, without};
 
 /// The signal that takes a virtual processor's thread out of the guest.
 pub const KICK_SIGNAL: i32 = SIGUSR1;
@@ -86,8 +86,9 @@ pub(super) const MEMORY: Group = Group {
                 without(2, PROT_EXEC),
                 Condition {
                     argument: 3,
+                    // Of the kinds that its limit counts (attack U6).
                     test: Test::Masked {
-                        mask: (MAP_ANONYMOUS | MAP_PRIVATE).cast_unsigned(),
+                        mask: (MAP_ANONYMOUS | MAP_TYPE | UNCOUNTED).cast_unsigned(),
                         value: (MAP_ANONYMOUS | MAP_PRIVATE).cast_unsigned(),
                     },
                 },

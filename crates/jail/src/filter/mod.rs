@@ -18,6 +18,9 @@ pub use gateway::GATEWAY;
 pub use guest::{GUEST_PTRACE, GUEST_SECCOMP};
 pub use keeper::{KEEPER, KEEPER_KVM, KICK_SIGNAL, VCPU};
 
+/// Kinds of private memory that `RLIMIT_DATA` does not count, or that come out of a pool of the host's.
+const UNCOUNTED: i32 = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB;
+
 /// A filter could not be made or installed.
 #[derive(Debug, Error)]
 pub enum FilterError {
@@ -277,12 +280,27 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_maps_private_memory_of_no_file_and_executes_none() {
+    fn u6_a_keeper_maps_counted_private_memory_of_no_file_and_executes_none() {
         for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY] {
-            let flags = Condition { argument: 3, test: Test::Masked { mask: 0x22, value: 0x22 } };
+            // Private and anonymous; neither growing (0x100) nor of huge pages (0x40000).
+            let flags = Condition { argument: 3, test: Test::Masked { mask: 0x4_012f, value: 0x22 } };
             let not_executable = Condition { argument: 2, test: Test::Without(4) };
             assert_eq!(form(&filter, libc::SYS_mmap), [not_executable, flags], "{}", filter.name);
             assert_eq!(form(&filter, libc::SYS_mprotect), [not_executable], "{}", filter.name);
+        }
+    }
+
+    #[test]
+    fn u6_u10_a_guest_maps_counted_memory_and_adds_filters_without_flags() {
+        for filter in [GUEST_SECCOMP, GUEST_PTRACE] {
+            let mmap = filter.rules().find(|rule| rule.call == libc::SYS_mmap).unwrap();
+            let of_a_file = Condition { argument: 3, test: Test::Without(0x4_0120) };
+            let private = Condition { argument: 3, test: Test::Masked { mask: 0x4_010f, value: 2 } };
+            let expected: [&[Condition]; 2] = [&[of_a_file], &[private]];
+            assert_eq!(mmap.forms, expected, "{}", filter.name);
+            let [mode, flags] = [(0, 1), (1, 0)].map(|(argument, value)| is(argument, value));
+            assert_eq!(form(&filter, libc::SYS_seccomp), [mode, flags], "{}", filter.name);
+            assert!(!filter.rules().any(|rule| rule.call == libc::SYS_setsid), "U8: {}", filter.name);
         }
     }
 

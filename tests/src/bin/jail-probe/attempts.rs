@@ -32,7 +32,8 @@ const POSSIBLE: [&CStr; 5] = [
 
 /// Tries everything; outside a jail only what does no harm there.
 pub fn run(report: &mut Report, jailed: bool) {
-    let all = [paths(), sockets(), processes(), namespaces(), kernel_parts(), privileges(), machine()];
+    let all =
+        [paths(), sockets(), processes(), namespaces(), kernel_parts(), memory(), privileges(), machine()];
     for Attempt { name, call, args, error, harmless } in all.into_iter().flatten() {
         if jailed || harmless {
             let fate = sys::attempt(number(call), args);
@@ -179,6 +180,8 @@ fn processes() -> Vec<Attempt> {
         refused("rt_sigqueueinfo", libc::SYS_rt_sigqueueinfo, &[own, 0, 0]),
         refused("tkill", libc::SYS_tkill, &[own, 0]),
         refused("setpgid", libc::SYS_setpgid, &[0, 0]),
+        // Each session is a group of its own for the host's scheduler (U8).
+        refused("setsid", libc::SYS_setsid, &[]),
         refused("clone3", libc::SYS_clone3, &[clone3, 88]),
         refused("sched_setaffinity", libc::SYS_sched_setaffinity, &[0, 8, lasting(u64::MAX)]),
         refused("sched_setscheduler", libc::SYS_sched_setscheduler, &[0, 1, lasting(1i32)]),
@@ -251,10 +254,31 @@ fn kernel_parts() -> Vec<Attempt> {
     ]
 }
 
+/// Memory that no limit counts (U6).
+fn memory() -> Vec<Attempt> {
+    let writable = value(libc::PROT_READ | libc::PROT_WRITE);
+    let map = |name: &str, flags| {
+        refused(
+            name,
+            libc::SYS_mmap,
+            &[0, 2 << 20, writable, value(libc::MAP_ANONYMOUS | flags), value(-1), 0],
+        )
+    };
+    let huge = libc::MAP_PRIVATE | libc::MAP_HUGETLB;
+    vec![
+        map("mmap that grows", libc::MAP_PRIVATE | libc::MAP_GROWSDOWN),
+        // The host may have no such pages to give: refused there as well, but not for our reason.
+        Attempt { harmless: false, ..map("mmap of huge pages", huge) },
+        map("shared mmap", libc::MAP_SHARED),
+    ]
+}
+
 fn privileges() -> Vec<Attempt> {
     let header = lasting([0x2008_0522u32, 0]);
     let sets = lasting([u32::MAX; 6]);
     let group = lasting([0u32; 2]);
+    // One instruction: everything is allowed.
+    let program = lasting([1, lasting([0x7fff_0000_0000_0006u64])]);
     vec![
         refused("setuid", libc::SYS_setuid, &[0]),
         refused("setgid", libc::SYS_setgid, &[0]),
@@ -270,6 +294,9 @@ fn privileges() -> Vec<Attempt> {
         refused("prctl no speculation control", libc::SYS_prctl, &[value(libc::PR_GET_SPECULATION_CTRL), 0]),
         refused("personality", libc::SYS_personality, &[0]),
         refused("seccomp strict", libc::SYS_seccomp, &[3, 0, 0]),
+        // A filter that writes to the host's log, and one that asks another process (U10).
+        refused("seccomp with a log", libc::SYS_seccomp, &[1, 2, program]),
+        refused("seccomp with a listener", libc::SYS_seccomp, &[1, 8, program]),
         refused("umask", libc::SYS_umask, &[0]),
         refused("setrlimit", libc::SYS_setrlimit, &[value(-1), 0]),
     ]

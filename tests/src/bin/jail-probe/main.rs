@@ -6,6 +6,7 @@
 mod attempts;
 mod checks;
 mod filters;
+mod greed;
 mod report;
 mod roles;
 mod rules;
@@ -32,6 +33,11 @@ fn main() -> ExitCode {
             checks::run(&mut report, false);
             report.finish();
         }
+        ["crash"] => {
+            let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+            let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+            sys::crash(c"crash-outside")
+        }
         ["filter", table, installed] => match filters::run(table, installed) {
             Ok(report) => report.finish(),
             Err(error) => {
@@ -41,7 +47,9 @@ fn main() -> ExitCode {
         },
         guest if guest.iter().any(|word| word.starts_with("memfd=")) => return as_guest(guest),
         _ => {
-            eprintln!("jail-probe: usage: jail-probe outside | jail-probe filter TABLE INSTALLED");
+            eprintln!(
+                "jail-probe: usage: jail-probe outside | jail-probe crash | jail-probe filter TABLE INSTALLED"
+            );
             return ExitCode::FAILURE;
         }
     }

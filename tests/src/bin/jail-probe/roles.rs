@@ -1,9 +1,9 @@
-//! Bad guest kernels (U2, U4, U5).
+//! Bad guest kernels (U2, U4, U5, U7 to U9, J9).
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::sys;
+use crate::{greed, sys};
 
 /// The first device's socket.
 const DEVICES: std::ops::Range<i32> = 6..10;
@@ -49,17 +49,28 @@ pub fn play(role: &str) -> ExitCode {
             println!("to its group: {:?}", sys::signal(0, libc::SIGSTOP));
             wait()
         }
-        other => match other.strip_prefix("garbage-").and_then(|device| device.parse::<i32>().ok()) {
-            Some(device) => {
-                let _ = sys::write(DEVICES.start + device, &[0xa5; 4096]);
-                wait()
-            }
-            None => {
-                println!("there is no role {other:?}");
-                ExitCode::from(2)
-            }
-        },
+        "crashes" => sys::crash(c"crash-in-jail"),
+        other => numbered(other),
     }
+}
+
+/// A role whose name ends with a number.
+fn numbered(role: &str) -> ExitCode {
+    let (name, number) = role.rsplit_once('-').unwrap_or((role, ""));
+    match (name, number.parse::<u16>()) {
+        ("garbage", Ok(device)) => {
+            let _ = sys::write(DEVICES.start + i32::from(device), &[0xa5; 4096]);
+        }
+        ("in-flight", Ok(limit)) => greed::descriptors_in_flight(limit.into()),
+        ("sessions", Ok(count)) => greed::spinning_sessions(count.into()),
+        ("tables", Ok(limit)) => greed::tables(limit.into()),
+        _ => {
+            println!("there is no role {role:?}");
+            return ExitCode::from(2);
+        }
+    }
+    sys::rename_child(greed::DONE);
+    wait()
 }
 
 fn wait() -> ! {

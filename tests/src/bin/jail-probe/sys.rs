@@ -223,6 +223,51 @@ pub fn map_memory(length: usize, flags: i32) -> Result<(), i32> {
     }
 }
 
+/// Creates processes that do `work`, and then wait, until it is refused or `most` exist. Returns how many there are.
+pub fn fork_each(most: usize, work: impl Fn()) -> usize {
+    for count in 0..most {
+        // SAFETY: the probe has one thread, so that its copy may do everything.
+        match unsafe { libc::fork() } {
+            ..=-1 => return count,
+            0 => {
+                work();
+                sleep_for_ever()
+            }
+            _ => {}
+        }
+    }
+    most
+}
+
+/// Waits without an end.
+pub fn sleep_for_ever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+/// Makes a process of this name, to be seen from outside. If there is no room for another one, it is this one.
+pub fn rename_child(name: &'static CStr) {
+    // SAFETY: the probe has one thread; the name is a text that ends.
+    unsafe {
+        if libc::fork() <= 0 {
+            libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+            sleep_for_ever();
+        }
+    }
+}
+
+/// Ends like a program of this name with a fault.
+pub fn crash(name: &'static CStr) -> ! {
+    die_of_faults();
+    // SAFETY: the name is a text that ends; the fault is what is wanted.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+        libc::raise(libc::SIGSEGV);
+    }
+    std::process::abort()
+}
+
 /// Creates processes that wait until it is refused or `most` exist. Returns their numbers.
 pub fn fork_until_refused(most: usize) -> Vec<i32> {
     let mut children = Vec::new();

@@ -1,0 +1,247 @@
+//! U6 to U9 and J9: what no limit of a single process holds. As root, with the control groups that this machine has, and as an
+//! ordinary user, who has none.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use bathy_tests::{OnDrop, Ran, patience};
+use tempfile::TempDir;
+
+use crate::run::{Run, probe, probe_as};
+use crate::user::{OrdinaryUser, ordinary_user};
+
+/// What a guest program calls the host's kernel through; see the file.
+const THROUGH_THE_STUB: &str = include_str!("stub.py");
+/// How many different attacks it has.
+const ATTACKS: usize = 10;
+/// The name of a process that appears when a role has taken all it can.
+const DONE: &str = "all-taken";
+/// How much longer a neighbour's commands may take.
+const FACTOR: u32 = 3;
+/// The machine has other work too: what does not hold fails in every round.
+const ROUNDS: u32 = 3;
+
+/// The address of the page that the guest kernel keeps in every program of the guest: the one executable page of guest memory that
+/// lies above everything else.
+fn stub_page(run: &mut Run) -> String {
+    let family = run.when_printed("up");
+    let maps = family.stubs.first().expect("a program runs").file("maps");
+    let shared =
+        maps.lines().filter(|line| line.contains(" r-xs ")).filter_map(|line| line.split('-').next());
+    let highest = shared.max_by_key(|address| u64::from_str_radix(address, 16).expect("an address"));
+    highest.unwrap_or_else(|| panic!("no stub in {maps}")).to_owned()
+}
+
+fn assert_nothing_of_the_hosts_memory(start: impl Fn(&[&str]) -> Run) {
+    let mut scout = start(&["--", "sh", "-c", "echo up; sleep 60"]);
+    let page = stub_page(&mut scout);
+    drop(scout);
+    let mut run = start(&["--memory", "128M", "--", "python3", "-c", THROUGH_THE_STUB, &page]);
+    run.when_printed("the gate: 0");
+    let ran = run.finish(patience(Duration::from_secs(60)));
+    let killed = ran.stdout.lines().filter(|line| line.starts_with("killed: ")).count();
+    assert_eq!(killed, ATTACKS, "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.ends_with("the guest goes on\n"), "{}", ran.stdout);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[test]
+fn u6_guest_programs_get_no_memory_of_the_hosts() {
+    assert_nothing_of_the_hosts_memory(Run::start);
+}
+
+#[test]
+fn u6_guest_programs_of_an_ordinary_user_get_no_memory_of_the_hosts() {
+    let user = ordinary_user();
+    assert_nothing_of_the_hosts_memory(|arguments| user.start(arguments));
+}
+
+/// How many descriptors the guest kernel can have while guest programs run.
+fn descriptors_of_a_running_kernel() -> u64 {
+    let mut run = Run::start(&["--", "sh", "-c", "echo up; sleep 60"]);
+    let guest = run.when_printed("up").guest.expect("the guest runs");
+    let limits = guest.file("limits");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a limit");
+    line.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number")
+}
+
+/// A sandbox of this user whose kernel plays a role, once it has taken all it can.
+fn greedy(user: &OrdinaryUser, role: &str) -> Run {
+    let program = probe_as(role);
+    let kernel = user.path(role);
+    fs::copy(&program, &kernel).expect("the user's folder");
+    fs::set_permissions(&kernel, fs::metadata(&program).expect("our own file").permissions())
+        .expect("a file");
+    let kernel = kernel.to_str().expect("temporary paths are text");
+    let mut run = user.start(&["--kernel", kernel, "--ready-timeout", "300", "--", "true"]);
+    let deadline = Instant::now() + patience(Duration::from_secs(60));
+    let is_done = |run: &mut Run| {
+        let family = run.look();
+        let comm = |number: u32| fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+        family.stubs.iter().chain(&family.guest).any(|process| comm(process.number).trim() == DONE)
+    };
+    while !is_done(&mut run) {
+        assert!(Instant::now() < deadline, "{role}: it did not take what it was meant to take");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    run
+}
+
+/// What a program of this user does on the host, with the usual limit of descriptors.
+fn on_host(user: &OrdinaryUser, python: &str) -> Ran {
+    let limits = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))\n";
+    let mut command = Command::new("python3");
+    command.arg("-c").arg(format!("{limits}{python}"));
+    Run::of(user.becomes(&mut command)).finish(patience(Duration::from_secs(30)))
+}
+
+fn assert_ok(what: &str, ran: &Ran) {
+    assert_eq!(ran.code, Some(0), "{what}: {}{}", ran.stdout, ran.stderr);
+}
+
+const PASS_A_DESCRIPTOR: &str = "import socket\n\
+    a, b = socket.socketpair()\n\
+    socket.send_fds(a, [b'x'], [a.fileno()])\n\
+    assert len(socket.recv_fds(b, 1, 1)[1]) == 1\n";
+
+#[test]
+fn u7_descriptors_in_flight_hurt_no_neighbour_and_no_program_of_the_user() {
+    const NAME: &str = "beside-descriptors";
+    let user = ordinary_user();
+    assert_ok("create", &user.bathy(&["create", "--name", NAME]));
+    let _removed = OnDrop(|| drop(user.bathy(&["rm", "-f", NAME])));
+    assert_ok("start", &user.bathy(&["start", NAME]));
+    let attacker = greedy(&user, &format!("in-flight-{}", descriptors_of_a_running_kernel()));
+    assert_ok("exec", &user.bathy(&["exec", NAME, "--", "true"]));
+    assert_ok("run", &user.bathy(&["run", "--", "true"]));
+    assert_ok("a program that passes a descriptor", &on_host(&user, PASS_A_DESCRIPTOR));
+    drop(attacker);
+
+    // With the limit that a kernel has while it starts there are enough to be noticed: clients are refused, nothing ends.
+    let attacker = greedy(&user, "in-flight-1024");
+    let refused = on_host(&user, PASS_A_DESCRIPTOR);
+    assert!(refused.stderr.contains("Too many references"), "{}", refused.stderr);
+    let ran = user.bathy(&["exec", NAME, "--", "true"]);
+    assert!(ran.code == Some(125) && ran.stderr.contains("in flight"), "{ran:?}");
+    drop(attacker);
+    assert_ok("exec afterwards", &user.bathy(&["exec", NAME, "--", "true"]));
+}
+
+#[test]
+fn u9_the_tables_of_the_host_stay_usable() {
+    let user = ordinary_user();
+    let open_files = || {
+        let text = fs::read_to_string("/proc/sys/fs/file-nr").expect("Linux tells");
+        let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        (numbers[0], numbers[2])
+    };
+    let unreclaimable = || {
+        let text = fs::read_to_string("/proc/meminfo").expect("Linux tells");
+        let line = text.lines().find_map(|line| line.strip_prefix("SUnreclaim:")).expect("a line");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
+    };
+    let (files, memory) = (open_files().0, unreclaimable());
+    let attacker = greedy(&user, &format!("tables-{}", descriptors_of_a_running_kernel()));
+    let (files, memory) = (open_files().0.saturating_sub(files), unreclaimable().saturating_sub(memory));
+    let most = open_files().1;
+    println!("{files} of {most} open files, {memory} MiB of the kernel's memory");
+    assert!(files > 10_000, "the attack took only {files} files");
+    assert!(files < 80_000.min(most / 4), "{files} of {most} files");
+    assert!(memory < 640, "{memory} MiB of the kernel's memory");
+    let watch = "import os, select\n\
+        e = select.epoll()\n\
+        for n in range(900): e.register(os.eventfd(0))\n";
+    assert_ok("a program with 900 watches", &on_host(&user, watch));
+    assert_ok("run", &user.bathy(&["run", "--", "true"]));
+    drop(attacker);
+}
+
+/// How long the slowest of 60 commands takes in the neighbour: with so few that is the 99th percentile.
+fn slowest_exec(user: &OrdinaryUser, name: &str) -> Duration {
+    let exec = || {
+        let begin = Instant::now();
+        assert_ok("exec", &user.bathy(&["exec", name, "--", "/bin/true"]));
+        begin.elapsed()
+    };
+    (0..60).map(|_| exec()).collect::<BTreeSet<_>>().into_iter().nth_back(0).expect("sixty commands")
+}
+
+#[test]
+fn u8_four_hundred_spinning_processes_leave_a_neighbour_its_share() {
+    const NAME: &str = "beside-spinning";
+    // On one processor, or there would be no competition for it.
+    let user = ordinary_user().on_one_processor();
+    assert_ok("create", &user.bathy(&["create", "--name", NAME]));
+    let _removed = OnDrop(|| drop(user.bathy(&["rm", "-f", NAME])));
+    assert_ok("start", &user.bathy(&["start", NAME]));
+    let holds = |round: u32| {
+        let before = slowest_exec(&user, NAME);
+        let attacker = greedy(&user, "sessions-400");
+        let during = slowest_exec(&user, NAME);
+        drop(attacker);
+        println!("round {round}: {before:?} before, {during:?} beside 400 spinning processes");
+        during <= before * FACTOR
+    };
+    assert!((0..ROUNDS).any(holds), "the neighbour's commands take more than {FACTOR} times as long");
+}
+
+/// The host's handler of core dumps, for as long as this lives: it writes down which programs crashed.
+struct CrashHandler {
+    folder: TempDir,
+    before: String,
+}
+
+const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
+
+impl CrashHandler {
+    fn install() -> Self {
+        let folder = tempfile::tempdir().expect("there is room in /tmp");
+        let handler = folder.path().join("handler");
+        let script =
+            format!("#!/bin/sh\ncat > /dev/null\necho \"$1\" >> {}/crashed\n", folder.path().display());
+        fs::write(&handler, script).expect("our own folder");
+        fs::set_permissions(&handler, fs::Permissions::from_mode(0o755)).expect("our own file");
+        let before = fs::read_to_string(CORE_PATTERN).expect("Linux tells");
+        let installed = Self { folder, before };
+        fs::write(CORE_PATTERN, format!("|{} %e", handler.display())).expect("this test needs root");
+        installed
+    }
+
+    fn crashed(&self, name: &str) -> usize {
+        let text = fs::read_to_string(self.folder.path().join("crashed")).unwrap_or_default();
+        text.lines().filter(|line| *line == name).count()
+    }
+
+    /// Crashes outside of any jail, and waits until the handler has seen it.
+    fn crash_outside(&self) {
+        let before = self.crashed("crash-outside");
+        let ran = Run::of(Command::new(probe()).arg("crash")).finish(patience(Duration::from_secs(10)));
+        assert_eq!(ran.code, None, "it did not crash");
+        let deadline = Instant::now() + patience(Duration::from_secs(10));
+        while self.crashed("crash-outside") == before {
+            assert!(Instant::now() < deadline, "the handler was not started: the test shows nothing");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for CrashHandler {
+    fn drop(&mut self) {
+        let _ = fs::write(CORE_PATTERN, self.before.trim_end());
+    }
+}
+
+#[test]
+fn j9_a_crash_in_the_jail_starts_no_program_of_the_host() {
+    let handler = CrashHandler::install();
+    handler.crash_outside();
+    let (run, _program) = Run::role("crashes", "30");
+    let ran = run.finish(patience(Duration::from_secs(30)));
+    assert!(ran.stderr.contains("(status 139)"), "it did not crash: {}", ran.stderr);
+    // Handlers are started one after another: this one's comes after.
+    handler.crash_outside();
+    assert_eq!(handler.crashed("crash-in-jail"), 0);
+}
