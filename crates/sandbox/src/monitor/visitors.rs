@@ -1,13 +1,17 @@
 //! Those who come to the door: what they want, and handing them over to the keeper.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{CONNECTION, Decoder, ToKeeper};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, sockopt::socket_peercred};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    recv, sendmsg, socketpair, sockopt::socket_peercred,
+};
 
 use super::Monitor;
 use super::door::{FromMonitor, LIMIT};
@@ -74,6 +78,14 @@ impl Monitor {
                 "the sandbox's keeper is busy and takes no clients; `bathy kill` ends it",
             );
         }
+        if let Err(error) = try_passing(&socket) {
+            return refuse(
+                &socket,
+                &format!(
+                    "the host passes no file descriptors at present: {error}. Programs of this user have too many of them in flight; try again later"
+                ),
+            );
+        }
         say(&socket, &FromMonitor::Connected);
         match self.hand_over(&socket) {
             Ok(true) => {
@@ -81,7 +93,8 @@ impl Monitor {
                 state.pause.visited();
             }
             Ok(false) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // A shortage of the host's that came about just now is not the keeper's fault: only this client is lost.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_shortage(&error) => {}
             Err(error) => state.ended = Some(format!("its keeper does not take clients: {error}")),
         }
     }
@@ -93,6 +106,24 @@ impl Monitor {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether the host lacks something that it may have again later. Descriptors in flight are counted for all programs of a user
+/// together, so any of them can bring this about (attack U7).
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|error| shortages.contains(&error))
+}
+
+/// Passes a descriptor to ourselves, to learn whether that is possible before a client is told that it is connected.
+fn try_passing(descriptor: &OwnedFd) -> Result<(), Errno> {
+    let (from, _to) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(&from, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 pub(super) fn say(socket: &OwnedFd, answer: &FromMonitor) {
