@@ -16,8 +16,9 @@ use bathy_sandbox::interpreter::{
     self, CellEnd, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Interrupter, Language,
     MAX_CODE,
 };
+use bathy_sandbox::launch::Ephemeral;
 use bathy_sandbox::{
-    Assets, CommandSpec, Connection, Manager, Paths, Policy, Sandbox, SandboxSpec, Sandboxed, ending, engine,
+    Assets, CommandSpec, Connection, Manager, Paths, Policy, SandboxSpec, Sandboxed, ending, engine,
 };
 
 use crate::cell::{End, Screen, ShowArgs, parse_timeout};
@@ -96,9 +97,6 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
         }
         None => {
             let spec = args.spec.spec(&[])?;
-            if spec.cpu_quota.is_some() {
-                return Err("A CPU quota is kept by a sandbox's monitor, which a sandbox for one cell does not have. Make one with `bathy create`, and use --sandbox".into());
-            }
             // The sandbox lives as long as its cell, so the shorter time ends both.
             let life = spec.max_duration.map(Duration::from);
             request.timeout = request.timeout.into_iter().chain(life).min();
@@ -288,7 +286,9 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
     };
     let work = |tag| code_started(&cell, tag);
     let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
-    let mut sandbox = match Sandbox::start(spec, engine, &assets, &paths, Policy::load()?.network()) {
+    let (id, ceilings) = (record.id(), Policy::load()?.network());
+    let start = Ephemeral { id, spec, engine, assets: &assets, paths: &paths, ceilings };
+    let mut sandbox = match start.start() {
         Ok(sandbox) => sandbox,
         Err(error) => {
             record.end(None).into_iter().for_each(output::note);

@@ -26,6 +26,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             let mark = match check.status {
                 Status::Ok => "ok  ",
                 Status::Note => "note",
+                Status::Warning => "WARN",
                 Status::Failed => "FAIL",
             };
             output::line(format_args!("{mark}  {:<16} {}", check.name, escape::text(&check.found)))?;
@@ -36,7 +37,11 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         let engine = diagnosis.engine.map_or("none", Chosen::as_str);
         output::line(format_args!("\nengine: {engine} ({})", escape::text(&diagnosis.engine_reason)))?;
         output::line(if diagnosis.healthy {
-            "Sandboxes will run."
+            if diagnosis.checks.iter().any(|check| check.status == Status::Warning) {
+                "Sandboxes will run, with less protection than they should have: see the warnings."
+            } else {
+                "Sandboxes will run."
+            }
         } else {
             "Sandboxes will not run until the failed checks are mended."
         })?;

@@ -11,7 +11,7 @@ use bathy_sandbox::attach::{Times, What};
 use bathy_sandbox::engine::{self, Choice};
 use bathy_sandbox::manager::NewSandbox;
 use bathy_sandbox::{
-    Assets, Attach, CommandSpec, Manager, Paths, Policy, Sandbox, SandboxSpec, SpecError, command, launch,
+    Assets, Attach, CommandSpec, Manager, Paths, Policy, SandboxSpec, SpecError, command, launch,
 };
 use serde_json::{Value, json};
 
@@ -73,12 +73,6 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     if argv.first().is_none_or(Vec::is_empty) {
         return Err(SpecError::EmptyCommand.into());
     }
-    if spec.cpu_quota.is_some() {
-        return Err(
-            "A CPU quota is kept by a sandbox's monitor, which a sandbox for one command does not have. Add --detach, or leave --cpu-quota out"
-                .into(),
-        );
-    }
     // The sandbox lives as long as its command, so the shorter time ends both.
     let timeout = args.timeout.map(TimeLimit::timeout);
     let life = spec.max_duration.map(|limit| TimeLimit { after: limit.into(), option: "--max-duration" });
@@ -123,8 +117,9 @@ impl Ephemeral {
         let work = |tag| command::exec_started(&exec, tag, None);
         let record =
             Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
-        let mut sandbox = match Sandbox::start(spec, engine.engine, &assets, paths, Policy::load()?.network())
-        {
+        let (id, ceilings) = (record.id(), Policy::load()?.network());
+        let start = launch::Ephemeral { id, spec, engine: engine.engine, assets: &assets, paths, ceilings };
+        let mut sandbox = match start.start() {
             Ok(sandbox) => sandbox,
             Err(error) => {
                 record.end(None).into_iter().for_each(output::note);

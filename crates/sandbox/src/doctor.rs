@@ -6,6 +6,7 @@ use std::thread;
 
 use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
+use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, ONE_PROCESS};
 use serde::Serialize;
 
 use crate::assets;
@@ -28,6 +29,8 @@ pub enum Status {
     Ok,
     /// Not needed, or not as good as it could be.
     Note,
+    /// Sandboxes run, with less protection than they should have.
+    Warning,
     /// Sandboxes will not run.
     Failed,
 }
@@ -52,6 +55,10 @@ impl Check {
 
     fn note(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, status: Status::Note, found: found.into(), cure: None }
+    }
+
+    fn warning(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { name, status: Status::Warning, found: found.into(), cure: Some(cure.into()) }
     }
 
     fn failed(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
@@ -148,19 +155,37 @@ fn landlock() -> Check {
     }
 }
 
+/// Whether a sandbox gets a group, by making one.
 fn cgroups() -> Check {
     const NAME: &str = "cgroups";
-    let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
-    if controllers.split_whitespace().any(|name| name == "memory") {
-        Check::note(
-            NAME,
-            format!("version 2 with {}; kept sandboxes use what the caller may", controllers.trim()),
-        )
-    } else if Path::new("/sys/fs/cgroup/memory").exists() {
-        Check::note(NAME, "version 1; kept sandboxes use what the caller may, `bathy inspect` tells")
-    } else {
-        Check::note(NAME, "none; sandboxes are limited by rlimits, sealed memory and fixed disks")
+    let limits = CgroupLimits {
+        cpu_weight: Some(ONE_PROCESS),
+        memory: Some(GIB),
+        pids: Some(100),
+        ..CgroupLimits::default()
+    };
+    match Cgroup::create(&format!("doctor-{}", std::process::id()), &limits) {
+        Ok(group) => cgroups_check(NAME, group.enforced()),
+        Err(error) => Check::warning(NAME, error.to_string(), NO_GROUP),
     }
+}
+
+/// What to do on a machine that gives no groups.
+const NO_GROUP: &str = "run untrusted code as root, or as a user whom systemd gives control groups (a login with `systemctl --user` running); each process of a sandbox has its own limits meanwhile, and all of them together have none";
+
+fn cgroups_check(name: &'static str, enforced: &Enforcement) -> Check {
+    let Enforcement { cpu, memory, processes, .. } = enforced;
+    let missing: Vec<_> = [("memory", memory), ("processor time", cpu), ("processes", processes)]
+        .into_iter()
+        .filter_map(|(what, by)| Some(format!("{what} ({})", by.strip_prefix("none: ")?)))
+        .collect();
+    if missing.is_empty() {
+        return Check::ok(
+            name,
+            format!("memory by {memory}, processor time by {cpu}, processes by {processes}"),
+        );
+    }
+    Check::warning(name, format!("NO LIMIT for a sandbox as a whole: {}", missing.join(", ")), NO_GROUP)
 }
 
 fn memory() -> Check {

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bathy_jail::spawn::{self, Program};
-use bathy_jail::{Identity, SpawnError, Spawned};
+use bathy_jail::{CgroupError, Identity, SpawnError, Spawned};
 use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
 use bathy_protocol::ToKeeper;
 use bathy_protocol::launch::{self, Launch};
@@ -24,6 +24,7 @@ use crate::engine::Chosen;
 use crate::gateway::{self, Gateway, GatewayError, Network};
 use crate::kvm_probe::{self, Verdict};
 use crate::paths::Paths;
+use crate::resource_group::ResourceGroup;
 use crate::slot::{self, SlotError};
 use crate::spec::SandboxSpec;
 
@@ -56,6 +57,9 @@ pub enum LaunchError {
     /// Its network.
     #[error(transparent)]
     Network(#[from] GatewayError),
+    /// Its control group.
+    #[error(transparent)]
+    Group(#[from] CgroupError),
 }
 
 /// A running sandbox. Dropping it ends it.
@@ -69,6 +73,7 @@ pub struct Sandbox {
     pub gateway: Option<Gateway>,
     network: Option<Network>,
     keeper: Spawned,
+    group: ResourceGroup,
 }
 
 /// The files of a sandbox that outlives its first client.
@@ -89,6 +94,37 @@ pub struct KeptFiles {
 /// What is done with a process's number before its first instruction, if anything is.
 pub type BeforeStart<'a> = Option<&'a dyn Fn(u32) -> io::Result<()>>;
 
+/// A sandbox that does not outlive the command that makes it.
+pub struct Ephemeral<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// Its description, which has been checked.
+    pub spec: &'a SandboxSpec,
+    /// What runs it.
+    pub engine: Chosen,
+    /// What every sandbox is made of.
+    pub assets: &'a Assets,
+    /// The user's folders.
+    pub paths: &'a Paths,
+    /// What the operator lets any sandbox reach at most.
+    pub ceilings: Vec<NetworkPolicy>,
+}
+
+impl Ephemeral<'_> {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When something of it cannot be had.
+    pub fn start(self) -> Result<Sandbox, LaunchError> {
+        let Self { id, spec, engine, assets, paths, ceilings } = self;
+        let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
+        let cure = format!("bathy run --net {} --allow", spec.network.preset);
+        let group = ResourceGroup::ephemeral(id, spec, engine, &paths.state)?;
+        let resources = Resources { engine, assets, paths, disk, kept: None, group, ceilings, cure };
+        Sandbox::start_with(spec, resources)
+    }
+}
+
 /// What a sandbox is started with, besides its description.
 pub struct Resources<'a> {
     /// What runs it. The description [fits](SandboxSpec::fits) it.
@@ -101,10 +137,8 @@ pub struct Resources<'a> {
     pub disk: File,
     /// For a sandbox that is kept.
     pub kept: Option<KeptFiles>,
-    /// Called with the keeper's number before its first instruction.
-    pub before_keeper: BeforeStart<'a>,
-    /// The same for its gateway.
-    pub before_gateway: BeforeStart<'a>,
+    /// Its control group.
+    pub group: ResourceGroup,
     /// What the operator lets any sandbox reach at most.
     pub ceilings: Vec<NetworkPolicy>,
     /// The beginning of the command that allows a target which the sandbox is kept from.
@@ -112,26 +146,9 @@ pub struct Resources<'a> {
 }
 
 impl Sandbox {
-    /// Starts a sandbox that does not outlive us. `spec` has been checked.
-    pub fn start(
-        spec: &SandboxSpec,
-        engine: Chosen,
-        assets: &Assets,
-        paths: &Paths,
-        ceilings: Vec<NetworkPolicy>,
-    ) -> Result<Self, LaunchError> {
-        let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
-        let cure = format!("bathy run --net {} --allow", spec.network.preset);
-        let (kept, before_keeper, before_gateway) = (None, None, None);
-        let resources =
-            Resources { engine, assets, paths, disk, kept, before_keeper, before_gateway, ceilings, cure };
-        Self::start_with(spec, resources)
-    }
-
     /// Starts a sandbox with resources of the caller's.
     pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
-        let Resources { engine, assets, paths, disk, kept, before_keeper, before_gateway, ceilings, cure } =
-            resources;
+        let Resources { engine, assets, paths, disk, kept, group, ceilings, cure } = resources;
         let kvm = match engine {
             Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
             Chosen::Uml => None,
@@ -193,14 +210,16 @@ impl Sandbox {
             args: &[CString::from(c"bathy-keeper")],
             descriptors: &descriptors,
             identity,
-            before_start: before_keeper,
+            before_start: Some(&|pid| group.put_keeper(pid)),
         })?;
         drop(theirs);
         let connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
-        let mut sandbox = Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned };
+        let mut sandbox =
+            Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
         // After the keeper: the guest boots meanwhile.
         if let (Some(network), Some((_, gateways))) = (&sandbox.network, &link) {
-            sandbox.gateway = Some(network.start(gateways, before_gateway)?);
+            let put = |pid| sandbox.group.put_gateway(pid);
+            sandbox.gateway = Some(network.start(gateways, Some(&put))?);
         }
         Ok(sandbox)
     }
@@ -234,14 +253,19 @@ impl Sandbox {
     ///
     /// # Errors
     /// When it cannot be started, or the keeper does not take it.
-    pub fn restart_gateway(&mut self, before_start: BeforeStart<'_>) -> Result<(), GatewayError> {
+    pub fn restart_gateway(&mut self) -> Result<(), GatewayError> {
         self.gateway = None;
         let network = self.network.as_ref().ok_or(GatewayError::NoNetwork)?;
         let (keepers, gateways) = gateway::link()?;
-        let gateway = network.start(&gateways, before_start)?;
+        let gateway = network.start(&gateways, Some(&|pid| self.group.put_gateway(pid)))?;
         self.connection.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
         self.gateway = Some(gateway);
         Ok(())
+    }
+
+    /// Its control group.
+    pub fn group(&self) -> &ResourceGroup {
+        &self.group
     }
 
     /// The keeper's process number.
@@ -271,9 +295,10 @@ impl Drop for Sandbox {
         // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
         let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
         let _ = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), WaitIdOptions::EXITED);
-        if let Some(gateway) = &self.gateway {
+        if let Some(gateway) = self.gateway.take() {
             gateway.leave();
         }
+        self.group.remove();
     }
 }
 

@@ -35,6 +35,7 @@ pub mod paths;
 pub mod policy;
 pub mod processes;
 pub mod recorder;
+mod resource_group;
 pub mod room;
 pub mod slot;
 pub mod spec;

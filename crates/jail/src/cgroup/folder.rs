@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -47,6 +48,21 @@ pub fn processes(folder: &Path) -> BTreeSet<u32> {
 /// Moves a process, with all its threads, into a group.
 pub fn put(folder: &Path, pid: u32) -> io::Result<()> {
     write(folder, "cgroup.procs", &pid.to_string())
+}
+
+/// The groups below `parent` whose names begin with `prefix` and that were made longer ago than `age`. One whose age is not known is
+/// young.
+pub fn older_than(parent: &Path, prefix: &str, age: Duration) -> Vec<PathBuf> {
+    let is_old = |path: &Path| {
+        let made = fs::metadata(path).and_then(|found| found.modified());
+        made.ok().and_then(|made| made.elapsed().ok()).is_some_and(|elapsed| elapsed >= age)
+    };
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)))
+        .map(|entry| entry.path())
+        .filter(|path| is_old(path))
+        .collect()
 }
 
 /// Ends every process that is in the group at this moment, and nobody else: a number that is used anew between looking

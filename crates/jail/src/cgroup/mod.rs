@@ -34,10 +34,16 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// How often that is looked at.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// How old an empty group is at least before it counts as abandoned.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
+
 /// The smallest share of a CPU that can be asked for; the kernel does not deal in smaller ones.
 pub const MIN_QUOTA: f64 = 0.01;
 /// The largest share that makes sense to ask for.
 pub const MAX_QUOTA: f64 = 1024.0;
+
+/// The weight of one process of ordinary priority, in the unit of version 2 groups.
+pub const ONE_PROCESS: u64 = 100;
 
 /// What went wrong with a group.
 #[derive(Debug, Error)]
@@ -86,13 +92,17 @@ pub enum CgroupError {
 pub struct CgroupLimits {
     /// CPUs' worth of time: 0.5 is half of one.
     pub cpu_quota: Option<f64>,
+    /// Its part of a CPU that others want as well, whatever the number of its processes: an ordinary process beside it has
+    /// [`ONE_PROCESS`].
+    pub cpu_weight: Option<u64>,
     /// Bytes of memory, of all processes together and without swapping.
     pub memory: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
 }
 
-/// By which mechanism each limit is held: `cgroup v1`, `cgroup v2`, or `none: why`.
+/// By which mechanism each limit is held: `cgroup v1`, `cgroup v2`, or `none: why`. A share of a CPU that is a weight and no
+/// quota is `cgroup v1 (weight)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enforcement {
     /// The share of a CPU.
@@ -320,6 +330,28 @@ impl Cgroup {
         Ok(true)
     }
 
+    /// Removes empty groups, below this process's own and those above it, whose names begin with `bathysphere-` and `prefix`, and that have been there
+    /// for longer than it takes to put a process in. Whoever made them was killed.
+    pub fn remove_abandoned(prefix: &str) {
+        Self::remove_abandoned_in(&Hierarchies::of_this_process(), prefix, ABANDONED_AFTER);
+    }
+
+    fn remove_abandoned_in(trees: &Hierarchies, prefix: &str, age: Duration) {
+        let Ok(prefix) = group_name(prefix) else { return };
+        let v1 = v1::CONTROLLERS.iter().filter_map(|controller| trees.v1(controller)).flatten();
+        let v2 = trees.v2().and_then(Result::ok);
+        let v2 = v2.iter().flat_map(|own| v2::above(own)).map(Path::to_owned);
+        for parent in v1.chain(v2).collect::<BTreeSet<_>>() {
+            for path in folder::older_than(&parent, &prefix, age) {
+                let layout = v2::Layout::at(path);
+                for part in [&layout.guest, &layout.keeper, &layout.top] {
+                    // One with processes stays; version 1 has no parts.
+                    let _ = (trees.folders.unmake)(part);
+                }
+            }
+        }
+    }
+
     /// Every folder, in an order in which they can be removed.
     fn all_folders(&self) -> Vec<&Path> {
         let mut all: Vec<&Path> = self.v1.iter().map(PathBuf::as_path).collect();
@@ -340,6 +372,15 @@ impl Drop for Cgroup {
 
 fn put(folder: &Path, pid: u32) -> Result<(), CgroupError> {
     folder::put(folder, pid).map_err(|source| CgroupError::Move { pid, folder: folder.to_owned(), source })
+}
+
+/// Notes that there is no quota, if there is none.
+fn by_weight(mechanism: String, limits: &CgroupLimits) -> String {
+    if is_held(&mechanism) && limits.cpu_quota.is_none() {
+        format!("{mechanism} (weight)")
+    } else {
+        mechanism
+    }
 }
 
 fn is_held(mechanism: &str) -> bool {

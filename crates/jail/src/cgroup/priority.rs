@@ -1,8 +1,8 @@
-//! What is left of a CPU limit where there are no control groups: to be polite to others.
+//! What is left of a CPU limit where there are no control groups: a lower priority.
 
 use std::io;
 
-use rustix::process::{Pid, setpriority_process};
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 
 use super::{Cgroup, is_held};
 
@@ -11,26 +11,33 @@ const POLITEST: i32 = 19;
 /// The share of a CPU, and less, for which a process is as polite as can be.
 const SMALLEST_SHARE: f64 = 0.1;
 
-/// A scheduler priority that stands in for a quota, if one has to.
+/// Of a sandbox without a quota that no group gives a weight: a third of the time of an ordinary process beside it.
+const WITHOUT_QUOTA: i32 = 5;
+
+/// A scheduler priority that stands in for a quota or a weight, if one has to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priority {
     nice: Option<i32>,
 }
 
 impl Priority {
-    /// What it takes for a quota that was asked for, besides the group.
+    /// What it takes for this quota, or for none, besides the group.
     pub fn for_quota(group: &Cgroup, quota: Option<f64>) -> Self {
-        Self { nice: quota.filter(|_| !is_held(&group.enforced().cpu)).map(nice_for) }
+        let is_held = is_held(&group.enforced().cpu);
+        Self { nice: (!is_held).then(|| quota.map_or(WITHOUT_QUOTA, nice_for)) }
     }
 
-    /// Gives a process, and all that it forks from now on, this priority.
+    /// Gives a process, and all that it forks from now on, this priority, unless it has a lower one.
     pub fn apply(self, pid: u32) -> io::Result<()> {
         let Some(nice) = self.nice else { return Ok(()) };
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(setpriority_process(Some(pid), nice)?)
+        if getpriority_process(Some(pid))? < nice {
+            setpriority_process(Some(pid), nice)?;
+        }
+        Ok(())
     }
 
-    /// By which mechanism the quota is held: the group's, or `scheduler priority (nice N): why not a group`.
+    /// By which mechanism its share is held: the group's, or `scheduler priority (nice N): why not a group`.
     pub fn describe(self, group: &Cgroup) -> String {
         let group = &group.enforced().cpu;
         match self.nice {

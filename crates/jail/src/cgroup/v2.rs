@@ -7,8 +7,8 @@ use rustix::fs::{Access, access};
 
 use super::hierarchy::Hierarchies;
 use super::{
-    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, folder, is_held, make_folder,
-    quota_us,
+    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, by_weight, folder, is_held,
+    make_folder, quota_us,
 };
 
 const HELD: &str = "cgroup v2";
@@ -34,10 +34,39 @@ impl Layout {
 }
 
 /// What is asked of the version 2 tree: what version 1 trees have not given.
-struct Wanted {
-    cpu: Option<f64>,
+struct Wanted<'a> {
+    cpu: Option<&'a CgroupLimits>,
     memory: Option<u64>,
     pids: Option<u64>,
+}
+
+impl Wanted<'_> {
+    fn controllers(&self) -> Vec<&'static str> {
+        let wanted =
+            [("cpu", self.cpu.is_some()), ("memory", self.memory.is_some()), ("pids", self.pids.is_some())];
+        wanted.into_iter().filter(|(_, is_wanted)| *is_wanted).map(|(name, _)| name).collect()
+    }
+}
+
+/// The nearest of a group and those above it that gives groups below it these controllers. A group that has processes of its own,
+/// as ours has, gives none, unless it is the root; where the user's part of the tree begins further up, the group above ours may.
+/// A group with a memory limit is not left: somebody set it for us and for what we start.
+fn nearest_with(own: &Path, controllers: &[&'static str]) -> Option<PathBuf> {
+    for candidate in above(own) {
+        let may_move = access(candidate.join("cgroup.procs"), Access::WRITE_OK).is_ok();
+        if may_move && controllers.iter().all(|name| control(candidate, name, || Ok(())).is_ok()) {
+            return Some(candidate.to_owned());
+        }
+        if folder::read(candidate, "memory.max").is_ok_and(|limit| limit != "max") {
+            return None;
+        }
+    }
+    None
+}
+
+/// A group and all groups above it.
+pub fn above(own: &Path) -> impl Iterator<Item = &Path> {
+    own.ancestors().take_while(|path| path.join("cgroup.procs").exists())
 }
 
 /// Adds what the version 2 tree offers to `group`.
@@ -48,14 +77,19 @@ pub fn make(
     limits: &CgroupLimits,
 ) -> Result<(), CgroupError> {
     let wanted = Wanted {
-        cpu: limits.cpu_quota.filter(|_| !is_held(&group.enforced.cpu)),
+        cpu: (limits.cpu_quota.is_some() || limits.cpu_weight.is_some())
+            .then_some(limits)
+            .filter(|_| !is_held(&group.enforced.cpu)),
         memory: limits.memory.filter(|_| !is_held(&group.enforced.memory)),
         pids: limits.pids.filter(|_| !is_held(&group.enforced.processes)),
     };
     let Some(parent) = trees.v2() else { return Ok(()) };
     let made = match parent {
         Err(why) => Err(why),
-        Ok(parent) => make_folders(group, trees, &parent, name)?.map(|()| parent),
+        Ok(own) => {
+            let parent = nearest_with(&own, &wanted.controllers()).unwrap_or(own);
+            make_folders(group, trees, &parent, name)?.map(|()| parent)
+        }
     };
     match made {
         Err(why) => explain(group, &wanted, &why),
@@ -94,7 +128,7 @@ fn make_folders(
 }
 
 /// Nothing can be had: say why.
-fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
+fn explain(group: &mut Cgroup, wanted: &Wanted<'_>, why: &str) {
     let enforced = &mut group.enforced;
     for (wanted, place) in [
         (wanted.cpu.is_some(), &mut enforced.cpu),
@@ -108,13 +142,12 @@ fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
     }
 }
 
-fn hold(group: &mut Cgroup, wanted: &Wanted, parent: &Path) {
+fn hold(group: &mut Cgroup, wanted: &Wanted<'_>, parent: &Path) {
     let Some(layout) = &group.v2 else { return };
     let enforced = &mut group.enforced;
-    if let Some(quota) = wanted.cpu {
-        let value = format!("{} {PERIOD_US}", quota_us(quota));
-        let limit = || folder::write(&layout.top, "cpu.max", &value);
-        say(&mut enforced.cpu, control(parent, "cpu", limit));
+    if let Some(limits) = wanted.cpu {
+        say(&mut enforced.cpu, control(parent, "cpu", || limit_cpu(&layout.top, limits)));
+        enforced.cpu = by_weight(std::mem::take(&mut enforced.cpu), limits);
     }
     if let Some(bytes) = wanted.memory {
         let limit = || {
@@ -134,6 +167,16 @@ fn hold(group: &mut Cgroup, wanted: &Wanted, parent: &Path) {
         let why = "this kernel cannot freeze control groups of version 2 (it takes Linux 5.2)";
         say(&mut enforced.freezer, Err(why.to_owned()));
     }
+}
+
+fn limit_cpu(top: &Path, limits: &CgroupLimits) -> io::Result<()> {
+    if let Some(weight) = limits.cpu_weight {
+        folder::write(top, "cpu.weight", &weight.to_string())?;
+    }
+    if let Some(quota) = limits.cpu_quota {
+        folder::write(top, "cpu.max", &format!("{} {PERIOD_US}", quota_us(quota)))?;
+    }
+    Ok(())
 }
 
 /// Notes how it went; a version 1 tree that is there and refuses has the better reason.

@@ -5,7 +5,6 @@
 //! keeper's connection to it closes, and the sandbox ends.
 
 pub mod door;
-mod limits;
 mod network;
 mod pause;
 mod serve;
@@ -21,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use bathy_audit::{Actor, Event, LogError, What};
 use bathy_image::{ImageConfig, Store as Cache};
-use bathy_jail::cgroup::{Cgroup, CgroupError};
+use bathy_jail::cgroup::CgroupError;
 use bathy_protocol::FromKeeper;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
@@ -37,10 +36,10 @@ use crate::freeze::Freezer;
 use crate::launch::{KeptFiles, LaunchError, Resources, Sandbox, unix_ns};
 use crate::paths::{Paths, PathsError};
 use crate::policy::{Policy, PolicyError};
+use crate::resource_group::ResourceGroup;
 use crate::spool::Spool;
 use crate::store::life::{Ending, Run, forget_ending, write_ending, write_running};
 use crate::store::{Change, Record, State, Store, StoreError};
-use limits::Place;
 pub use serve::POWER_OFF;
 
 /// How long those who only look at a disk's lock may have it.
@@ -154,7 +153,6 @@ struct Monitor {
     events: Spool,
     sandbox: Sandbox,
     image_config: ImageConfig,
-    cgroup: Option<Cgroup>,
     freezer: Freezer,
     listener: std::os::unix::net::UnixListener,
     started: Instant,
@@ -207,7 +205,6 @@ impl Monitor {
                     events: Spool::new(audit),
                     sandbox: launched.sandbox,
                     image_config: launched.image_config,
-                    cgroup: launched.cgroup,
                     freezer: launched.freezer,
                     listener,
                     started: Instant::now(),
@@ -257,43 +254,31 @@ impl Monitor {
                 .map_err(|error| MonitorError::File(folder.path().join("parking"), error))?,
             log_capacity,
         };
-        // What a monitor left that was killed.
-        let _ = Cgroup::remove_stale(&record.id);
-        let cgroup =
-            Cgroup::create(&record.id, &limits::of(spec, engine, limits::is_in_memory(folder.path())))?;
-        let place = Place::new(&cgroup, spec);
-        let (put_keeper, put_gateway) = (|pid| place.put_keeper(pid), |pid| place.put_gateway(pid));
+        let group = ResourceGroup::persistent(&record.id, spec, engine, folder.path())?;
         let resources = Resources {
             engine,
             assets: &assets,
             paths,
             disk: open_disk(folder)?,
             kept: Some(kept),
-            before_keeper: Some(&put_keeper),
-            before_gateway: Some(&put_gateway),
+            group,
             ceilings: policy.network(),
             cure: format!("bathy policy allow {}", record.display_name()),
         };
         let mut sandbox = Sandbox::start_with(spec, resources)?;
         wait_until_ready(&mut sandbox, Duration::from_millis(spec.ready_timeout_ms))?;
         // The guest has inherited its place; the keeper itself is not to be frozen with it.
+        let cgroup = sandbox.group().cgroup();
         let _ = cgroup.leave_freezer(sandbox.keeper_pid());
-        let freezer = Freezer::new(&cgroup, sandbox.keeper_pid(), engine, spec.mode());
+        let freezer = Freezer::new(cgroup, sandbox.keeper_pid(), engine, spec.mode());
         let enforcement = serde_json::json!({
-            "cpu": place.describe_cpu(),
+            "cpu": sandbox.group().describe_cpu(),
             "memory": cgroup.enforced().memory,
             "processes": cgroup.enforced().processes,
             "freezer": freezer.describe(),
             "ports": sandbox.ports(),
         });
-        Ok(Launched {
-            engine,
-            sandbox,
-            image_config: assets.image_config,
-            cgroup: Some(cgroup),
-            freezer,
-            enforcement,
-        })
+        Ok(Launched { engine, sandbox, image_config: assets.image_config, freezer, enforcement })
     }
 }
 
@@ -324,7 +309,6 @@ struct Launched {
     engine: Chosen,
     sandbox: Sandbox,
     image_config: ImageConfig,
-    cgroup: Option<Cgroup>,
     freezer: Freezer,
     enforcement: serde_json::Value,
 }

@@ -13,7 +13,6 @@ use bathy_protocol::network::FromGateway;
 
 use super::Monitor;
 use super::door::FromMonitor;
-use super::limits::Place;
 use super::serve::Loop;
 use super::visitors::{refuse, say};
 use crate::description::Description;
@@ -207,9 +206,7 @@ impl Monitor {
         if state.network.restart.take_if(|at| may_restart && *at <= now).is_none() {
             return;
         }
-        let place = self.cgroup.as_ref().map(|cgroup| Place::new(cgroup, &self.record.spec));
-        let put = |pid| place.as_ref().map_or(Ok(()), |place| place.put_gateway(pid));
-        match self.sandbox.restart_gateway(Some(&put)) {
+        match self.sandbox.restart_gateway() {
             Ok(()) => self.note(What::GatewayLost { reason: "it is back".to_owned(), restarted: true }),
             Err(error) => {
                 let reason = format!("it could not be started again: {}", crate::chain(&error));

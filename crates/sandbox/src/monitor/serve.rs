@@ -88,11 +88,8 @@ impl Monitor {
         let _ = self.freezer.thaw();
         self.hear_last_words();
         let unrecorded = self.events.finish();
-        let Self { record, folder, mut store, mut events, sandbox, cgroup, life, .. } = self;
+        let Self { record, folder, mut store, mut events, sandbox, life, .. } = self;
         drop(sandbox);
-        if let Some(mut cgroup) = cgroup {
-            let _ = cgroup.remove();
-        }
         let _ = std::fs::remove_file(folder.path().join(SOCKET));
         let cause = match (state.ended, state.stopping) {
             (_, Some((asked, _))) => asked,

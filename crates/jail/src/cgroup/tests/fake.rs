@@ -9,16 +9,19 @@ use std::time::Duration;
 
 use super::{Cgroup, CgroupError, CgroupLimits, Folders, Hierarchies, Priority};
 
-const LIMITS: CgroupLimits = CgroupLimits { cpu_quota: Some(0.5), memory: Some(64 << 20), pids: Some(40) };
+const LIMITS: CgroupLimits =
+    CgroupLimits { cpu_quota: Some(0.5), cpu_weight: Some(50), memory: Some(64 << 20), pids: Some(40) };
 
 /// What the kernel puts into a new group, version 2 and version 1 alike: code that reads the wrong file finds a wrong
 /// value.
-const FILES: [(&str, &str); 19] = [
+const FILES: [(&str, &str); 21] = [
     ("cgroup.procs", ""),
     ("cgroup.freeze", "0\n"),
     ("cgroup.events", "populated 0\nfrozen 0\n"),
     ("cgroup.kill", ""),
     ("cpu.max", "max 100000\n"),
+    ("cpu.weight", "100\n"),
+    ("cpu.shares", "1024\n"),
     ("cpu.stat", "usage_usec 1500\nuser_usec 1000\n"),
     ("memory.max", "max\n"),
     ("memory.swap.max", "max\n"),
@@ -62,13 +65,17 @@ impl Fake {
     }
 
     fn v2(mut self, controllers: &str) -> Self {
-        let own = self.root.join("v2/own");
-        fs::create_dir_all(&own).unwrap();
-        fs::write(own.join("cgroup.procs"), "").unwrap();
-        fs::write(own.join("cgroup.controllers"), controllers).unwrap();
-        fs::write(own.join("cgroup.subtree_control"), "").unwrap();
+        self.v2_group("v2/own", controllers);
         self.mounts += &format!("1 1 0:1 / {} rw - cgroup2 none rw\n", self.root.join("v2").display());
         self
+    }
+
+    fn v2_group(&self, path: &str, controllers: &str) {
+        let folder = self.root.join(path);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("cgroup.procs"), "").unwrap();
+        fs::write(folder.join("cgroup.controllers"), controllers).unwrap();
+        fs::write(folder.join("cgroup.subtree_control"), "").unwrap();
     }
 
     fn v1(mut self, controllers: &str) -> Self {
@@ -141,6 +148,7 @@ fn v2_limits_are_set_on_the_group_above_guest_and_keeper() {
     }
     let top = "v2/own/bathysphere-x";
     assert_eq!(fake.read(&format!("{top}/cpu.max")), "50000 100000");
+    assert_eq!(fake.read(&format!("{top}/cpu.weight")), "50");
     assert_eq!(fake.read(&format!("{top}/memory.max")), (64 << 20).to_string());
     assert_eq!(fake.read(&format!("{top}/memory.swap.max")), "0");
     assert_eq!(fake.read(&format!("{top}/pids.max")), "40");
@@ -198,6 +206,39 @@ fn v2_controllers_that_are_refused_are_named_and_the_rest_holds() {
     assert_eq!(enforced.freezer, "cgroup v2");
 }
 
+/// As for a program in a group of its own, with processes, below one that was given to its user.
+fn below_a_users_group() -> (Fake, Hierarchies) {
+    let mut fake = Fake::new();
+    fake.v2_group("v2", "cpu memory pids");
+    fs::remove_file(fake.root.join("v2/cgroup.subtree_control")).unwrap();
+    fake.v2_group("v2/user", "cpu memory pids");
+    fake.v2_group("v2/user/scope", "cpu memory pids");
+    fs::remove_file(fake.root.join("v2/user/scope/cgroup.subtree_control")).unwrap();
+    fake.mounts = format!("1 1 0:1 / {} rw - cgroup2 none rw\n", fake.root.join("v2").display());
+    let trees = Hierarchies::parse("0::/user/scope\n", &fake.mounts, Folders { make, unmake });
+    (fake, trees)
+}
+
+#[test]
+fn v2_a_group_above_that_belongs_to_the_user_is_as_good() {
+    let (fake, trees) = below_a_users_group();
+    let group = Cgroup::create_in(&trees, "x", &LIMITS).unwrap();
+    assert_eq!(group.enforced().memory, "cgroup v2");
+    assert_eq!(fake.read("v2/user/bathysphere-x/memory.max"), (64 << 20).to_string());
+    std::mem::forget(group);
+    Cgroup::remove_abandoned_in(&trees, "x", Duration::ZERO);
+    assert!(!fake.exists("v2/user/bathysphere-x"), "found there as well");
+}
+
+#[test]
+fn v2_a_memory_limit_of_the_callers_own_is_not_left() {
+    let (fake, trees) = below_a_users_group();
+    fs::write(fake.root.join("v2/user/scope/memory.max"), "1000000\n").unwrap();
+    let group = Cgroup::create_in(&trees, "x", &LIMITS).unwrap();
+    assert!(group.enforced().memory.starts_with("none: cannot have the memory"), "{:?}", group.enforced());
+    assert!(fake.exists("v2/user/scope/bathysphere-x") && !fake.exists("v2/user/bathysphere-x"));
+}
+
 #[test]
 fn v2_controllers_that_are_on_already_are_not_asked_for() {
     let fake = Fake::new().v2("cpu memory pids");
@@ -217,6 +258,7 @@ fn v1_limits_are_set_in_each_tree() {
     let name = "own/bathysphere-x";
     assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/cpu.cfs_quota_us")), "50000");
     assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/cpu.cfs_period_us")), "100000");
+    assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/cpu.shares")), "512");
     for file in ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"] {
         assert_eq!(fake.read(&format!("memory/{name}/{file}")), (64 << 20).to_string());
     }
@@ -244,6 +286,23 @@ fn v1_trees_without_a_part_in_the_limits_are_left_alone() {
         .collect();
     assert_eq!(made, ["cpuacct", "freezer"]);
     assert_eq!(group.enforced().memory, "none: no limit was asked for");
+}
+
+#[test]
+fn a_weight_without_a_quota_is_told_as_such() {
+    let limits = CgroupLimits { cpu_weight: Some(100), ..CgroupLimits::default() };
+    for (fake, file, found) in [
+        (Fake::new().v1("cpu").v1("freezer"), "cpu/own/bathysphere-x/cpu.cfs_quota_us", "-1"),
+        (Fake::new().v2("cpu"), "v2/own/bathysphere-x/cpu.max", "max 100000"),
+    ] {
+        let group = Cgroup::create_in(&fake.trees(), "x", &limits).unwrap();
+        assert!(group.enforced().cpu.ends_with(" (weight)"), "{:?}", group.enforced());
+        assert_eq!(fake.read(file), found, "no quota");
+        assert_eq!(Priority::for_quota(&group, None).describe(&group), group.enforced().cpu);
+    }
+    let group = Cgroup::create_in(&Fake::new().trees(), "x", &limits).unwrap();
+    let priority = Priority::for_quota(&group, None).describe(&group);
+    assert!(priority.starts_with("scheduler priority (nice 5): this machine has no cpu"), "{priority}");
 }
 
 #[test]
@@ -292,6 +351,24 @@ fn what_was_left_behind_is_found_below_other_groups_too() {
     assert!(!fake.exists("v2/own/bathysphere-x"));
     assert!(fake.exists("pids/own/bathysphere-xy"), "another sandbox's group");
     assert!(!Cgroup::remove_stale_in(&fake.trees(), "x").unwrap());
+}
+
+#[test]
+fn empty_groups_of_killed_commands_are_removed_once_they_are_old() {
+    let fake = Fake::new().v1("pids").v2("cpu");
+    for left in ["pids/own/bathysphere-run-1", "pids/own/bathysphere-run-2", "pids/own/bathysphere-kept"] {
+        make(&fake.root.join(left)).unwrap();
+    }
+    for left in ["", "/guest", "/keeper"] {
+        make(&fake.root.join(format!("v2/own/bathysphere-run-1{left}"))).unwrap();
+    }
+    fs::write(fake.root.join("pids/own/bathysphere-run-2/cgroup.procs"), "4321\n").unwrap();
+    Cgroup::remove_abandoned_in(&fake.trees(), "run-", Duration::from_secs(60));
+    assert!(fake.exists("pids/own/bathysphere-run-1"), "it may just be made");
+    Cgroup::remove_abandoned_in(&fake.trees(), "run-", Duration::ZERO);
+    assert!(!fake.exists("pids/own/bathysphere-run-1") && !fake.exists("v2/own/bathysphere-run-1"));
+    assert!(fake.exists("pids/own/bathysphere-run-2"), "it has a process");
+    assert!(fake.exists("pids/own/bathysphere-kept"), "another kind of group");
 }
 
 #[test]

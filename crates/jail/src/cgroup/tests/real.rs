@@ -198,7 +198,7 @@ fn v2_a_frozen_group_uses_no_cpu_and_can_be_ended() {
 #[test]
 fn what_a_killed_monitor_leaves_is_removed_frozen_processes_too() {
     let id = id("stale");
-    let limits = CgroupLimits { cpu_quota: Some(0.5), pids: Some(9), memory: None };
+    let limits = CgroupLimits { cpu_quota: Some(0.5), pids: Some(9), ..CgroupLimits::default() };
     let group = Cgroup::create(&id, &limits).unwrap();
     if group.freezer().is_none() {
         assert!(!Cgroup::remove_stale(&id).unwrap(), "{:?}", group.enforced());

@@ -1,9 +1,9 @@
-//! What a sandbox's control group has to hold: the guest, and what it takes to run it.
+//! A sandbox's control group: what it has to hold, which is the guest and what it takes to run it, and the processes in it.
 
 use std::io;
 use std::path::Path;
 
-use bathy_jail::cgroup::{Cgroup, CgroupLimits, Priority};
+use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupLimits, ONE_PROCESS, Priority};
 
 use crate::engine::Chosen;
 use crate::spec::{CpuQuota, SandboxSpec};
@@ -20,11 +20,13 @@ const GATEWAY_PER_CONNECTION: u64 = 64 << 10;
 const TABLES: u64 = 4096 / 32;
 /// Host processes besides those of the guest: the keeper, and the guest kernel's helpers or the keeper's own threads.
 const HELPERS: u64 = 16;
+/// How the names of the groups of ephemeral sandboxes begin.
+const EPHEMERAL: &str = "run-";
 /// What statfs(2) says of a file system whose files are memory.
 const TMPFS: i64 = 0x0102_1994;
 
 /// Whether files of this folder are memory of whoever writes them.
-pub fn is_in_memory(folder: &Path) -> bool {
+fn is_in_memory(folder: &Path) -> bool {
     rustix::fs::statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
 }
 
@@ -32,7 +34,7 @@ pub fn is_in_memory(folder: &Path) -> bool {
 ///
 /// Whoever keeps the sandbox's files in memory has decided to spend that: the disk, and the guest's memory once more while it
 /// is parked. Otherwise a guest that fills its disk would be ended for it.
-pub fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits {
+fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits {
     let (memory, tasks) = match engine {
         Chosen::Kvm => (spec.memory.0 / TABLES, u64::from(spec.cpus)),
         Chosen::Uml => (u64::from(spec.processes) * OVERHEAD_PER_PROCESS, spec.processes.into()),
@@ -45,39 +47,80 @@ pub fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLi
     };
     CgroupLimits {
         cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
+        cpu_weight: Some(ONE_PROCESS * u64::from(spec.cpus)),
         memory: Some(spec.memory.0 + OVERHEAD + memory + files + gateway),
         pids: Some(tasks + HELPERS + gateways),
     }
 }
 
-/// Puts processes of a sandbox under its limits before they do anything.
-pub struct Place<'a> {
-    cgroup: &'a Cgroup,
+/// The control group, and the priority that stands in for it where the host offers none.
+#[derive(Debug)]
+pub struct ResourceGroup {
+    cgroup: Cgroup,
     priority: Priority,
 }
 
-impl<'a> Place<'a> {
-    /// In this group.
-    pub fn new(cgroup: &'a Cgroup, spec: &SandboxSpec) -> Self {
-        Self { cgroup, priority: Priority::for_quota(cgroup, spec.cpu_quota.map(CpuQuota::as_cpus)) }
+impl ResourceGroup {
+    /// The group of the persistent sandbox `id`, whose folder this is. One that a killed monitor left is removed before.
+    ///
+    /// # Errors
+    /// When processes of the same sandbox are still there.
+    pub fn persistent(
+        id: &str,
+        spec: &SandboxSpec,
+        engine: Chosen,
+        folder: &Path,
+    ) -> Result<Self, CgroupError> {
+        let _ = Cgroup::remove_stale(id);
+        Self::create(id, spec, engine, folder)
+    }
+
+    /// The group of an ephemeral sandbox, with a disk in the state folder `state`.
+    ///
+    /// # Errors
+    /// When the id is none.
+    pub fn ephemeral(
+        id: &str,
+        spec: &SandboxSpec,
+        engine: Chosen,
+        state: &Path,
+    ) -> Result<Self, CgroupError> {
+        Self::create(&format!("{EPHEMERAL}{id}"), spec, engine, state)
+    }
+
+    fn create(id: &str, spec: &SandboxSpec, engine: Chosen, folder: &Path) -> Result<Self, CgroupError> {
+        let cgroup = Cgroup::create(id, &of(spec, engine, is_in_memory(folder)))?;
+        let priority = Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
+        Ok(Self { cgroup, priority })
+    }
+
+    /// The group itself.
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
     }
 
     /// By which mechanism the share of processors is held.
     pub fn describe_cpu(&self) -> String {
-        self.priority.describe(self.cgroup)
+        self.priority.describe(&self.cgroup)
     }
 
-    /// The keeper, and the guest with it.
+    /// Puts the keeper under the limits before it does anything, and the guest with it.
     pub fn put_keeper(&self, pid: u32) -> io::Result<()> {
         self.priority.apply(pid)?;
         self.cgroup.add(pid).map_err(io::Error::other)
     }
 
-    /// The gateway, which does not stand still with the guest: it has nobody to serve then, and what it is told of new policies
-    /// holds all the same.
+    /// The same for the gateway, which is not frozen with the guest: new policies take effect all the same.
     pub fn put_gateway(&self, pid: u32) -> io::Result<()> {
         self.put_keeper(pid)?;
         self.cgroup.leave_freezer(pid).map_err(io::Error::other)
+    }
+
+    /// Removes the group once its processes have ended, and the groups of ephemeral sandboxes whose command was killed.
+    pub fn remove(&mut self) {
+        // What stays is empty, and removed by the next one.
+        let _ = self.cgroup.remove();
+        Cgroup::remove_abandoned(EPHEMERAL);
     }
 }
 
@@ -138,7 +181,8 @@ mod tests {
         let quota = CpuQuota::from_thousandths(1500);
         let spec = SandboxSpec { cpu_quota: Some(quota), cpus: 2, ..SandboxSpec::default() };
         for engine in Chosen::ALL {
-            assert_eq!(of(&spec, engine, false).cpu_quota, Some(1.5));
+            let limits = of(&spec, engine, false);
+            assert_eq!((limits.cpu_quota, limits.cpu_weight), (Some(1.5), Some(200)));
         }
     }
 }
