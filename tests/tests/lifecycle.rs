@@ -328,6 +328,50 @@ fn a_description_in_a_file() {
 }
 
 #[test]
+fn c6_a_file_that_was_found_raises_nothing_and_stops_nothing() {
+    let home = Home::new();
+    let file = home.path().join("bathysphere.toml");
+    for (text, key) in [
+        ("memory = \"23G\"", "memory"),
+        ("processes = 32000", "processes"),
+        ("user = \"root\"", "user"),
+        ("[network_limits]\nconnections = 2048", "network_limits.connections"),
+    ] {
+        fs::write(&file, text).unwrap();
+        for verb in [&["run", "--", "true"][..], &["code", "-c", "1"], &["create"]] {
+            let error = home.fails(verb, 125);
+            assert!(error.contains(&format!("its `{key}` has")) && error.contains("--config"), "{error}");
+        }
+    }
+    // Named, it counts; so does an option.
+    fs::write(&file, "processes = 2000\n").unwrap();
+    home.create("named", &["--config", "bathysphere.toml"]);
+    home.create("option", &["--processes", "1999"]);
+    let of = |name: &str| home.inspect(name)["spec"]["processes"].take();
+    assert_eq!((of("named"), of("option")), (2000.into(), 1999.into()));
+
+    // What would keep a reader waiting, or never end.
+    fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let operators = |path: &str| {
+        finish(home.command(&["run", "--no-config", "--", "true"]).env("BATHYSPHERE_CONFIG", path), b"")
+    };
+    let error = home.fails(&["run", "--", "true"], 125);
+    assert!(error.contains("a named pipe and not a regular file"), "{error}");
+    let error = operators(file.to_str().unwrap());
+    assert!(error.code == Some(125) && error.stderr.contains("a named pipe"), "{error:?}");
+    for (made, kind) in [("/dev/zero", "a device"), ("/", "a directory")] {
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(made, &file).unwrap();
+        assert!(home.fails(&["run", "--", "true"], 125).contains(kind), "{made}");
+        assert!(operators(made).stderr.contains(kind), "{made}");
+    }
+    fs::remove_file(&file).unwrap();
+    fs::File::create(&file).unwrap().set_len(1 << 30).unwrap();
+    assert!(home.fails(&["run", "--", "true"], 125).contains("longer than"));
+}
+
+#[test]
 fn the_operator_has_the_last_word() {
     let home = Home::new();
     let file = home.path().join("operator.toml");

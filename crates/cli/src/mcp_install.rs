@@ -2,9 +2,11 @@
 
 use std::error::Error;
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+
+use bathy_sandbox::config;
 
 use crate::mcp_clients::{Change, Client, Places, Scope, Server, program};
 use crate::{escape, output};
@@ -163,17 +165,7 @@ impl Target {
 }
 
 fn read(path: &Path) -> io::Result<(String, Metadata)> {
-    // A pipe would keep us waiting.
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is not a file"));
-    }
-    let file = File::open(path)?;
-    let found = file.metadata()?;
-    if found.len() > MAX_FILE {
-        return Err(io::Error::other(format!("it has more than {MAX_FILE} bytes")));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE).read_to_end(&mut bytes)?;
+    let (bytes, found) = config::read_regular(path, MAX_FILE)?;
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8 text"))?;
     Ok((text, found))
 }
@@ -338,7 +330,9 @@ mod tests {
         fs::write(home.path(".claude.json"), b"\xff").unwrap();
         assert!(home.install(&["--client", "claude-code"]).unwrap_err().contains("UTF-8"));
         fs::create_dir_all(home.path(".codex/config.toml")).unwrap();
-        assert!(home.install(&["--client", "codex"]).unwrap_err().contains("not a file"));
+        assert!(
+            home.install(&["--client", "codex"]).unwrap_err().contains("a directory and not a regular file")
+        );
         fs::create_dir_all(home.path(".config/zed")).unwrap();
         symlink("nowhere", home.path(".config/zed/settings.json")).unwrap();
         assert!(home.install(&["--client", "zed"]).unwrap_err().contains("points nowhere"));

@@ -14,6 +14,7 @@ use bathy_sandbox::config::{self, Layers};
 use bathy_sandbox::policy::Policy;
 use bathy_sandbox::spec::{CpuQuota, Seconds, Security, label, variable};
 use bathy_sandbox::{Engine, SandboxSpec, Size};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::net_args::NetArgs;
@@ -22,8 +23,8 @@ use crate::{escape, output, time};
 /// A description of a sandbox, in options.
 #[derive(clap::Args, Debug, Default)]
 pub struct SpecArgs {
-    /// Read the description of the sandbox from this file; options win over it. A file that is not named but found may not
-    /// open the network further than the defaults do. [default: ./bathysphere.toml, if it exists]
+    /// Read the description of the sandbox from this file; options win over it. A file that is not named but found may hold
+    /// the sandbox back further than the defaults do, and no less. [default: ./bathysphere.toml, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
     config: Option<PathBuf>,
     /// Do not use ./bathysphere.toml.
@@ -142,47 +143,51 @@ impl SpecArgs {
     }
 
     fn layered(&self, mut layers: Layers, file: Option<&File>) -> Result<SandboxSpec, Box<dyn Error>> {
-        let (network, ports) = (self.net.policy()?, self.net.ports());
+        let options = self.options()?;
         layers = match file {
             Some(File::Named(path)) => layers.file(path)?,
             Some(File::Found(path)) => {
-                let replaced = [
-                    network.as_ref().map(|_| "network"),
-                    ports.map(|_| "ports"),
-                    self.engine.map(|_| "engine"),
-                ];
-                layers.found(path, &replaced.into_iter().flatten().collect::<Vec<_>>())?
+                let replaced: Vec<_> = options.iter().map(|(key, _)| *key).collect();
+                layers.found(path, &replaced)?
             }
             None => layers,
         };
+        Ok(options.into_iter().fold(layers, |layers, (key, value)| layers.set(key, value)).build()?)
+    }
+
+    /// The options that were given, by the keys that they have in a file.
+    fn options(&self) -> Result<Vec<(&'static str, Value)>, Box<dyn Error>> {
+        fn some(value: Option<impl Serialize>) -> serde_json::Result<Option<Value>> {
+            value.map(serde_json::to_value).transpose()
+        }
         let env = self.variables();
         let labels: BTreeMap<String, String> = self.label.iter().cloned().collect();
         let ready = self.ready_timeout.map(|time| u64::try_from(time.as_millis())).transpose()?;
-        let spec = layers
-            .set_some("image", self.image.as_ref())
-            .set_some("engine", self.engine)
-            .set_some("uml_mode", self.uml_mode)
-            .set_some("security", self.security)
-            .set_some("writable_root", self.writable_root.then_some(true))
-            .set_some("labels", Some(labels).filter(|labels| !labels.is_empty()))
-            .set_some("env", Some(env).filter(|env| !env.is_empty()))
-            .set_some("workdir", self.workdir.as_ref())
-            .set_some("user", self.user.as_ref())
-            .set_some("memory", self.memory)
-            .set_some("cpus", self.cpus)
-            .set_some("cpu_quota", self.cpu_quota)
-            .set_some("disk", self.disk)
-            .set_some("processes", self.processes)
-            .set_some("log_size", self.log_size)
-            .set_some("max_duration", self.max_duration)
-            .set_some("idle_timeout", self.idle_timeout)
-            .set_some("pause_idle", self.pause_idle)
-            .set_some("auto_remove", self.rm.then_some(true))
-            .set_some("network", network)
-            .set_some("ports", ports)
-            .set_some("ready_timeout_ms", ready)
-            .build()?;
-        Ok(spec)
+        let all = [
+            ("image", some(self.image.as_ref())?),
+            ("engine", some(self.engine)?),
+            ("uml_mode", some(self.uml_mode)?),
+            ("security", some(self.security)?),
+            ("writable_root", some(self.writable_root.then_some(true))?),
+            ("labels", some(Some(labels).filter(|labels| !labels.is_empty()))?),
+            ("env", some(Some(env).filter(|env| !env.is_empty()))?),
+            ("workdir", some(self.workdir.as_ref())?),
+            ("user", some(self.user.as_ref())?),
+            ("memory", some(self.memory)?),
+            ("cpus", some(self.cpus)?),
+            ("cpu_quota", some(self.cpu_quota)?),
+            ("disk", some(self.disk)?),
+            ("processes", some(self.processes)?),
+            ("log_size", some(self.log_size)?),
+            ("max_duration", some(self.max_duration)?),
+            ("idle_timeout", some(self.idle_timeout)?),
+            ("pause_idle", some(self.pause_idle)?),
+            ("auto_remove", some(self.rm.then_some(true))?),
+            ("network", some(self.net.policy()?)?),
+            ("ports", some(self.net.ports())?),
+            ("ready_timeout_ms", some(ready)?),
+        ];
+        Ok(all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
     }
 }
 
@@ -236,7 +241,7 @@ mod tests {
 
     #[test]
     fn options_win_over_the_file_and_the_file_over_defaults() {
-        let file = "memory = \"1G\"\ncpu_quota = 0.25\nsecurity = \"restricted\"";
+        let file = "memory = \"384M\"\ncpu_quota = 0.25\nsecurity = \"restricted\"";
         let spec = layered(&["-m", "256M", "--max-duration", "15m"], file).unwrap();
         assert_eq!(spec.memory.to_string(), "256M");
         assert_eq!(spec.cpu_quota.unwrap().to_string(), "0.25");
@@ -248,6 +253,22 @@ mod tests {
         assert_eq!(spec.pause_idle.unwrap().to_string(), "1m");
         assert!(spec.auto_remove);
         assert_eq!(layered(&["--security", "default"], file).unwrap().security, Security::Default);
+    }
+
+    #[test]
+    fn c6_an_option_says_what_a_file_that_was_found_may_not() {
+        let file = "memory = \"23G\"\nprocesses = 32000\nuser = \"root\"";
+        for (options, key) in [
+            (&[][..], "memory"),
+            (&["-m", "1G"], "processes"),
+            (&["-m", "1G", "--processes", "2000"], "user"),
+        ] {
+            let error = layered(options, file).unwrap_err();
+            assert!(error.contains(&format!("its `{key}` has")), "{error}");
+        }
+        let spec = layered(&["-m", "1G", "--processes", "2000", "-u", "root"], file).unwrap();
+        assert_eq!((spec.memory.to_string().as_str(), spec.processes), ("1G", 2000));
+        assert_eq!(spec.user.as_deref(), Some("root"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use bathy_sandbox::config::{self, FileError};
 use thiserror::Error;
 
 /// The file of a token that was made here, in the state folder.
@@ -43,12 +44,13 @@ impl Token {
     /// The token of a file that only its owner reads.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |error| TokenError::File(path.to_owned(), error);
-        let file = File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.mode() & 0o077 != 0 {
+        let (bytes, metadata) = match config::read_regular(path, 2 * MAX as u64) {
+            Err(FileError::TooLong(_)) => return Err(TokenError::Form(path.to_owned())),
+            read => read.map_err(|error| failed(error.into()))?,
+        };
+        if metadata.mode() & 0o077 != 0 {
             return Err(TokenError::Open(path.to_owned()));
         }
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut io::Read::take(file, 2 * MAX as u64), &mut bytes).map_err(failed)?;
         let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
         if !(MIN..=MAX).contains(&text.len()) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(TokenError::Form(path.to_owned()));

@@ -3,8 +3,10 @@
 //! Options are written down once, as fields of [`SandboxSpec`]. Everything here works on the *values* of that type, so a
 //! new option needs no line in this file: flags are laid over the file, the file over the defaults.
 
-use std::fs::File;
-use std::io::{self, Read};
+mod file;
+mod found;
+
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -15,8 +17,9 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::name;
-use crate::policy::inward;
-use crate::spec::{Engine, SandboxSpec};
+use crate::spec::SandboxSpec;
+
+pub use file::{FileError, read_regular};
 
 /// The file that describes a sandbox beside the code that runs in it.
 pub const FILE_NAME: &str = "bathysphere.toml";
@@ -34,6 +37,9 @@ pub enum ConfigError {
     /// The file is too long to be one.
     #[error("{0} is longer than {MAX_FILE} bytes and so no configuration")]
     TooLong(PathBuf),
+    /// A pipe, a device or a folder.
+    #[error("{0} is {1} and not a regular file, and so no configuration")]
+    Kind(PathBuf, &'static str),
     /// Not TOML.
     #[error("{path}, line {line}: {message}")]
     Syntax {
@@ -68,7 +74,7 @@ pub enum ConfigError {
         /// What is expected.
         reason: String,
     },
-    /// A network or a boundary that is nobody's word but the file's.
+    /// More than the defaults, or less of a boundary, on the word of a file that was only found.
     #[error(
         "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
     )]
@@ -79,9 +85,9 @@ pub enum ConfigError {
         key: &'static str,
         /// What the file has there.
         part: String,
-        /// What that does.
-        why: &'static str,
-        /// Who says it instead.
+        /// What that does, with the limit if there is one.
+        why: String,
+        /// How the caller says it instead.
         option: &'static str,
     },
     /// A flag or request that does not fit its key.
@@ -135,31 +141,21 @@ impl Layers {
         Ok(self)
     }
 
-    /// Lays a file on top that nobody named, except for the keys in `replaced`. It came with code that nobody has to trust, so
-    /// it may not let the sandbox reach more than it would without, nor others reach it, nor choose the weaker boundary.
+    /// Lays a file on top that was not named but found, except for the keys in `replaced`, which the caller sets. It came
+    /// with code that is not trusted, so it may hold the sandbox back further than the layers below do, and no less.
     pub fn found(mut self, path: &Path, replaced: &[&str]) -> Result<Self, ConfigError> {
         let mut values = read::<SandboxSpec>(path)?;
-        values.retain(|key, _| !replaced.contains(&key.as_str()));
+        values.retain(|key, _| JOINED.contains(&key.as_str()) || !replaced.contains(&key.as_str()));
         // Every value was tried on its own.
-        let spec: SandboxSpec = serde_json::from_value(Value::Object(values.clone())).map_err(|error| {
-            ConfigError::Flag { key: path.display().to_string(), reason: error.to_string() }
-        })?;
-        let refuse = |key, part: String, why, option| {
-            let part = part.escape_debug().to_string();
-            ConfigError::Found { path: path.to_owned(), key, part, why, option }
+        let whole = |values: Map<String, Value>| {
+            serde_json::from_value::<SandboxSpec>(Value::Object(values)).map_err(|error| ConfigError::Flag {
+                key: path.display().to_string(),
+                reason: error.to_string(),
+            })
         };
-        if let Some(part) = inward::part(&spec.network) {
-            let why = "leads further than public addresses";
-            return Err(refuse("network", part, why, "--net and --allow"));
-        }
-        if let Some(port) = spec.ports.iter().find(|port| !port.bind.is_loopback()) {
-            return Err(refuse("ports", port.to_string(), "other machines get to", "--publish"));
-        }
-        if spec.engine == Engine::Uml {
-            let why = "is the weaker boundary where there is hardware virtualization";
-            return Err(refuse("engine", spec.engine.as_str().to_owned(), why, "--engine"));
-        }
+        let usual = whole(self.values.clone())?;
         join(&mut self.values, values);
+        found::check(path, &whole(self.values.clone())?, &usual)?;
         Ok(self)
     }
 
@@ -217,13 +213,11 @@ where
 }
 
 fn read_text(path: &Path) -> Result<String, ConfigError> {
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
-        .map_err(|error| ConfigError::Read(path.to_owned(), error))?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(ConfigError::TooLong(path.to_owned()));
-    }
+    let (bytes, _) = read_regular(path, MAX_FILE).map_err(|error| match error {
+        FileError::Io(error) => ConfigError::Read(path.to_owned(), error),
+        FileError::Kind(kind) => ConfigError::Kind(path.to_owned(), kind),
+        FileError::TooLong(_) => ConfigError::TooLong(path.to_owned()),
+    })?;
     String::from_utf8(bytes).map_err(|error| ConfigError::Syntax {
         path: path.to_owned(),
         line: 1 + newlines(error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default()),
@@ -474,7 +468,7 @@ mod tests {
         assert!(try_load("a=".repeat(600_000)).unwrap_err().contains("longer than"));
         assert!(try_load(format!("command = {}", "[".repeat(100_000))).is_err());
         assert!(matches!(load(Path::new("/nowhere/x.toml")), Err(ConfigError::Read(..))));
-        assert!(matches!(load(Path::new("/")), Err(ConfigError::Read(..))));
+        assert!(matches!(load(Path::new("/")), Err(ConfigError::Kind(_, "a directory"))));
     }
 
     #[test]
@@ -542,47 +536,5 @@ mod tests {
             let error = try_load(text).unwrap_err();
             assert!(error.contains(key), "{text}: {error}");
         }
-    }
-
-    #[test]
-    fn a_file_that_was_only_found_opens_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(FILE_NAME);
-        let found = |text: &str, replaced: &[&str]| {
-            fs::write(&path, text).unwrap();
-            Layers::new().found(&path, replaced).and_then(Layers::build).map_err(|error| error.to_string())
-        };
-        for (text, key, part, option) in [
-            ("[network]\npreset = \"open\"", "network", "open", "--allow"),
-            (
-                "[network]\nrules = [\"allow a.example\", \"allow private:443\"]",
-                "network",
-                "allow private:443",
-                "--allow",
-            ),
-            ("[network]\nrules = [\"allow host\"]", "network", "allow host", "--allow"),
-            ("[network]\nrules = [\"allow 169.254.169.254\"]", "network", "allow 169.254.169.254", "--allow"),
-            ("ports = [\"8080:80\", \"0.0.0.0:8081:81\"]", "ports", "0.0.0.0:8081:81", "--publish"),
-            ("ports = [\"[::]:8081:81/udp\"]", "ports", "[::]:8081:81/udp", "--publish"),
-            ("engine = \"uml\"", "engine", "uml", "--engine"),
-        ] {
-            let error = found(text, &[]).unwrap_err();
-            let place = format!("its `{key}` has `{part}`");
-            let cure = format!("--config {}", path.display());
-            assert!(
-                [place.as_str(), &cure, option, "--no-config"].iter().all(|word| error.contains(word)),
-                "{error}"
-            );
-            assert!(load(&path).is_ok(), "it was named: {text}");
-            assert_eq!(found(text, &[key]), Ok(SandboxSpec::default()), "somebody else says it: {text}");
-        }
-        for text in [
-            "memory = \"1G\"\nengine = \"kvm\"",
-            "[network]\npreset = \"none\"",
-            "ports = [\"8080:80\", \"[::1]:8080:80\"]\n[network]\nrules = [\"allow *.example:443\", \"deny public\"]",
-        ] {
-            assert_eq!(found(text, &[]), load(&path).map_err(|error| error.to_string()), "{text}");
-        }
-        assert!(found("memroy = 1", &[]).unwrap_err().contains("did you mean `memory`?"));
     }
 }

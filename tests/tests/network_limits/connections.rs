@@ -188,9 +188,9 @@ fn r5_connections_that_are_held() {
     scene.limited("connections at once");
     scene.survived();
     // Whoever may have more gets more.
-    let file = world.home().path().join("bathysphere.toml");
-    fs::write(file, "[network_limits]\nconnections = 2048\n").unwrap();
-    let open = Guest::start(&world, "open", &["--net", "public"]);
+    let file = world.home().path().join("more.toml");
+    fs::write(&file, "[network_limits]\nconnections = 2048\n").unwrap();
+    let open = Guest::start(&world, "open", &["--net", "public", "--config", file.to_str().unwrap()]);
     let more =
         open.try_with(HELD, &[json!(["held", 20, SITE, 7])]).remove(0).result["held"].as_u64().unwrap();
     undefended("R5", "connections that are held", &format!("{more} of 2048"), more > 1024);
