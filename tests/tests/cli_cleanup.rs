@@ -64,8 +64,8 @@ impl Home {
             .map(|entry| entry.unwrap().file_name())
             .filter(|name| name != "kvm.json")
             .collect();
-        assert_eq!(names, BTreeSet::from(["audit".into(), "slots".into()]), "files are left");
-        assert_eq!(fs::metadata(self.state().join("slots")).unwrap().len(), 0);
+        assert_eq!(names, BTreeSet::from(["audit".into(), "ephemeral".into(), "slots".into()]), "files are left");
+        assert_eq!(fs::metadata(self.state().join("ephemeral")).unwrap().len(), 0);
     }
 }
 

@@ -100,7 +100,7 @@ fn an_ordinary_user_runs_sandboxes_without_any_privilege() {
         .map(|entry| entry.unwrap().file_name())
         .filter(|name| name != "kvm.json")
         .collect();
-    assert_eq!(left, BTreeSet::from(["audit".into(), "slots".into()]));
+    assert_eq!(left, BTreeSet::from(["audit".into(), "ephemeral".into(), "slots".into()]));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::error::Error;
 use bathy_audit::{Actor, Event, Log, What};
 use bathy_protocol::WorkEnd;
 use bathy_sandbox::engine::Chosen;
+use bathy_sandbox::ephemeral::Place;
 use bathy_sandbox::recorder::{Hooks, Recorder};
 use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
 
@@ -18,6 +19,8 @@ pub struct Record {
     id: String,
     tag: u64,
     denials: Denials,
+    /// It counts among the operator's sandboxes for as long as this.
+    _place: Place,
 }
 
 /// Who makes the sandbox, and what for.
@@ -29,20 +32,24 @@ pub struct Purpose<'a> {
 }
 
 impl Record {
-    /// Writes down that a sandbox is made for one piece of work. What cannot be recorded is not done.
+    /// Writes down that a sandbox is made for one piece of work, if the operator allows one more. What cannot be recorded
+    /// is not done.
     pub fn begin(
         paths: &Paths,
         spec: &SandboxSpec,
         engine: Chosen,
         purpose: &Purpose<'_>,
     ) -> Result<Self, Box<dyn Error>> {
-        let log = audit_log(paths, &Policy::load()?)?;
+        let policy = Policy::load()?;
+        let place = Place::take(paths, &policy)?;
+        let log = audit_log(paths, &policy)?;
         let record = Self {
             log,
             program: purpose.program,
             id: name::new_id()?,
             tag: command::new_tag()?,
             denials: Denials::default(),
+            _place: place,
         };
         let created = What::SandboxCreated {
             image: spec.image.clone(),

@@ -4,6 +4,7 @@
 //! * [`config`] and [`policy`]: files and flags that become it, and what the operator allows.
 //! * [`store`]: what is known about sandboxes that outlive their first client.
 //! * [`manager`] and [`monitor`]: those sandboxes: making them, entering them, and the process that watches each.
+//! * [`ephemeral`]: those that do not outlive their command, as far as they are counted.
 //! * [`launch`]: from a description to a running keeper.
 //! * [`connection`]: speaking to it.
 //! * [`interpreter`]: code in the guest's interpreters.
@@ -20,6 +21,7 @@ pub mod disk;
 pub mod doctor;
 pub mod ending;
 pub mod engine;
+pub mod ephemeral;
 pub mod folder;
 pub mod freeze;
 pub mod gateway;

@@ -54,7 +54,7 @@ pub enum PolicyError {
     },
     /// As many sandboxes as there may be.
     #[error(
-        "There are {count} sandboxes, and the operator allows {most}, by {by}. Remove one with `bathy rm`"
+        "There are {count} sandboxes, those of `bathy run` and `bathy code` included, and the operator allows {most}, by {by}. Remove one with `bathy rm`, or wait until a command ends"
     )]
     Sandboxes {
         /// There are.

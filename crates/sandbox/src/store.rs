@@ -27,6 +27,7 @@ use rusqlite::{
 };
 use thiserror::Error;
 
+use crate::ephemeral;
 use crate::folder::{Folder, make_durable_folder};
 use crate::name::{self, NameError};
 use crate::spec::SandboxSpec;
@@ -237,12 +238,7 @@ impl Store {
         }
         let spec = serde_json::to_string(&new.spec).map_err(|source| self.bad_record(&new.id, source))?;
         let change = self.durable_change()?;
-        if let Some(most) = most {
-            let count = change.number("SELECT count(*) FROM sandboxes", ())?;
-            if count >= most {
-                return Err(StoreError::TooMany { count });
-            }
-        }
+        most.map_or(Ok(()), |most| change.fewer_than(most))?;
         // A name that is another's id would make one word mean two sandboxes.
         let taken = "SELECT count(*) FROM sandboxes WHERE name = ?1 OR id = ?1";
         for word in new.name.iter().chain([&new.id]) {
@@ -255,6 +251,14 @@ impl Store {
         change.run(row, values)?;
         Change::Engine(new.engine.clone()).write(&new.id, &change)?;
         change.finish()
+    }
+
+    /// Does something for one more ephemeral sandbox, unless there are `most` sandboxes already. Nothing is added to the
+    /// store meanwhile, nor does another process get here.
+    pub fn while_fewer_than<T>(&mut self, most: u32, run: impl FnOnce() -> T) -> Result<T, StoreError> {
+        let change = self.change()?;
+        change.fewer_than(most)?;
+        Ok(run())
     }
 
     /// The sandbox with this id.
@@ -458,6 +462,15 @@ impl Changing<'_> {
     fn number(&self, query: &str, values: impl Params) -> Result<u32, StoreError> {
         let ask = || self.transaction.prepare_cached(query)?.query_row(values, |row| row.get(0));
         ask().map_err(|error| failure(self.path, error))
+    }
+
+    /// Fails if there are as many sandboxes already, persistent and ephemeral ones together.
+    fn fewer_than(&self, most: u32) -> Result<(), StoreError> {
+        let persistent = self.number("SELECT count(*) FROM sandboxes", ())?;
+        let state = self.path.parent().unwrap_or(self.path);
+        let ephemeral = ephemeral::count(state).map_err(|error| StoreError::File(state.to_owned(), error))?;
+        let count = persistent.saturating_add(ephemeral);
+        if count >= most { Err(StoreError::TooMany { count }) } else { Ok(()) }
     }
 
     fn text(&self, query: &str, values: impl Params) -> Result<Option<String>, StoreError> {

@@ -13,12 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 /// Locks one byte of `file` for this open file, if nobody else has. The lock goes with the open file's last descriptor,
 /// in whatever process that is.
 pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
-    // SAFETY: `flock` is plain data, for which zero is a valid value of every field.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = WRITE_LOCK;
-    range.l_whence = FROM_START;
-    range.l_start = i64::try_from(byte).map_err(io::Error::other)?;
-    range.l_len = 1;
+    let range = write_lock(i64::try_from(byte).map_err(io::Error::other)?, 1);
     // SAFETY: the argument is a valid `flock` for the duration of the call.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
         0 => Ok(true),
@@ -29,8 +24,46 @@ pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
     }
 }
 
-/// `F_WRLCK` and `SEEK_SET` in the width of `flock`'s fields.
+/// How many of the first `length` bytes of `file` are locked by other open files, each by a lock of [`lock_byte`].
+pub fn count_locked_bytes(file: &File, length: u64) -> io::Result<u32> {
+    let mut count = 0;
+    // Which of several locks is reported is the kernel's choice, so both sides of it are looked at.
+    let mut ranges = vec![(0, i64::try_from(length).map_err(io::Error::other)?)];
+    while let Some((begin, end)) = ranges.pop() {
+        let Some(locked) = locked_within(file, begin, end)? else { continue };
+        count += 1;
+        ranges.extend([(begin, locked), (locked + 1, end)]);
+    }
+    Ok(count)
+}
+
+/// A byte of this range that another open file has locked.
+fn locked_within(file: &File, begin: i64, end: i64) -> io::Result<Option<i64>> {
+    if begin >= end {
+        return Ok(None);
+    }
+    let mut range = write_lock(begin, end - begin);
+    // SAFETY: the argument is a valid `flock` for the duration of the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } {
+        0 if range.l_type == UNLOCKED => Ok(None),
+        0 => Ok(Some(range.l_start.clamp(begin, end - 1))),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn write_lock(begin: i64, length: i64) -> libc::flock {
+    // SAFETY: `flock` is plain data, for which zero is a valid value of every field.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = WRITE_LOCK;
+    range.l_whence = FROM_START;
+    range.l_start = begin;
+    range.l_len = length;
+    range
+}
+
+/// `F_WRLCK`, `F_UNLCK` and `SEEK_SET` in the width of `flock`'s fields.
 const WRITE_LOCK: i16 = 1;
+const UNLOCKED: i16 = 2;
 const FROM_START: i16 = 0;
 
 /// One page of memory for a guest.
