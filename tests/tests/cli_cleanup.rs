@@ -64,7 +64,7 @@ impl Home {
             .map(|entry| entry.unwrap().file_name())
             .filter(|name| name != "kvm.json")
             .collect();
-        assert_eq!(names, BTreeSet::from(["audit".into(), "ephemeral".into(), "slots".into()]), "files are left");
+        assert_eq!(names, BTreeSet::from(["audit".into(), "ephemeral".into()]), "files are left");
         assert_eq!(fs::metadata(self.state().join("ephemeral")).unwrap().len(), 0);
     }
 }

@@ -28,10 +28,15 @@ use crate::resource_group::ResourceGroup;
 use crate::slot::{self, SlotError};
 use crate::spec::SandboxSpec;
 
-/// The first of the user numbers that root gives to sandboxes: above those of people, systems and usual containers.
-const FIRST_SANDBOX_USER: u32 = 0x4200_0000;
-/// The first of those that it gives to gateways, above all of the others.
-const FIRST_GATEWAY_USER: u32 = 0x4300_0000;
+/// The first of the user numbers that root gives to sandboxes, two for each slot. They are above those of people and
+/// system services (below 2^16), of /etc/subuid (from 100,000 to 600,100,000), of systemd's containers (up to
+/// 0x6fff_ffff) and of the directories that SSSD and FreeIPA map (up to 2,000,200,000), and below those of systemd's foreign
+/// images (from 0x7ffe_0000) and of podman's automatic user namespaces (from 2^31 - 1).
+const FIRST_SANDBOX_USER: u32 = 0x7800_0000;
+/// The first of those that it gives to gateways, one for each slot, above all of the others.
+const FIRST_GATEWAY_USER: u32 = 0x7c00_0000;
+const _: () = assert!(FIRST_SANDBOX_USER + 2 * slot::SLOTS <= FIRST_GATEWAY_USER);
+const _: () = assert!(FIRST_GATEWAY_USER + slot::SLOTS < 0x7ffe_0000);
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]

@@ -3,20 +3,31 @@
 //! A guest kernel and its processes hand over to each other at every system call; on one processor that is seven times
 //! faster than across two. A slot is a byte of one file, locked for as long as the keeper lives: whatever ends a
 //! keeper, the kernel frees its slot. The slot's number also gives root a pair of user numbers that no other live
-//! sandbox has.
+//! sandbox has: so root has one file for the whole machine, in whatever folders it keeps its sandboxes, and everybody else
+//! one in the state folder.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::folder::make_durable_folder;
 use crate::host::usable_cpus;
 use crate::sys;
 
 /// Sandboxes per processor.
 const DEPTH: u64 = 4096;
+/// Slots of a machine with 8192 processors.
+pub const SLOTS: u32 = 1 << 25;
+const FILE: &str = "slots";
+/// Where root's file is. It goes with the machine's power, as the locks in it do.
+const RUN: &str = "/run";
+const MACHINE_FOLDER: &str = "bathysphere";
 
 /// No slot can be had.
 #[derive(Debug, Error)]
@@ -24,6 +35,11 @@ pub enum SlotError {
     /// The slot file.
     #[error("Cannot use the slot file {0}")]
     File(PathBuf, #[source] io::Error),
+    /// The slot file of the machine.
+    #[error(
+        "Cannot use {RUN}/{MACHINE_FOLDER}/{FILE}, by which no two sandboxes of root get the same user number. {RUN} has to be a folder that root can write to, such as a tmpfs, and others cannot"
+    )]
+    Machine(#[source] io::Error),
     /// Every slot is taken.
     #[error("Too many sandboxes are running: all {0} slots are taken")]
     Full(u64),
@@ -45,32 +61,64 @@ pub struct Slot {
 
 /// Takes a slot.
 pub fn take(state: &Path) -> Result<Slot, SlotError> {
-    let path = state.join("slots");
-    let open = || {
-        fs::create_dir_all(state)?;
-        let mut options = File::options();
-        options
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW);
-        options.open(&path)
+    let (file, path) = if rustix::process::geteuid().is_root() {
+        let file = machine_file(Path::new(RUN)).map_err(SlotError::Machine)?;
+        (file, Path::new(RUN).join(MACHINE_FOLDER).join(FILE))
+    } else {
+        let path = state.join(FILE);
+        (state_file(state, &path).map_err(|error| SlotError::File(path.clone(), error))?, path)
     };
-    let file = open().map_err(|error| SlotError::File(path.clone(), error))?;
+    take_of(file, &path)
+}
+
+fn take_of(file: File, path: &Path) -> Result<Slot, SlotError> {
     let mut cpus = usable_cpus().map_err(SlotError::Processors)?;
     cpus.sort_by_key(|cpu| busy_time(*cpu));
     for level in 0..DEPTH {
         for &cpu in &cpus {
             let byte = u64::from(cpu) * DEPTH + level;
-            if sys::lock_byte(&file, byte).map_err(|error| SlotError::File(path.clone(), error))? {
-                let number = u32::try_from(byte).map_err(|_| SlotError::Full(DEPTH))?;
+            let number = u32::try_from(byte).ok().filter(|number| *number < SLOTS);
+            let number = number.ok_or_else(|| SlotError::Full(SLOTS.into()))?;
+            if sys::lock_byte(&file, byte).map_err(|error| SlotError::File(path.to_owned(), error))? {
                 return Ok(Slot { cpu, number, lock: file });
             }
         }
     }
     Err(SlotError::Full(DEPTH * cpus.len() as u64))
+}
+
+fn state_file(state: &Path, path: &Path) -> io::Result<File> {
+    make_durable_folder(state)?;
+    let mut options = File::options();
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
+}
+
+/// Opens root's file below `run`. No link is followed, and what another user could have put there is refused.
+fn machine_file(run: &Path) -> io::Result<File> {
+    let folder = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let run = roots_own(rustix::fs::open(run, folder, Mode::empty())?.into())?;
+    match rustix::fs::mkdirat(&run, MACHINE_FOLDER, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ours = roots_own(rustix::fs::openat(&run, MACHINE_FOLDER, folder, Mode::empty())?.into())?;
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    roots_own(rustix::fs::openat(ours.as_fd(), FILE, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+fn roots_own(file: File) -> io::Result<File> {
+    const WRITTEN_BY_OTHERS: u32 = 0o022;
+    let found = file.metadata()?;
+    if found.uid() != 0 || found.mode() & WRITTEN_BY_OTHERS != 0 {
+        let text = format!(
+            "it belongs to user {} with mode {:o}, and others than root could change it",
+            found.uid(),
+            found.mode() & 0o7777
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    Ok(file)
 }
 
 /// Time that a processor was not idle since the machine started; decides only between equally used ones.
@@ -85,13 +133,17 @@ fn busy_time(cpu: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use super::*;
 
     #[test]
     fn sandboxes_spread_over_the_processors_and_slots_come_back() {
         let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let take = || take_of(state_file(folder.path(), &path).unwrap(), &path).unwrap();
         let cpus = usable_cpus().unwrap().len();
-        let slots: Vec<_> = (0..cpus * 2).map(|_| take(folder.path()).unwrap()).collect();
+        let slots: Vec<_> = (0..cpus * 2).map(|_| take()).collect();
         for cpu in usable_cpus().unwrap() {
             assert_eq!(slots.iter().filter(|slot| slot.cpu == cpu).count(), 2, "CPU {cpu}");
         }
@@ -100,6 +152,61 @@ mod tests {
         numbers.dedup();
         assert_eq!(numbers.len(), slots.len());
         drop(slots);
-        assert_eq!(u64::from(take(folder.path()).unwrap().number) % DEPTH, 0);
+        assert_eq!(u64::from(take().number) % DEPTH, 0);
+    }
+
+    #[test]
+    fn j5_no_link_leads_to_the_slot_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, path) = (folder.path().join("victim"), folder.path().join(FILE));
+        symlink(&victim, &path).unwrap();
+        assert!(state_file(folder.path(), &path).is_err());
+        assert!(!victim.exists());
+    }
+
+    #[test]
+    fn j10_state_folders_of_root_share_one_file_and_no_number() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let taken: Vec<_> = folders.iter().map(|folder| take(folder.path())).collect();
+        if !rustix::process::geteuid().is_root() {
+            assert!(folders.iter().all(|folder| folder.path().join(FILE).exists()));
+            return;
+        }
+        let [Ok(one), Ok(two)] = taken.as_slice() else { panic!("{taken:?}") };
+        assert_ne!(one.number, two.number);
+        assert!(folders.iter().all(|folder| !folder.path().join(FILE).exists()));
+    }
+
+    #[test]
+    fn j10_what_others_could_have_put_in_place_of_the_machines_file_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        mode(&run, 0o755);
+        drop(machine_file(&run).unwrap());
+        let (ours, file) = (run.join(MACHINE_FOLDER), run.join(MACHINE_FOLDER).join(FILE));
+        assert_eq!(fs::metadata(&ours).unwrap().mode() & 0o777, 0o700);
+        for (path, usual) in [(&run, 0o755), (&ours, 0o700), (&file, 0o600)] {
+            chown(path, Some(1000), None).unwrap();
+            let error = machine_file(&run).unwrap_err().to_string();
+            assert!(error.contains("belongs to user 1000"), "{path:?}: {error}");
+            chown(path, Some(0), None).unwrap();
+            mode(path, 0o777);
+            let error = machine_file(&run).unwrap_err().to_string();
+            assert!(error.contains("mode 777"), "{path:?}: {error}");
+            mode(path, usual);
+            drop(machine_file(&run).unwrap());
+        }
+        let victim = folder.path().join("victim");
+        fs::remove_file(&file).unwrap();
+        symlink(&victim, &file).unwrap();
+        assert!(machine_file(&run).is_err() && !victim.exists());
+        fs::remove_dir_all(&ours).unwrap();
+        symlink(folder.path(), &ours).unwrap();
+        assert!(machine_file(&run).is_err());
     }
 }

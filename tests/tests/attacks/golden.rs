@@ -21,8 +21,8 @@ use crate::run::Run;
 use crate::user::{NOBODY, ordinary_user};
 
 /// Where root's sandboxes have their users, and where their gateways have.
-const FIRST_SANDBOX_USER: u32 = 0x4200_0000;
-const FIRST_GATEWAY_USER: u32 = 0x4300_0000;
+const FIRST_SANDBOX_USER: u32 = 0x7800_0000;
+const FIRST_GATEWAY_USER: u32 = 0x7c00_0000;
 
 pub fn assert_golden(name: &str, found: &str) {
     let file = format!("{name}.txt");

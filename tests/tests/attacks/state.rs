@@ -80,17 +80,17 @@ fn j5_folders_without_links_work() {
     let home = Home::new();
     let ran = home.run(&["true"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert!(home.template().is_file() && home.state().join("slots").is_file());
+    assert!(home.template().is_file() && home.state().join("ephemeral").is_file());
 }
 
 #[test]
-fn j5_a_link_in_place_of_the_slot_file_creates_nothing() {
+fn j5_a_link_in_place_of_the_file_of_places_creates_nothing() {
     let home = Home::new();
-    symlink(home.victim(), home.state().join("slots")).expect("our own folder");
+    symlink(home.victim(), home.state().join("ephemeral")).expect("our own folder");
     let ran = home.run(&["true"]);
     assert!(!home.victim().exists(), "the link's target was created");
     assert_eq!(ran.code, Some(125), "{}", ran.stderr);
-    assert!(ran.stderr.contains("slots"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("ephemeral"), "{}", ran.stderr);
 }
 
 #[test]
