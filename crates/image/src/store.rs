@@ -6,9 +6,9 @@
 //! whoever writes to the file changes its inode's change time, which no ordinary call can set back.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -18,9 +18,13 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::recipe::{Recipe, RecipeError};
+use crate::trust::{self, TrustError};
 
 const MANIFEST: &str = "manifest.json";
 const STAMP: &str = "verified.json";
+/// Whatever the caller's umask is: no folder of ours is written to by others.
+const SHARED: u32 = 0o755;
+const PRIVATE: u32 = 0o700;
 /// How many of its last lines an error shows of a failed build.
 const SHOWN_LINES: usize = 15;
 
@@ -39,6 +43,9 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// Somebody else could have put something into it.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
     /// The build failed.
     #[error("The {title} could not be built. The whole log is in {log}; its last lines:\n{tail}")]
     Build {
@@ -157,13 +164,17 @@ impl Store {
         required: &[&'static str],
         progress: &mut dyn FnMut(&str),
     ) -> Result<Artifact, StoreError> {
+        for folder in [&self.root, &self.root.join(&recipe.name)] {
+            trust::check(folder)?;
+        }
         if let State::Usable(artifact) = self.look(recipe) {
-            return Ok(artifact);
+            return trusted(artifact);
         }
         let _lock = self.lock(recipe, progress)?;
         match self.look(recipe) {
-            State::Usable(artifact) => return Ok(artifact),
+            State::Usable(artifact) => return trusted(artifact),
             State::Unverified(artifact) => {
+                let artifact = trusted(artifact)?;
                 progress(&format!("checking the {}", recipe.title));
                 if self.verify(&artifact)? {
                     return Ok(artifact);
@@ -213,7 +224,7 @@ impl Store {
     fn lock(&self, recipe: &Recipe, progress: &mut dyn FnMut(&str)) -> Result<File, StoreError> {
         let path = self.root.join(format!("{}.lock", recipe.name));
         let mut take = || -> io::Result<File> {
-            fs::create_dir_all(&self.root)?;
+            make_folder(&self.root, SHARED)?;
             let file = File::options().create(true).truncate(false).write(true).open(&path)?;
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 progress(&format!("waiting for another bathy that is setting up the {}", recipe.title));
@@ -240,8 +251,10 @@ impl Store {
         // Under the lock, whatever lies here is the rest of a build that was killed.
         remove(&scratch).map_err(failed(&scratch))?;
         let (out, work) = (scratch.join("out"), scratch.join("work"));
-        for folder in [&out, &work] {
-            fs::create_dir_all(folder).map_err(failed(folder))?;
+        make_folder(&kind, SHARED).map_err(failed(&kind))?;
+        // Whatever the script leaves open to others, they do not get to it.
+        for (folder, mode) in [(&scratch, PRIVATE), (&out, SHARED), (&work, SHARED)] {
+            make_folder(folder, mode).map_err(failed(folder))?;
         }
         let script = recipe.unpack(&scratch.join("recipe"))?;
         progress(&format!("building the {} (once)", recipe.title));
@@ -266,6 +279,18 @@ impl Store {
         self.verify(&artifact)?;
         Ok(artifact)
     }
+}
+
+/// An artifact that only its owner or root could have made or changed.
+fn trusted(artifact: Artifact) -> Result<Artifact, StoreError> {
+    trust::check(&artifact.folder)?;
+    let files = artifact.manifest.files.keys().map(String::as_str).chain([MANIFEST, STAMP]);
+    files.map(|name| artifact.path(name)).try_for_each(|path| trust::check(&path))?;
+    Ok(artifact)
+}
+
+fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
 /// Runs a recipe's script; the inner error is the end of its log.
@@ -332,7 +357,7 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(value)?;
     let mut fresh = path.to_owned();
     fresh.as_mut_os_string().push(".new");
-    let mut file = File::create(&fresh)?;
+    let mut file = File::options().create(true).truncate(true).write(true).mode(0o644).open(&fresh)?;
     file.write_all(&text)?;
     file.sync_all()?;
     fs::rename(fresh, path)
@@ -433,6 +458,38 @@ mod tests {
                 });
             }
         });
+        assert_eq!(builds(&folder), 1);
+    }
+
+    #[test]
+    fn an_entry_that_others_could_have_changed_is_not_used() {
+        let (folder, store) = store();
+        let ensure = || store.ensure(&recipe(GOOD), &["file"], &mut |_| ());
+        let artifact = ensure().unwrap();
+        let kind = store.root().join("thing");
+        for (path, usual) in [
+            (store.root().to_owned(), 0o755),
+            (kind.clone(), 0o755),
+            (artifact.folder.clone(), 0o755),
+            (artifact.path("file"), 0o444),
+            (artifact.path(MANIFEST), 0o644),
+            (artifact.path(STAMP), 0o644),
+        ] {
+            let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            mode(usual | 0o020);
+            let error = ensure().unwrap_err();
+            assert!(matches!(&error, StoreError::Trust(_)), "{path:?}: {error}");
+            mode(usual);
+            ensure().unwrap();
+        }
+        if rustix::process::geteuid().is_root() {
+            for path in [kind, artifact.folder.clone(), artifact.path("file")] {
+                std::os::unix::fs::chown(&path, Some(1234), None).unwrap();
+                assert!(ensure().unwrap_err().to_string().contains("user 1234"), "{path:?}");
+                std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+                ensure().unwrap();
+            }
+        }
         assert_eq!(builds(&folder), 1);
     }
 

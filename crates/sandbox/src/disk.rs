@@ -15,6 +15,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::folder::make_durable_folder;
 use crate::spec::Size;
 use template::Template;
 
@@ -42,7 +43,7 @@ pub enum DiskError {
 
 /// Makes a disk of `size` for a sandbox that does not outlive us: it has no name.
 pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
-    fs::create_dir_all(state).map_err(failed(state))?;
+    make_durable_folder(state).map_err(failed(state))?;
     let disk = nameless_file(state).map_err(failed(state))?;
     fill(&disk, state, cache, size, Journal::Without)?;
     Ok(disk)

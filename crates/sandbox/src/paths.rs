@@ -3,14 +3,21 @@
 use std::env;
 use std::path::PathBuf;
 
+use bathy_image::trust::{self, TrustError};
 use thiserror::Error;
 
 /// There is no place to keep things.
 #[derive(Debug, Error)]
-#[error(
-    "Neither {0} nor HOME is set to an absolute path, so there is no place for bathy's files. Set one of them"
-)]
-pub struct PathsError(&'static str);
+pub enum PathsError {
+    /// The environment does not say where.
+    #[error(
+        "Neither {0} nor HOME is set to an absolute path, so there is no place for bathy's files. Set one of them"
+    )]
+    Unset(&'static str),
+    /// Others could change what is kept there.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+}
 
 /// The folders of one user.
 #[derive(Clone, Debug)]
@@ -22,9 +29,13 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The caller's folders.
+    /// The caller's folders. They are refused where another user could put something into them: what is there is run.
     pub fn of_user() -> Result<Self, PathsError> {
-        Ok(Self { cache: base("XDG_CACHE_HOME", ".cache")?, state: base("XDG_STATE_HOME", ".local/state")? })
+        let paths =
+            Self { cache: base("XDG_CACHE_HOME", ".cache")?, state: base("XDG_STATE_HOME", ".local/state")? };
+        trust::check_folder(&paths.cache)?;
+        trust::check_folder(&paths.state)?;
+        Ok(paths)
     }
 }
 
@@ -33,5 +44,5 @@ fn base(variable: &'static str, below_home: &str) -> Result<PathBuf, PathsError>
     absolute(variable)
         .or_else(|| absolute("HOME").map(|home| home.join(below_home)))
         .map(|base| base.join("bathysphere"))
-        .ok_or(PathsError(variable))
+        .ok_or(PathsError::Unset(variable))
 }

@@ -1,10 +1,12 @@
 //! Empty file systems, one of each size, to be copied for every sandbox. The name of a template has the digest of its content, which
 //! is compared while it is copied: whatever happened to the file, no sandbox gets a disk that is not whole.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use bathy_image::trust;
 
 use super::{DiskError, Journal, format, read_data};
 use crate::folder::sync_folder;
@@ -57,6 +59,8 @@ pub(super) fn find(cache: &Path, size: Size, journal: Journal) -> Option<Templat
     let is_digest = |text: &str| {
         text.len() == DIGEST_LENGTH && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     };
+    // One that others could have made is not used; making one says so.
+    trust::check(&folder(cache)).ok()?;
     fs::read_dir(folder(cache)).ok()?.flatten().find_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         let digest = name.strip_prefix(&beginning).filter(|digest| is_digest(digest))?.to_owned();
@@ -68,7 +72,9 @@ pub(super) fn find(cache: &Path, size: Size, journal: Journal) -> Option<Templat
 pub(super) fn make(cache: &Path, size: Size, journal: Journal) -> Result<Template, DiskError> {
     let folder = folder(cache);
     let failed = |error| super::failed(&folder)(error);
-    fs::create_dir_all(&folder).map_err(failed)?;
+    // Others do not write to it, whatever the umask is.
+    DirBuilder::new().recursive(true).mode(0o755).create(&folder).map_err(failed)?;
+    trust::check(&folder).map_err(|error| failed(io::Error::other(error)))?;
     let beginning = beginning(size, journal);
     let fresh = folder.join(format!(".{beginning}{}-{}", std::process::id(), unix_ns()));
     let made = make_fresh(&fresh, size, journal).and_then(|digest| {

@@ -1,0 +1,193 @@
+//! The trusted side on the host: how many sandboxes there may be, whose users they run as, whose folders are used, and that
+//! a process that stands still does not make the others do so.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use bathy_tests::kept::{Home, descendants, until};
+use bathy_tests::{Engine, Ran, engine, finish};
+
+/// A home whose operator allows so many sandboxes.
+struct Limited {
+    home: Home,
+    file: PathBuf,
+}
+
+impl Limited {
+    fn to(most: u32) -> Self {
+        let home = Home::new();
+        let file = home.path().join("operator.toml");
+        fs::write(&file, format!("[ceiling]\nsandboxes = {most}\n")).unwrap();
+        Self { home, file }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.home.command(arguments);
+        command.env("BATHYSPHERE_CONFIG", &self.file);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        finish(&mut self.command(arguments), b"")
+    }
+
+    #[track_caller]
+    fn refuses(&self, arguments: &[&str]) {
+        let ran = self.run(arguments);
+        assert!(
+            ran.code == Some(125) && ran.stderr.contains("the operator allows"),
+            "{arguments:?}: {ran:?}"
+        );
+    }
+
+    #[track_caller]
+    fn allows(&self, arguments: &[&str]) {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+    }
+
+    /// An ephemeral sandbox that runs until its standard input closes.
+    fn ephemeral(&self) -> Child {
+        self.command(&["run", "--", "sh", "-c", "echo up; cat"]).stdin(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+/// Every way to a sandbox.
+const WAYS: [&[&str]; 4] =
+    [&["run", "--", "true"], &["code", "-c", "1"], &["create"], &["run", "-d", "--", "sleep", "600"]];
+
+#[test]
+fn the_operators_number_of_sandboxes_holds_for_ephemeral_ones_too() {
+    let limited = Limited::to(1);
+    let mut running = limited.ephemeral();
+    let mut line = String::new();
+    BufReader::new(running.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n");
+    for way in WAYS {
+        limited.refuses(way);
+    }
+    // One that is killed has no time to give its place back.
+    running.kill().unwrap();
+    running.wait().unwrap();
+    limited.allows(&["run", "--", "true"]);
+    limited.allows(&["code", "-c", "1"]);
+    limited.allows(&["create", "--name", "kept"]);
+    for way in WAYS {
+        limited.refuses(way);
+    }
+    limited.allows(&["rm", "kept"]);
+    limited.allows(&["run", "--", "true"]);
+}
+
+#[test]
+fn of_several_at_once_one_takes_the_last_place() {
+    let limited = Limited::to(1);
+    let mut children: Vec<_> = (0..4).map(|_| limited.ephemeral()).collect();
+    // The one that runs waits for its input; the others end by themselves.
+    until("all others are refused", 60, || {
+        let ended = children.iter_mut().filter_map(|child| child.try_wait().unwrap()).count();
+        assert!(ended < 4, "one gets it");
+        ended == 3
+    });
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.code() {
+            Some(0) => assert_eq!(output.stdout, b"up\n"),
+            code => assert!(code == Some(125) && said.contains("the operator allows 1"), "{code:?}: {said}"),
+        }
+    }
+}
+
+/// The users of a process, by their numbers on the host.
+fn users(pid: u32) -> Vec<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+#[test]
+fn j10_sandboxes_of_several_state_folders_have_no_user_in_common() {
+    // Those of systemd's containers and of /etc/subuid, and from where on they are somebody else's again.
+    let (others, end) = (0..=0x6fff_ffff, 0x7ffe_0000);
+    let homes = [Home::new(), Home::new()];
+    let mut owners: BTreeMap<u32, String> = BTreeMap::new();
+    for (index, home) in homes.iter().enumerate() {
+        for name in ["one", "two"] {
+            home.started(name, &["--memory", "128M", "--disk", "64M"]);
+            let sandbox = format!("{name} of {index}");
+            let keeper = home.keeper(name);
+            let gateway = home.gateway(name).expect("it has a network");
+            let mut found = std::collections::BTreeSet::new();
+            for pid in [keeper, gateway].into_iter().chain(descendants(keeper)) {
+                found.extend(users(pid));
+            }
+            let expected = if engine() == Engine::Uml { 3 } else { 2 };
+            assert_eq!(
+                found.len(),
+                expected,
+                "the keeper, the guest and the gateway of {sandbox}: {found:?}"
+            );
+            for user in found {
+                assert!(!others.contains(&user) && user < end, "{user} of {sandbox} can be another's");
+                let other = owners.insert(user, sandbox.clone());
+                assert_eq!(other, None, "{user} is of {sandbox}, too");
+            }
+        }
+    }
+}
+
+fn cache() -> PathBuf {
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"), PathBuf::from);
+    base.join("bathysphere")
+}
+
+#[test]
+fn root_runs_nothing_from_the_folders_of_others() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    // As `sudo` that keeps HOME: a kernel and an image of the user's own making.
+    fs::create_dir_all(at("home/.cache")).unwrap();
+    fs::create_dir_all(at("home/.local/state/bathysphere")).unwrap();
+    let copied = Command::new("cp").arg("-rs").arg(cache()).arg(at("home/.cache")).status().unwrap();
+    assert!(copied.success());
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(bathy_tests::bathy());
+        command.env_remove("XDG_CACHE_HOME").env_remove("XDG_STATE_HOME").env_remove("BATHYSPHERE_CONFIG");
+        finish(command.args(arguments).env("HOME", at("home")).current_dir("/"), b"")
+    };
+    let refused = |path: &str, why: &str| {
+        for verb in [&["run", "--", "true"][..], &["create"], &["ls"], &["setup"]] {
+            let ran = run(verb);
+            let named = ran.stderr.contains(at(path).to_str().unwrap()) && ran.stderr.contains(why);
+            assert!(ran.code == Some(125) && named, "{path} {verb:?}: {ran:?}");
+        }
+    };
+    let mode = |path: &str, mode| fs::set_permissions(at(path), PermissionsExt::from_mode(mode)).unwrap();
+    for path in ["home", "home/.cache", "home/.cache/bathysphere", "home/.local/state/bathysphere"] {
+        chown(at(path), Some(12345), None).unwrap();
+        refused(path, "belongs to user 12345");
+        chown(at(path), Some(0), None).unwrap();
+        mode(path, 0o777);
+        refused(path, "can be changed by other users");
+        mode(path, 0o755);
+    }
+    let own = run(&["run", "--", "echo", "mine"]);
+    assert_eq!((own.code, own.stdout.as_str()), (Some(0), "mine\n"), "{own:?}");
+    // A kernel of theirs in a folder of ours.
+    let kernel = fs::read_dir(at("home/.cache/bathysphere"))
+        .unwrap()
+        .flatten()
+        .find(|entry| entry.file_name().to_string_lossy() == format!("kernel-{}", engine().name()))
+        .unwrap();
+    chown(kernel.path(), Some(12345), None).unwrap();
+    let theirs = run(&["run", "--", "true"]);
+    assert!(theirs.code == Some(125) && theirs.stderr.contains("belongs to user 12345"), "{theirs:?}");
+}
