@@ -5,7 +5,9 @@
 //! processes, takes it for one of their own, and panics. A guest of the kvm engine is no process at all: its keeper stops
 //! the virtual processors itself when it is told to.
 
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,7 +134,32 @@ fn guest_processes(keeper: u32) -> Result<Vec<Process>, FreezeError> {
     if below.is_empty() { Err(FreezeError::NoGuest) } else { Ok(below) }
 }
 
+/// A pid namespace. The keeper is the first process of one, all processes of its guest are in it, no process of the host is,
+/// and no process ever leaves its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Namespace {
+    device: u64,
+    inode: u64,
+}
+
+impl Namespace {
+    /// Of this process, unless it is gone.
+    fn of(pid: u32) -> Result<Option<Self>, FreezeError> {
+        match fs::metadata(format!("/proc/{pid}/ns/pid")) {
+            Ok(found) => Ok(Some(Self { device: found.dev(), inode: found.ino() })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+            Err(error) => Err(FreezeError::Signal(pid, error)),
+        }
+    }
+
+    fn of_keeper(keeper: u32) -> Result<Self, FreezeError> {
+        Self::of(keeper)?.ok_or(FreezeError::NoGuest)
+    }
+}
+
 fn stop(keeper: u32) -> Result<(), FreezeError> {
+    let namespace = Namespace::of_keeper(keeper)?;
     let begin = Instant::now();
     let mut attempt = begin;
     let mut quiet = 0;
@@ -155,7 +182,7 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
         }
         // The guest kernel is the first of them.
         for process in &running {
-            signal(process, Signal::STOP)?;
+            signal(process, namespace, Signal::STOP)?;
         }
         if !running.is_empty() {
             thread::sleep(PAUSE);
@@ -164,12 +191,17 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
 }
 
 fn go_on(keeper: u32) -> Result<(), FreezeError> {
+    let namespace = Namespace::of_keeper(keeper)?;
     // The guest kernel last: then whatever it expects of its processes can happen.
-    guest_processes(keeper)?.iter().rev().try_for_each(|process| signal(process, Signal::CONT))
+    guest_processes(keeper)?.iter().rev().try_for_each(|process| signal(process, namespace, Signal::CONT))
 }
 
-/// Sends a signal to exactly this process, not to a later one with its number. One that is gone needs none.
-fn signal(process: &Process, signal: Signal) -> Result<(), FreezeError> {
+/// Sends a signal to exactly this process if it is in this namespace. One that is gone needs none.
+///
+/// The list that it is from is no picture of one moment: a process of the guest can end during the pass, its number go to a
+/// process of the host, and the children of that one seem to be the guest's. So what the number stands for is looked at
+/// once more when a descriptor holds on to it, and what decides is not who its parent is.
+fn signal(process: &Process, namespace: Namespace, signal: Signal) -> Result<(), FreezeError> {
     let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
     let failed = |error: rustix::io::Errno| FreezeError::Signal(process.pid, error.into());
     let gone = |error: &rustix::io::Errno| *error == rustix::io::Errno::SRCH;
@@ -178,7 +210,10 @@ fn signal(process: &Process, signal: Signal) -> Result<(), FreezeError> {
         Err(error) if gone(&error) => return Ok(()),
         Err(error) => return Err(failed(error)),
     };
-    if Process::read(process.pid).is_none_or(|now| now.began != process.began) {
+    // If the number goes to yet another process from here on, the descriptor's one has ended, and takes no signal.
+    if Process::read(process.pid).is_none_or(|now| now.began != process.began)
+        || Namespace::of(process.pid)? != Some(namespace)
+    {
         return Ok(());
     }
     match pidfd_send_signal(&pidfd, signal) {
@@ -193,24 +228,31 @@ mod tests {
 
     use super::*;
 
-    /// Stands for a keeper with a guest kernel and its processes.
-    struct Keeper(Child);
+    /// Stands for a keeper with a guest kernel and its processes: the first process of a pid namespace.
+    struct Keeper {
+        unshare: Child,
+        pid: u32,
+    }
 
     impl Keeper {
         fn new() -> Self {
             let guest = "while :; do :; done & sleep 100 & while :; do sleep 0.01; done";
-            let child = Command::new("/bin/sh").args(["-c", "sh -c \"$0\"; true", guest]).spawn().unwrap();
-            let keeper = Self(child);
+            let mut unshare = Command::new("unshare");
+            unshare.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"]);
+            let unshare = unshare.args(["/bin/sh", "-c", "sh -c \"$0\"; true", guest]).spawn().unwrap();
+            let mut keeper = Self { unshare, pid: u32::MAX };
             let begin = Instant::now();
             while Processes::read().unwrap().below(keeper.pid()).len() < 4 {
-                assert!(begin.elapsed() < DEADLINE, "the processes do not start");
+                assert!(begin.elapsed() < Duration::from_secs(60), "the processes do not start");
+                let children = Processes::read().unwrap().children_of(keeper.unshare.id());
+                keeper.pid = children.first().copied().unwrap_or(u32::MAX);
                 thread::sleep(PAUSE);
             }
             keeper
         }
 
         fn pid(&self) -> u32 {
-            self.0.id()
+            self.pid
         }
 
         fn cpu_ns_within(&self, time: Duration) -> u64 {
@@ -223,11 +265,9 @@ mod tests {
 
     impl Drop for Keeper {
         fn drop(&mut self) {
-            for process in Processes::read().unwrap().below(self.pid()) {
-                let _ = signal(&process, Signal::KILL);
-            }
-            let _ = self.0.kill();
-            let _ = self.0.wait();
+            // Its child is killed with it, and with that one its namespace.
+            let _ = self.unshare.kill();
+            let _ = self.unshare.wait();
         }
     }
 
@@ -244,6 +284,50 @@ mod tests {
             freezer.thaw().unwrap();
             assert!(keeper.cpu_ns_within(moment) > 0);
         }
+    }
+
+    struct Stranger(Child);
+
+    impl Stranger {
+        fn is_stopped(&self) -> bool {
+            Process::read(self.0.id()).unwrap().is_stopped()
+        }
+    }
+
+    impl Drop for Stranger {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn r10_a_process_of_the_host_that_only_seems_to_be_the_guests_is_not_stopped() {
+        let keeper = Keeper::new();
+        let stranger = Stranger(Command::new("sleep").arg("100").spawn().unwrap());
+        // The list of a pass in which our own number was a guest process's when it was looked at, and ours when our child was.
+        let us = std::process::id();
+        let torn = Processes::read().unwrap().with(|process| {
+            if process.pid == us {
+                process.parent = keeper.pid();
+                process.began -= 1;
+            }
+        });
+        let listed = torn.below(keeper.pid());
+        assert!(listed.iter().any(|process| process.pid == stranger.0.id()), "the test shows nothing");
+        let namespace = Namespace::of_keeper(keeper.pid()).unwrap();
+        for process in &listed {
+            signal(process, namespace, Signal::STOP).unwrap();
+        }
+        // What is the guest's has stopped, so the signals have been sent.
+        let begin = Instant::now();
+        while guest_processes(keeper.pid()).unwrap().iter().all(|process| !process.is_stopped()) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "nothing stops");
+            thread::sleep(PAUSE);
+        }
+        assert!(!stranger.is_stopped(), "a process of the host was stopped");
+        drop(keeper);
+        assert!(!stranger.is_stopped());
     }
 
     #[test]

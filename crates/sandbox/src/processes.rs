@@ -93,6 +93,13 @@ impl Processes {
         Self { all, children }
     }
 
+    /// As another pass could have found them.
+    #[cfg(test)]
+    pub(crate) fn with(mut self, change: impl FnMut(&mut Process)) -> Self {
+        self.all.values_mut().for_each(change);
+        Self::of(self.all.into_values())
+    }
+
     /// The processes that one started.
     pub fn children_of(&self, pid: u32) -> Vec<u32> {
         self.children.get(&pid).cloned().unwrap_or_default()
