@@ -53,31 +53,39 @@ impl Default for Clock {
     }
 }
 
-/// How much the guest was told it may send while the connection opens. The window of an opening segment is never scaled,
-/// but smoltcp (0.14) reads its own as if it were: it would take in more than it has room for, and end the process. So until
-/// the first segment that opens nothing, what goes beyond the offer is dropped here.
+/// What the stack may be given of a guest that keeps to no rule. smoltcp (0.14) trusts its own bookkeeping of windows, and
+/// that can be wrong: the window of an opening segment is never scaled, but is read as if it were, also when such a segment is
+/// sent again later. It would take in more than it has buffer space for, and its assertion would end the process. So whatever
+/// smoltcp believes, nothing reaches it that ends behind its buffer.
 #[derive(Debug, Default)]
-struct Offer {
-    /// The first byte that was not offered.
+struct Guard {
+    /// Whether anything was sent.
+    has_sent: bool,
+    /// What the last segment acknowledged, until the buffer's end is known by it.
+    acknowledged: Option<u32>,
+    /// The first number for which there was no buffer space. It only ever grows, since what was read is never put back.
     edge: Option<u32>,
-    /// Whether such a segment was sent.
-    is_settled: bool,
 }
 
-impl Offer {
+impl Guard {
+    /// Takes note of a packet that is sent.
     fn sent(&mut self, kind: Kind, packet: &[u8]) {
         let Some(segment) = segment(kind, packet) else { return };
-        if !segment.syn() {
-            self.is_settled |= !segment.rst();
-        } else if segment.ack() {
-            self.edge = Some(number(segment.ack_number()).wrapping_add(segment.window_len().into()));
+        self.has_sent = true;
+        // A reset acknowledges what the other segment carried, whether it was taken or not.
+        if segment.ack() && !segment.rst() {
+            self.acknowledged = Some(number(segment.ack_number()));
+        }
+    }
+
+    /// Moves the edge, if something was sent since: behind what was acknowledged there is this much space.
+    fn settle(&mut self, space: usize) {
+        if let Some(acknowledged) = self.acknowledged.take() {
+            self.edge = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
         }
     }
 
     fn admits(&self, kind: Kind, packet: &[u8]) -> bool {
-        if self.is_settled {
-            return true;
-        }
         let Some(segment) = segment(kind, packet) else { return true };
         let Ok(length) = u32::try_from(segment.payload().len()) else { return false };
         let end = number(segment.seq_number()).wrapping_add(length);
@@ -98,12 +106,12 @@ fn number(number: smoltcp::wire::TcpSeqNumber) -> u32 {
 struct Wire<'a> {
     packet: Option<&'a [u8]>,
     link: &'a mut Link,
-    offer: &'a mut Offer,
+    guard: &'a mut Guard,
     kind: Kind,
 }
 
 struct In<'a>(&'a [u8]);
-struct Out<'a>(&'a mut Link, &'a mut Offer, Kind);
+struct Out<'a>(&'a mut Link, &'a mut Guard, Kind);
 
 impl RxToken for In<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, work: F) -> R {
@@ -113,12 +121,12 @@ impl RxToken for In<'_> {
 
 impl TxToken for Out<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, work: F) -> R {
-        let Self(link, offer, kind) = self;
+        let Self(link, guard, kind) = self;
         let mut result = None;
         let mut work = Some(work);
         link.send(kind, length, |packet| {
             result = work.take().map(|work| work(packet));
-            offer.sent(kind, packet);
+            guard.sent(kind, packet);
         });
         match (result, work) {
             (Some(result), _) => result,
@@ -141,11 +149,11 @@ impl Device for Wire<'_> {
 
     fn receive(&mut self, _: StackInstant) -> Option<(In<'_>, Out<'_>)> {
         let packet = self.packet.take()?;
-        Some((In(packet), Out(self.link, self.offer, self.kind)))
+        Some((In(packet), Out(self.link, self.guard, self.kind)))
     }
 
     fn transmit(&mut self, _: StackInstant) -> Option<Out<'_>> {
-        self.link.has_room().then_some(Out(self.link, self.offer, self.kind))
+        self.link.has_room().then_some(Out(self.link, self.guard, self.kind))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -167,7 +175,7 @@ pub struct Stack {
     interface: Interface,
     sockets: SocketSet<'static>,
     socket: SocketHandle,
-    offer: Offer,
+    guard: Guard,
     kind: Kind,
     clock: Clock,
 }
@@ -215,9 +223,9 @@ impl Stack {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).ok()?;
         config.random_seed = u64::from_ne_bytes(seed);
         let now = clock.stack(Instant::now());
-        let mut offer = Offer::default();
+        let mut guard = Guard::default();
         let mut interface =
-            Interface::new(config, &mut Wire { packet: None, link, offer: &mut offer, kind }, now);
+            Interface::new(config, &mut Wire { packet: None, link, guard: &mut guard, kind }, now);
         let own = IpAddress::from(ends.remote.ip());
         let bits = if ends.remote.is_ipv4() { 32 } else { 128 };
         interface.update_ip_addrs(|addresses| {
@@ -230,7 +238,7 @@ impl Stack {
         socket.set_keep_alive(Some(GUEST_ASKED.into()));
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let socket = sockets.add(socket);
-        Some(Self { interface, sockets, socket, offer, kind, clock })
+        Some(Self { interface, sockets, socket, guard, kind, clock })
     }
 
     /// The connection's own end.
@@ -240,11 +248,18 @@ impl Stack {
 
     /// Takes a packet of this connection.
     pub fn hear(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
-        if !self.offer.admits(self.kind, packet) {
+        // Before its own SYN is out, a guest that opens the same connection finds no window, and smoltcp computes a negative one.
+        let has_begun = self.guard.has_sent || self.tcp().state() != State::SynSent;
+        if !has_begun || !self.guard.admits(self.kind, packet) {
             return;
         }
-        let mut wire = Wire { packet: Some(packet), link, offer: &mut self.offer, kind: self.kind };
+        let mut wire = Wire { packet: Some(packet), link, guard: &mut self.guard, kind: self.kind };
         self.interface.poll_ingress_single(self.clock.stack(now), &mut wire, &mut self.sockets);
+        self.settle();
+        // smoltcp listens again after a reset, with the windows of the connection before. A stack is for one connection.
+        if self.tcp().state() == State::Listen {
+            self.tcp().abort();
+        }
     }
 
     /// Sends what there is to send, as far as there is room.
@@ -252,12 +267,20 @@ impl Stack {
         let now = self.clock.stack(now);
         // Each turn sends one packet; the link's room and the connection's window bound them.
         while link.has_room() {
-            let mut wire = Wire { packet: None, link, offer: &mut self.offer, kind: self.kind };
+            let mut wire = Wire { packet: None, link, guard: &mut self.guard, kind: self.kind };
             let result = self.interface.poll_egress(now, &mut wire, &mut self.sockets);
             if result == smoltcp::iface::PollResult::None {
                 break;
             }
         }
+        self.settle();
+    }
+
+    /// Sending changes nothing in the buffer, so its space is what it was when the last segment was sent.
+    fn settle(&mut self) {
+        let socket = self.tcp();
+        let space = socket.recv_capacity().saturating_sub(socket.recv_queue());
+        self.guard.settle(space);
     }
 
     /// When it has something to send by itself.

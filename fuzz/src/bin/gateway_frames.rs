@@ -1,8 +1,10 @@
-//! Frames of a guest, against a whole gateway that may reach nothing: it neither panics, nor ends, nor dials, and what it sends
-//! to the guest is a frame to the guest.
+//! Frames of a guest, against a whole gateway that may reach nothing, while time passes: it neither panics, nor ends, nor
+//! dials, and what it sends to the guest is a frame to the guest.
 #![no_main]
 
 use std::os::fd::OwnedFd;
+use std::sync::Once;
+use std::time::Duration;
 
 use bathy_fuzz::Input;
 use bathy_gateway::Gateway;
@@ -11,11 +13,21 @@ use bathy_protocol::network::{
 };
 use libfuzzer_sys::fuzz_target;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::thread::UnshareFlags;
 
-/// Nothing is allowed, so nothing is ever dialled.
-const POLICIES: &str = r#"{"ceilings":[],"own":{"preset":"allow-list"}}"#;
+/// A connection to this one request is opened by the gateway itself, and dialled only once the request was read. The fuzzer
+/// has no network to dial into.
+const POLICIES: &str = r#"{"ceilings":[],"own":{"preset":"allow-list","rules":[
+    "allow GET http://93.184.215.14/status", "allow GET http://[2606:2800::1]/status"]}}"#;
+const HTTP_PORT: u16 = 80;
+const IPV4: u8 = 4;
+const IPV6: u8 = 6;
+const MOST_STEPS: usize = 64;
+const SYN: u8 = 2;
+const ACK: u8 = 16;
 
 fuzz_target!(|data: &[u8]| {
+    leave_network();
     let mut input = Input::new(data);
     let (control, _owner) = pair();
     let (link, keeper) = pair();
@@ -27,29 +39,131 @@ fuzz_target!(|data: &[u8]| {
         cure: String::new(),
     };
     let mut gateway = Gateway::new(launch, control, link, Vec::new()).expect("it can be made");
-    for _ in 0..64 {
-        let (shape, length) = (input.u8(), usize::from(input.u8()));
-        let bytes = input.take(length);
-        if bytes.is_empty() && length > 0 {
+    let mut clients = [Client::new(1001, IPV4), Client::new(1002, IPV6)];
+    for _ in 0..MOST_STEPS {
+        if input.is_empty() {
             break;
         }
-        let frame = frame(shape, bytes);
-        if !frame.is_empty() {
-            let _ = send(&keeper, &frame, SendFlags::DONTWAIT);
+        let frames = match input.u8() % 8 {
+            0..4 => {
+                let (shape, length) = (input.u8(), usize::from(input.u8()));
+                vec![frame(shape, input.take(length))]
+            }
+            4 => {
+                gateway.pass(Duration::from_millis(input.choose(&[1, 20, 300, 1100, 3000, 9000, 31000, 121_000])));
+                Vec::new()
+            }
+            _ => {
+                let client = usize::from(input.u8() & 1);
+                clients[client].act(&mut input)
+            }
+        };
+        for frame in frames.iter().filter(|frame| !frame.is_empty()) {
+            let _ = send(&keeper, frame, SendFlags::DONTWAIT);
+            step(&mut gateway, &keeper, &mut clients);
         }
-        assert!(gateway.step(false).expect("it can wait"), "it serves on");
-        let mut answer = [0; 70000];
-        while let Ok((count, _)) = recv(&keeper, &mut answer, RecvFlags::DONTWAIT) {
-            assert!(count >= 14, "a frame");
-            assert_eq!(answer[..6], GUEST_MAC);
-            assert_eq!(answer[6..12], GATEWAY_MAC);
-        }
+        step(&mut gateway, &keeper, &mut clients);
     }
 });
+
+/// A gateway that would dial finds nothing to dial into.
+fn leave_network() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: neither namespace is shared with a thread that relies on the other one.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNET) }
+            .expect("a network of its own can be had");
+    });
+}
+
+fn step(gateway: &mut Gateway, keeper: &OwnedFd, clients: &mut [Client]) {
+    assert!(gateway.step(false).expect("it can wait"), "it serves on");
+    let mut answer = [0; 70000];
+    while let Ok((count, _)) = recv(keeper, &mut answer, RecvFlags::DONTWAIT) {
+        assert!(count >= 14, "a frame");
+        assert_eq!(answer[..6], GUEST_MAC);
+        assert_eq!(answer[6..12], GATEWAY_MAC);
+        for client in &mut *clients {
+            client.take(&answer[14..count]);
+        }
+    }
+}
 
 fn pair() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets can be had")
+}
+
+/// The guest's side of a connection. It knows the numbers, and need not keep to them.
+struct Client {
+    port: u16,
+    shape: u8,
+    /// The first number that it did not use yet.
+    next: u32,
+    /// What the gateway sent up to here.
+    came: u32,
+}
+
+impl Client {
+    fn new(port: u16, shape: u8) -> Self {
+        Self { port, shape, next: 1000, came: 0 }
+    }
+
+    /// Segments with numbers that fit, or nearly so.
+    fn act(&mut self, input: &mut Input<'_>) -> Vec<Vec<u8>> {
+        let flags = input.choose(&[SYN, ACK, ACK, ACK, ACK | 8, ACK | 1, 4, ACK | 4, SYN | ACK, ACK | 32, 0, 255]);
+        let first = match input.u8() % 8 {
+            0..4 => self.next,
+            4 => self.next.wrapping_add(1),
+            5 => self.next.wrapping_sub(1),
+            6 => self.next.wrapping_add_signed(i32::from(input.u16().cast_signed()) * 16),
+            _ => input.u32(),
+        };
+        let came = self.came.wrapping_add(input.choose(&[0, 0, 0, 0, 1, u32::MAX]));
+        let length = input.choose(&[0, 0, 1, 7, 1460, 32768, 65000, 65000]);
+        let count = input.choose(&[1, 1, 1, 2, 4, 16]);
+        let scale = input.u8();
+        let mut at = first;
+        let mut frames = Vec::new();
+        for _ in 0..count {
+            frames.push(frame(self.shape, &self.segment(flags, at, came, length, scale)));
+            at = at.wrapping_add(u32::try_from(length).expect("a short one") + u32::from(flags & SYN != 0));
+        }
+        if flags & SYN != 0 {
+            self.next = at;
+        }
+        frames
+    }
+
+    fn segment(&self, flags: u8, first: u32, came: u32, length: usize, scale: u8) -> Vec<u8> {
+        let options: &[u8] = match scale {
+            _ if flags & SYN == 0 => &[],
+            0..32 => &[],
+            32..64 => &[2, 4, 0, 1],
+            _ => &[3, 3, 7, 1],
+        };
+        let words = u8::try_from((20 + options.len()) / 4).expect("a short header");
+        let mut bytes = [self.port.to_be_bytes(), HTTP_PORT.to_be_bytes()].concat();
+        bytes.extend(first.to_be_bytes());
+        bytes.extend(came.to_be_bytes());
+        bytes.extend([words << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        bytes.extend(options);
+        bytes.resize(bytes.len() + length, b'A');
+        bytes
+    }
+
+    /// What came up to now, if this packet is of this connection.
+    fn take(&mut self, packet: &[u8]) {
+        let header = if self.shape == IPV4 { 20 } else { 40 };
+        let Some(segment) = packet.get(header..).filter(|segment| segment.len() >= 20) else { return };
+        let is_ours = packet[0] >> 4 == self.shape && segment[2..4] == self.port.to_be_bytes();
+        if is_ours && segment[13] & 4 == 0 {
+            let number = u32::from_be_bytes([segment[4], segment[5], segment[6], segment[7]]);
+            let carried = segment.len() - usize::from(segment[12] >> 4) * 4;
+            let flags = u32::from(segment[13] & SYN != 0) + u32::from(segment[13] & 1 != 0);
+            self.came = number.wrapping_add(u32::try_from(carried).expect("a frame")).wrapping_add(flags);
+        }
+    }
 }
 
 /// As it is, or behind headers that are in order, so that what they carry is reached.

@@ -1,0 +1,232 @@
+//! Packets that a guest's kernel would never send, against the stack's own assertions.
+
+use std::time::Duration;
+
+use smoltcp::socket::tcp::State;
+use smoltcp::wire::TcpControl;
+
+use super::*;
+
+const PART: usize = 60_000;
+/// Longer than the first time after which an opening segment is sent again.
+const RETRY: Duration = Duration::from_millis(1100);
+
+/// Sends more than twice what the stack has buffer space for, before it sends anything itself: first far ahead, so that a gap
+/// is left, and then from the beginning.
+fn overflow(pair: &mut Pair) {
+    let first = pair.guest.next;
+    for start in [ROOM + PART, ROOM, ROOM - PART, 0] {
+        pair.guest.next = first + start;
+        while pair.guest.next - first < 2 * ROOM + PART {
+            let part = pair.guest.packet(TcpControl::None, &vec![7; PART]);
+            pair.stack.hear(&part, pair.now, &mut pair.link);
+        }
+    }
+    pair.guest.next = first;
+    let taken = pair.stack.tcp().recv_queue();
+    assert!(taken > 0 && taken <= ROOM, "{taken}");
+}
+
+/// Fills the link, so that nothing can be sent before the guest has read it.
+fn fill(guest: &mut Guest, link: &mut Link) {
+    let packet = guest.ack();
+    while link.has_room() {
+        link.send(Kind::V4, packet.len(), |place| place.copy_from_slice(&packet));
+    }
+}
+
+#[test]
+fn v15_a_challenge_ack_before_the_connection_is_established_opens_no_window() {
+    for ends in [V4, V6] {
+        let mut pair = Pair::waiting(ends);
+        let syn = pair.guest.syn();
+        pair.hear(&syn);
+        pair.guest.segments();
+        // Outside of the window, which is answered with an ACK although the connection is not established.
+        pair.guest.next = pair.guest.next - 1;
+        let probe = pair.guest.ack();
+        pair.guest.next += 1;
+        pair.hear(&probe);
+        let challenge = pair.guest.segments();
+        assert!(challenge.len() == 1 && challenge[0].ack() && !challenge[0].syn());
+        pair.now += RETRY;
+        pair.stack.speak(pair.now, &mut pair.link);
+        let again = pair.guest.segments();
+        assert!(again.len() == 1 && again[0].syn() && again[0].ack(), "its window is not scaled");
+        let ack = pair.guest.ack();
+        pair.hear(&ack);
+        assert_eq!(pair.state(), ESTABLISHED);
+        overflow(&mut pair);
+    }
+}
+
+#[test]
+fn v15_no_more_is_taken_than_there_is_buffer_space_for_whatever_window_was_sent() {
+    for retries in 0..3 {
+        let mut pair = Pair::waiting(V4);
+        let syn = pair.guest.syn();
+        pair.hear(&syn);
+        for _ in 0..retries {
+            pair.now += RETRY * 4;
+            pair.stack.speak(pair.now, &mut pair.link);
+        }
+        pair.guest.segments();
+        let ack = pair.guest.ack();
+        // Before the stack has sent anything with a scaled window.
+        pair.stack.hear(&ack, pair.now, &mut pair.link);
+        overflow(&mut pair);
+        // What was read makes buffer space, which is offered and can be used.
+        let taken = pair.stack.tcp().recv(|bytes| (bytes.len(), bytes.len())).unwrap();
+        pair.stack.speak(pair.now, &mut pair.link);
+        pair.guest.next += taken;
+        let more = pair.guest.packet(TcpControl::None, &[7; 1000]);
+        pair.hear(&more);
+        assert!(pair.stack.tcp().recv_queue() >= 1000, "{retries} {}", pair.stack.tcp().recv_queue());
+    }
+}
+
+#[test]
+fn v15_a_connection_that_was_reset_while_it_opened_does_not_open_again() {
+    for distance in [0, 100_000, 1 << 30, i32::MAX] {
+        let mut pair = Pair::waiting(V4);
+        let syn = pair.guest.syn();
+        pair.hear(&syn);
+        pair.guest.segments();
+        let reset = pair.guest.packet(TcpControl::Rst, &[]);
+        pair.stack.hear(&reset, pair.now, &mut pair.link);
+        assert_eq!(pair.state(), RESET);
+        // With the numbers of another connection, before the first one was removed.
+        pair.guest.next.0 = pair.guest.next.0.wrapping_add(distance);
+        let acknowledged = pair.guest.acknowledged.take();
+        let syn = pair.guest.syn();
+        pair.guest.acknowledged = acknowledged;
+        pair.stack.hear(&syn, pair.now, &mut pair.link);
+        let data = pair.guest.packet(TcpControl::None, &[7; 1000]);
+        pair.hear(&data);
+        assert_eq!(pair.state(), RESET, "{distance}");
+        assert_eq!(pair.stack.tcp().recv_queue(), 0);
+    }
+}
+
+#[test]
+fn v15_a_guest_cannot_open_a_connection_that_the_stack_has_not_begun_yet() {
+    for with_window_scale in [true, false] {
+        let (mut guest, mut link) = Guest::new(V4);
+        fill(&mut guest, &mut link);
+        let stack = Stack::calling(V4, ROOM, Clock::new(), &mut link).unwrap();
+        let mut pair = Pair { stack, guest, link, now: Instant::now() };
+        pair.stack.speak(pair.now, &mut pair.link);
+        let mut syn = pair.guest.syn();
+        if !with_window_scale {
+            // Behind the header and the option for the segment's size.
+            syn[IPV4_HEADER + TCP_HEADER + 4..].fill(1);
+        }
+        pair.hear(&syn);
+        let _ = pair.stack.due(pair.now);
+        while !pair.link.has_room() {
+            pair.guest.segments();
+            pair.link.flush();
+        }
+        pair.stack.speak(pair.now, &mut pair.link);
+        assert_eq!(pair.state(), OPENING);
+        pair.guest.next = TcpSeqNumber(1000);
+        pair.guest.segments();
+        let answer = pair.guest.syn();
+        pair.hear(&answer);
+        assert_eq!(pair.state(), ESTABLISHED);
+        overflow(&mut pair);
+    }
+}
+
+#[test]
+fn v15_both_sides_may_begin_at_once() {
+    let (guest, mut link) = Guest::new(V4);
+    let stack = Stack::calling(V4, ROOM, Clock::new(), &mut link).unwrap();
+    let mut pair = Pair { stack, guest, link, now: Instant::now() };
+    pair.stack.speak(pair.now, &mut pair.link);
+    let syn = pair.guest.syn();
+    pair.hear(&syn);
+    assert_eq!(pair.stack.tcp().state(), State::SynReceived);
+    pair.guest.segments();
+    let ack = pair.guest.ack();
+    pair.hear(&ack);
+    assert_eq!(pair.state(), ESTABLISHED);
+    overflow(&mut pair);
+}
+
+/// Numbers without a pattern, the same in each run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 20).unwrap() % limit
+    }
+
+    fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// One thing that a guest, the other side, or time does.
+fn happen(pair: &mut Pair, numbers: &mut Numbers) {
+    match numbers.below(16) {
+        0 => pair.now += Duration::from_millis(numbers.choose(&[1, 50, 1100, 3000, 31_000])),
+        1 => drop(pair.stack.tcp().send_slice(&vec![1; numbers.choose(&[1, 1000, ROOM])])),
+        2 => drop(pair.stack.tcp().recv(|bytes| (bytes.len(), ()))),
+        3 => drop(pair.stack.tcp().recv(|bytes| (bytes.len() / 2, ()))),
+        4 if numbers.below(8) == 0 => pair.stack.tcp().close(),
+        5..8 => drop(pair.guest.segments()),
+        _ => send_any(pair, numbers),
+    }
+    pair.link.flush();
+    if numbers.below(2) == 0 {
+        pair.stack.speak(pair.now, &mut pair.link);
+    }
+    let _ = pair.stack.due(pair.now);
+}
+
+fn send_any(pair: &mut Pair, numbers: &mut Numbers) {
+    use TcpControl::{Fin, None as Plain, Psh, Rst, Syn};
+    let (next, acknowledged) = (pair.guest.next, pair.guest.acknowledged);
+    let control = numbers.choose(&[Plain, Plain, Plain, Plain, Psh, Fin, Syn, Syn, Rst]);
+    if control == Rst && numbers.below(4) > 0 {
+        return;
+    }
+    let distance = numbers.choose(&[0, 0, 0, 1, -1, 1000, -1000, 65_536, i32::MAX, i32::MIN]);
+    pair.guest.next.0 = next.0.wrapping_add(distance);
+    if control == Syn && numbers.below(2) == 0 {
+        pair.guest.acknowledged = None;
+    } else if numbers.below(16) == 0 {
+        pair.guest.acknowledged = acknowledged.map(|number| number + 1);
+    }
+    let length = numbers.choose(&[0, 0, 1, 1000, PART]);
+    for _ in 0..numbers.choose(&[1, 1, 1, 6]) {
+        let packet = pair.guest.packet(control, &vec![7; length]);
+        pair.stack.hear(&packet, pair.now, &mut pair.link);
+    }
+    pair.guest.acknowledged = acknowledged;
+    if control != Syn && numbers.below(4) > 0 {
+        pair.guest.next = next;
+    }
+}
+
+#[test]
+fn v15_no_order_of_segments_and_times_fails_an_assertion() {
+    for seed in 1..80 {
+        let mut numbers = Numbers(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15));
+        let ends = numbers.choose(&[V4, V6]);
+        let (guest, mut link) = Guest::new(ends);
+        let room = numbers.choose(&[4096, 70_000, ROOM]);
+        let make = numbers.choose(&[Stack::answering, Stack::calling]);
+        let stack = make(ends, room, Clock::new(), &mut link).unwrap();
+        let mut pair = Pair { stack, guest, link, now: Instant::now() };
+        for _ in 0..60 {
+            happen(&mut pair, &mut numbers);
+            let taken = pair.stack.tcp().recv_queue();
+            assert!(taken <= room, "{seed}: {taken} of {room}");
+        }
+    }
+}
