@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::panic;
 use std::process::ExitCode;
 
 use bathy_jail::filter::{Filter, GATEWAY};
@@ -47,7 +48,7 @@ pub fn run(config: File, control: OwnedFd, link: OwnedFd, ports: impl Fn(i32) ->
     let Ok(copy) = control.try_clone() else { return ExitCode::FAILURE };
     match start(config, control, link, ports) {
         Ok(gateway) => {
-            drop(copy);
+            report_panics(copy);
             if gateway.run().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
@@ -58,6 +59,21 @@ pub fn run(config: File, control: OwnedFd, link: OwnedFd, ports: impl Fn(i32) ->
             ExitCode::FAILURE
         }
     }
+}
+
+/// Reports a panic to the owner instead of writing it to the standard error, which the filter would kill for: a defect of
+/// the gateway looked like an attack on it. The process aborts afterwards, as after any panic.
+fn report_panics(control: OwnedFd) {
+    panic::set_hook(Box::new(move |panic| {
+        let message = panic.payload_as_str().unwrap_or("without a message");
+        let place = panic.location().map(|place| format!("{}:{}", place.file(), place.line()));
+        let place = place.unwrap_or_else(|| "an unknown place".to_owned());
+        let report = FromGateway::Failed(format!("the gateway panicked at {place}: {message}"));
+        if let Ok(bytes) = encode(&report) {
+            // An owner that does not read learns of it by the signal that ends the process.
+            let _ = rustix::net::send(&control, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+    }));
 }
 
 fn start(
@@ -99,7 +115,46 @@ fn chain(error: &dyn Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+
     use super::*;
+
+    const PANICS: &str = "BATHY_TEST_PANICS";
+
+    #[test]
+    fn a_panic_is_reported_as_one_and_breaks_no_filter() {
+        if std::env::var_os(PANICS).is_some() {
+            report_panics(io::stdin().as_fd().try_clone_to_owned().unwrap());
+            privileges::drop_all().unwrap();
+            Filter::install(&GATEWAY.compile().unwrap()).unwrap();
+            // Tests unwind where the gateway aborts.
+            let _ = panic::catch_unwind(|| panic!("it was {} too many", 1));
+            std::process::abort();
+        }
+        let (owner, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::tests::a_panic_is_reported_as_one_and_breaks_no_filter"])
+            .env(PANICS, "1")
+            .env_remove("RUST_BACKTRACE")
+            .stdin(its)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{status}");
+        let mut message = vec![0; MAX_MESSAGE];
+        let (length, _) = recv(&owner, &mut message[..], RecvFlags::DONTWAIT).unwrap();
+        let FromGateway::Failed(reason) = decode(&message[..length]).unwrap() else {
+            panic!("something else")
+        };
+        let place = "the gateway panicked at crates/gateway/src/process.rs:";
+        assert!(reason.starts_with(place) && reason.ends_with(": it was 1 too many"), "{reason}");
+    }
 
     #[derive(Debug, Error)]
     #[error("cannot start")]
