@@ -103,6 +103,43 @@ fn an_ordinary_user_runs_sandboxes_without_any_privilege() {
     assert_eq!(left, BTreeSet::from(["audit".into(), "ephemeral".into(), "slots".into()]));
 }
 
+/// The user numbers of all processes that are in this range.
+fn users_within(range: &std::ops::Range<u32>) -> BTreeSet<u32> {
+    let user = |entry: fs::DirEntry| -> Option<u32> {
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten().filter_map(user);
+    all.filter(|user| range.contains(user)).collect()
+}
+
+#[test]
+fn u7_what_the_kernel_counts_for_each_user_is_counted_for_each_sandbox() {
+    let user = OrdinaryUser::create();
+    let subordinates = fs::read_to_string("/etc/subuid").unwrap();
+    let line = subordinates.lines().find_map(|line| line.strip_prefix(&format!("{}:", user.name)));
+    let (first, count) = line.and_then(|line| line.split_once(':')).expect("useradd gives every user some");
+    let (first, count): (u32, u32) = (first.parse().unwrap(), count.parse().unwrap());
+    for name in ["one", "two"] {
+        let ran = user.run(&["create", "--name", name]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let ran = user.run(&["start", name]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let ran = user.run(&["exec", name, "--", "id", "-u"]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "1000\n"), "{}", ran.stderr);
+    }
+    let users = users_within(&(first..first + count));
+    // With kvm the guest is a part of its keeper.
+    let each = if engine() == Engine::Uml { 3 } else { 2 };
+    assert_eq!(users.len(), 2 * each, "{users:?}: keepers, guests and gateways");
+    for name in ["one", "two"] {
+        let ran = user.run(&["rm", "-f", name]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+    assert_eq!(users_within(&(first..first + count)), BTreeSet::new());
+}
+
 #[test]
 fn a_user_who_may_not_use_kvm_is_told_the_group_that_may() {
     if !Path::new("/dev/kvm").exists() {

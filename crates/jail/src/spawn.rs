@@ -8,6 +8,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::process::{Command, Stdio};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
@@ -98,6 +99,15 @@ pub enum Identity {
     One {
         /// Its user and group.
         id: u32,
+    },
+    /// An ordinary user gives numbers that the system set aside for it in /etc/subuid and /etc/subgid.
+    Subordinate {
+        /// The first user.
+        uid: u32,
+        /// The first group.
+        gid: u32,
+        /// How many of each: two for a keeper and its guest, one for a gateway.
+        count: u32,
     },
 }
 
@@ -200,7 +210,22 @@ fn map_users(pid: u32, identity: Identity) -> io::Result<()> {
             write("uid_map", format!("0 {id} 1\n"))?;
             write("gid_map", format!("0 {id} 1\n"))
         }
+        Identity::Subordinate { uid, gid, count } => {
+            map_subordinate("newgidmap", pid, gid, count)?;
+            map_subordinate("newuidmap", pid, uid, count)
+        }
     }
+}
+
+/// Has a privileged helper of the system map numbers that belong to the caller by its files.
+fn map_subordinate(helper: &str, pid: u32, first: u32, count: u32) -> io::Result<()> {
+    let words = [pid, 0, first, count].map(|word| word.to_string());
+    let output = Command::new(helper).args(words).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{helper}: {}", reason.trim())))
 }
 
 /// Whether this machine lets us create the namespaces that a keeper needs: tried, and undone.

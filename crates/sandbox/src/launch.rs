@@ -3,11 +3,11 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bathy_jail::spawn::{self, Program};
-use bathy_jail::{CgroupError, Identity, SpawnError, Spawned};
+use bathy_jail::{CgroupError, SpawnError, Spawned};
 use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
 use bathy_protocol::ToKeeper;
 use bathy_protocol::launch::{self, Launch};
@@ -22,21 +22,12 @@ use crate::disk::{self, DiskError};
 use crate::ending;
 use crate::engine::Chosen;
 use crate::gateway::{self, Gateway, GatewayError, Network};
+use crate::identity::Identities;
 use crate::kvm_probe::{self, Verdict};
 use crate::paths::Paths;
 use crate::resource_group::ResourceGroup;
-use crate::slot::{self, SlotError};
+use crate::slot::{self, Slot, SlotError};
 use crate::spec::SandboxSpec;
-
-/// The first of the user numbers that root gives to sandboxes, two for each slot. They are above those of people and
-/// system services (below 2^16), of /etc/subuid (from 100,000 to 600,100,000), of systemd's containers (up to
-/// 0x6fff_ffff) and of the directories that SSSD and FreeIPA map (up to 2,000,200,000), and below those of systemd's foreign
-/// images (from 0x7ffe_0000) and of podman's automatic user namespaces (from 2^31 - 1).
-const FIRST_SANDBOX_USER: u32 = 0x7800_0000;
-/// The first of those that it gives to gateways, one for each slot, above all of the others.
-const FIRST_GATEWAY_USER: u32 = 0x7c00_0000;
-const _: () = assert!(FIRST_SANDBOX_USER + 2 * slot::SLOTS <= FIRST_GATEWAY_USER);
-const _: () = assert!(FIRST_GATEWAY_USER + slot::SLOTS < 0x7ffe_0000);
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
@@ -160,13 +151,13 @@ impl Sandbox {
         };
         // A guest that is no process needs no processor of its own, but the numbers that come with it.
         let slot = slot::take(&paths.state)?;
-        let identity = identity(slot.number);
+        let mut identities = Identities::of(&slot);
         let policies = spec.policies(ceilings);
         let mut network = None;
         if policies.has_network() {
             network = Some(Network {
                 program: assets.gateway.try_clone().map_err(LaunchError::Prepare)?,
-                identity: gateways_identity(slot.number),
+                identity: identities.gateway,
                 policies,
                 limits: spec.network_limits,
                 cure,
@@ -174,50 +165,27 @@ impl Sandbox {
             });
         }
         let link = network.as_ref().map(|_| gateway::link()).transpose()?;
-        let config = Launch {
-            engine: match engine {
-                Chosen::Kvm => launch::Engine::Kvm { cpus: spec.cpus },
-                Chosen::Uml => launch::Engine::Uml { cpu: slot.cpu, mode: spec.mode() },
-            },
-            memory: spec.memory.0,
-            processes: spec.processes.into(),
-            ready_timeout_ms: spec.ready_timeout_ms,
-            guest_user: engine == Chosen::Uml && matches!(identity, Identity::Pair { .. }),
-            kept: kept.is_some(),
-            log_capacity: kept.as_ref().map_or(0, |kept| kept.log_capacity),
-            restricted: spec.restriction(),
-            network: network.is_some(),
+        let keeper = KeeperLaunch {
+            spec,
+            engine,
+            assets,
+            disk: &disk,
+            kept: kept.as_ref(),
+            slot: &slot,
+            link: link.as_ref().map(|(keepers, _)| keepers),
+            kvm: kvm.as_ref(),
+            group: &group,
         };
-        let config = config_file(&config).map_err(LaunchError::Prepare)?;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(|error| LaunchError::Prepare(error.into()))?;
-        let always: [_; launch::fd::COUNT] = [
-            config.as_fd(),
-            theirs.as_fd(),
-            assets.kernel.as_fd(),
-            assets.initramfs.as_fd(),
-            assets.image.as_fd(),
-            disk.as_fd(),
-            slot.lock.as_fd(),
-        ];
-        let mut descriptors = always.to_vec();
-        if let Some(kept) = &kept {
-            let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
-            descriptors.extend(files.map(AsFd::as_fd));
-        }
-        // Where `launch::fd::link` says.
-        descriptors.extend(link.as_ref().map(|(keepers, _)| keepers.as_fd()));
-        // The last one: where `launch::fd::kvm` says.
-        descriptors.extend(kvm.as_ref().map(AsFd::as_fd));
         let spawned_unix_ns = unix_ns();
-        let spawned = spawn::keeper(&Program {
-            program: assets.keeper.as_fd(),
-            args: &[CString::from(c"bathy-keeper")],
-            descriptors: &descriptors,
-            identity,
-            before_start: Some(&|pid| group.put_keeper(pid)),
-        })?;
-        drop(theirs);
+        let (spawned, ours) = match keeper.spawn(&identities) {
+            // The system's helpers are missing or not privileged: the caller's own number is what everybody has.
+            Err(LaunchError::Spawn(SpawnError::Map(_))) if identities != Identities::own() => {
+                identities = Identities::own();
+                network.iter_mut().for_each(|network| network.identity = identities.gateway);
+                keeper.spawn(&identities)?
+            }
+            spawned => spawned?,
+        };
         let connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
         let mut sandbox =
             Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
@@ -307,19 +275,66 @@ impl Drop for Sandbox {
     }
 }
 
-fn identity(slot: u32) -> Identity {
-    let uid = rustix::process::geteuid();
-    if uid.is_root() {
-        Identity::Pair { first: FIRST_SANDBOX_USER + slot * 2 }
-    } else {
-        Identity::Own { uid: uid.as_raw(), gid: rustix::process::getegid().as_raw() }
-    }
+/// What a keeper is started with.
+struct KeeperLaunch<'a> {
+    spec: &'a SandboxSpec,
+    engine: Chosen,
+    assets: &'a Assets,
+    disk: &'a File,
+    kept: Option<&'a KeptFiles>,
+    slot: &'a Slot,
+    link: Option<&'a OwnedFd>,
+    kvm: Option<&'a File>,
+    group: &'a ResourceGroup,
 }
 
-fn gateways_identity(slot: u32) -> Identity {
-    match identity(slot) {
-        Identity::Own { uid, gid } => Identity::Own { uid, gid },
-        _ => Identity::One { id: FIRST_GATEWAY_USER + slot },
+impl KeeperLaunch<'_> {
+    /// Starts it as these users; returns the owner's end of its connection too.
+    fn spawn(&self, identities: &Identities) -> Result<(Spawned, OwnedFd), LaunchError> {
+        let Self { spec, assets, kept, slot, .. } = self;
+        let config = Launch {
+            engine: match self.engine {
+                Chosen::Kvm => launch::Engine::Kvm { cpus: spec.cpus },
+                Chosen::Uml => launch::Engine::Uml { cpu: slot.cpu, mode: spec.mode() },
+            },
+            memory: spec.memory.0,
+            processes: spec.processes.into(),
+            ready_timeout_ms: spec.ready_timeout_ms,
+            guest_user: self.engine == Chosen::Uml && identities.guest_has_its_own(),
+            kept: kept.is_some(),
+            log_capacity: kept.map_or(0, |kept| kept.log_capacity),
+            restricted: spec.restriction(),
+            network: self.link.is_some(),
+        };
+        let config = config_file(&config).map_err(LaunchError::Prepare)?;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|error| LaunchError::Prepare(error.into()))?;
+        let always: [_; launch::fd::COUNT] = [
+            config.as_fd(),
+            theirs.as_fd(),
+            assets.kernel.as_fd(),
+            assets.initramfs.as_fd(),
+            assets.image.as_fd(),
+            self.disk.as_fd(),
+            slot.lock.as_fd(),
+        ];
+        let mut descriptors = always.to_vec();
+        if let Some(kept) = kept {
+            let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
+            descriptors.extend(files.map(AsFd::as_fd));
+        }
+        // Where `launch::fd::link` says.
+        descriptors.extend(self.link.map(AsFd::as_fd));
+        // The last one: where `launch::fd::kvm` says.
+        descriptors.extend(self.kvm.map(AsFd::as_fd));
+        let spawned = spawn::keeper(&Program {
+            program: assets.keeper.as_fd(),
+            args: &[CString::from(c"bathy-keeper")],
+            descriptors: &descriptors,
+            identity: identities.keeper,
+            before_start: Some(&|pid| self.group.put_keeper(pid)),
+        })?;
+        Ok((spawned, ours))
     }
 }
 

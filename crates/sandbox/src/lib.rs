@@ -26,6 +26,7 @@ pub mod folder;
 pub mod freeze;
 pub mod gateway;
 pub mod host;
+mod identity;
 pub mod interpreter;
 pub mod kvm_probe;
 pub mod launch;

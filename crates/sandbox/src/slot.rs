@@ -59,6 +59,15 @@ pub struct Slot {
     pub lock: File,
 }
 
+impl Slot {
+    /// Its place when all slots of a machine with so many processors are counted level by level: a small number while few
+    /// sandboxes run.
+    pub fn place_among(&self, processors: u32) -> u32 {
+        let depth = u32::try_from(DEPTH).unwrap_or(u32::MAX);
+        (self.number % depth).saturating_mul(processors).saturating_add(self.number / depth)
+    }
+}
+
 /// Takes a slot.
 pub fn take(state: &Path) -> Result<Slot, SlotError> {
     let (file, path) = if rustix::process::geteuid().is_root() {

@@ -1,0 +1,156 @@
+//! Which user numbers of the host a sandbox's processes have.
+//!
+//! What the kernel counts for each user, such as descriptors in flight and epoll watches, is then counted for each sandbox, and no
+//! sandbox can use up another's or the caller's (attacks U7 and U9).
+
+use std::fs;
+
+use bathy_jail::Identity;
+
+use crate::slot::{self, Slot};
+
+/// The first of the user numbers that root gives to sandboxes, two for each slot. They are above those of people and
+/// system services (below 2^16), of /etc/subuid (from 100,000 to 600,100,000), of systemd's containers (up to
+/// 0x6fff_ffff) and of the directories that SSSD and FreeIPA map (up to 2,000,200,000), and below those of systemd's foreign
+/// images (from 0x7ffe_0000) and of podman's automatic user namespaces (from 2^31 - 1).
+const FIRST_SANDBOX_USER: u32 = 0x7800_0000;
+/// The first of those that it gives to gateways, one for each slot, above all of the others.
+const FIRST_GATEWAY_USER: u32 = 0x7c00_0000;
+const _: () = assert!(FIRST_SANDBOX_USER + 2 * slot::SLOTS <= FIRST_GATEWAY_USER);
+const _: () = assert!(FIRST_GATEWAY_USER + slot::SLOTS < 0x7ffe_0000);
+/// How many numbers one sandbox takes of an ordinary user's: the keeper's, the guest's and the gateway's.
+const EACH: u32 = 3;
+
+/// The numbers of one sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identities {
+    /// Of the keeper, and of the guest if it has one of its own.
+    pub keeper: Identity,
+    /// Of the gateway.
+    pub gateway: Identity,
+}
+
+impl Identities {
+    /// Those that the caller may give to the sandbox in this slot.
+    pub fn of(slot: &Slot) -> Self {
+        let uid = rustix::process::geteuid();
+        if uid.is_root() {
+            let keeper = Identity::Pair { first: FIRST_SANDBOX_USER + slot.number * 2 };
+            return Self { keeper, gateway: Identity::One { id: FIRST_GATEWAY_USER + slot.number } };
+        }
+        let place = slot.place_among(processors());
+        Subordinates::of_user(uid.as_raw()).and_then(|ranges| ranges.take(place)).unwrap_or_else(Self::own)
+    }
+
+    /// The caller's own number for all of them, which is all that every user has.
+    pub fn own() -> Self {
+        let uid = rustix::process::geteuid().as_raw();
+        let own = Identity::Own { uid, gid: rustix::process::getegid().as_raw() };
+        Self { keeper: own, gateway: own }
+    }
+
+    /// Whether the guest has a number of its own besides the keeper's.
+    pub fn guest_has_its_own(&self) -> bool {
+        matches!(self.keeper, Identity::Pair { .. } | Identity::Subordinate { .. })
+    }
+}
+
+/// Numbers that the system has set aside for an ordinary user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Subordinates {
+    uids: Range,
+    gids: Range,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    first: u32,
+    count: u32,
+}
+
+impl Subordinates {
+    fn of_user(uid: u32) -> Option<Self> {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let passwd = read("/etc/passwd");
+        let name = name_of(uid, &passwd);
+        let range = |path: &str| Range::of(&read(path), name, uid);
+        Some(Self { uids: range("/etc/subuid")?, gids: range("/etc/subgid")? })
+    }
+
+    /// The numbers of the sandbox at this place, if there are that many.
+    fn take(self, place: u32) -> Option<Identities> {
+        let offset = place.checked_mul(EACH)?;
+        let fits = |range: Range| offset.checked_add(EACH).is_some_and(|end| end <= range.count);
+        let uid = self.uids.first.checked_add(offset).filter(|_| fits(self.uids))?;
+        let gid = self.gids.first.checked_add(offset).filter(|_| fits(self.gids))?;
+        Some(Identities {
+            keeper: Identity::Subordinate { uid, gid, count: 2 },
+            gateway: Identity::Subordinate { uid: uid + 2, gid: gid + 2, count: 1 },
+        })
+    }
+}
+
+impl Range {
+    /// The longest one of a user in the text of /etc/subuid or /etc/subgid.
+    fn of(text: &str, name: Option<&str>, uid: u32) -> Option<Self> {
+        let number = uid.to_string();
+        let parse = |line: &str| {
+            let mut fields = line.trim().split(':');
+            let owner = fields.next()?;
+            let (first, count) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+            (Some(owner) == name || owner == number).then_some(Self { first, count })
+        };
+        text.lines().filter_map(parse).max_by_key(|range| range.count)
+    }
+}
+
+fn name_of(uid: u32, passwd: &str) -> Option<&str> {
+    let is_user = |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
+    passwd.lines().find(is_user)?.split(':').next()
+}
+
+/// How many processors this machine can have at most: a number that does not change while it runs.
+fn processors() -> u32 {
+    let possible = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = possible.trim().rsplit(['-', ',']).next().and_then(|last| last.parse::<u32>().ok());
+    last.map_or(1, |last| last.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nanna:x:1000:1000::/home/anna:/bin/sh\n";
+
+    #[test]
+    fn a_users_numbers_are_found_by_name_and_by_number() {
+        assert_eq!((name_of(1000, PASSWD), name_of(1001, PASSWD)), (Some("anna"), None));
+        let text = "bert:1:9\nanna:100000:65536\n1000:500000:70000\nanna:x:1\nanna:1\n\n";
+        let range = |first, count| Some(Range { first, count });
+        assert_eq!(Range::of(text, Some("anna"), 1000), range(500_000, 70_000), "the longest");
+        assert_eq!(Range::of(text, Some("anna"), 7), range(100_000, 65_536));
+        assert_eq!(Range::of(text, None, 1000), range(500_000, 70_000));
+        assert_eq!(Range::of(text, Some("carl"), 7), None);
+    }
+
+    #[test]
+    fn every_sandbox_has_three_numbers_and_the_last_one_that_does_not_fit_has_none() {
+        let ranges =
+            Subordinates { uids: Range { first: 1000, count: 7 }, gids: Range { first: 2000, count: 6 } };
+        let taken = |uid, gid| Identities {
+            keeper: Identity::Subordinate { uid, gid, count: 2 },
+            gateway: Identity::Subordinate { uid: uid + 2, gid: gid + 2, count: 1 },
+        };
+        assert_eq!(ranges.take(0), Some(taken(1000, 2000)));
+        assert_eq!(ranges.take(1), Some(taken(1003, 2003)));
+        assert_eq!((ranges.take(2), ranges.take(u32::MAX)), (None, None));
+        let at_the_end = Range { first: u32::MAX - 1, count: 100 };
+        assert_eq!(Subordinates { uids: at_the_end, gids: at_the_end }.take(1), None);
+    }
+
+    #[test]
+    fn only_the_callers_own_number_is_shared() {
+        assert!(!Identities::own().guest_has_its_own());
+        assert!(processors() >= 1);
+    }
+}
