@@ -9,9 +9,10 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, descendants, until};
-use bathy_tests::{Engine, Ran, engine, finish};
+use bathy_tests::{Engine, Ran, engine, finish, promptly};
 
 /// A home whose operator allows so many sandboxes.
 struct Limited {
@@ -190,4 +191,60 @@ fn root_runs_nothing_from_the_folders_of_others() {
     chown(kernel.path(), Some(12345), None).unwrap();
     let theirs = run(&["run", "--", "true"]);
     assert!(theirs.code == Some(125) && theirs.stderr.contains("belongs to user 12345"), "{theirs:?}");
+}
+
+/// A process that holds the audit log's lock and is stopped, as a client that is stopped with Ctrl-Z can be.
+struct StoppedHolder(Child);
+
+impl StoppedHolder {
+    fn of(home: &Home) -> Self {
+        let lock = home.state().join("audit/audit.lock");
+        let mut command = Command::new("flock");
+        command.args(["--no-fork", "--exclusive"]).arg(&lock).args(["sh", "-c", "echo held; kill -STOP $$"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let holder = Self(child);
+        let stat = format!("/proc/{}/stat", holder.0.id());
+        until("it is stopped", 10, || fs::read_to_string(&stat).unwrap().contains(") T "));
+        holder
+    }
+}
+
+impl Drop for StoppedHolder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn one_stopped_process_at_the_audit_log_keeps_nobody_from_ending_sandboxes() {
+    let home = Home::new();
+    for name in ["one", "two"] {
+        home.started(name, &["--memory", "128M", "--disk", "64M"]);
+    }
+    let job = home.job("one", "sleep 600");
+    let holder = StoppedHolder::of(&home);
+    let pid = format!("process {} holds its lock and is stopped", holder.0.id());
+    // What is about to happen is refused, and says who is in the way.
+    let error = home.fails(&["exec", "one", "--", "true"], 125);
+    assert!(error.contains("audit log") && error.contains(&pid), "{error}");
+    let error = home.fails(&["run", "--", "true"], 125);
+    assert!(error.contains(&pid), "{error}");
+    // What ends something is done, soon, and says what is not recorded. Each waits for a second once, and its monitor another.
+    for arguments in
+        [&["kill", "one", &job][..], &["kill", "one"], &["rm", "--force", "one"], &["stop", "two"]]
+    {
+        let began = Instant::now();
+        let ran = home.run(arguments);
+        let took = began.elapsed();
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+        assert!(took < promptly(Duration::from_secs(8)), "{arguments:?} took {took:?}");
+    }
+    assert_eq!(home.status("two"), "stopped");
+    drop(holder);
+    home.ok(&["start", "two"]);
+    assert_eq!(home.sh("two", "echo back"), "back\n");
+    home.ok(&["audit", "verify"]);
 }

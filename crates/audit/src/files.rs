@@ -4,20 +4,26 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Dir, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
+use crate::holder;
 use crate::line::MAX_LINE;
 
 /// The file that is written.
 pub(crate) const CURRENT: &str = "audit.jsonl";
 /// Held by whoever writes, or looks at what belongs together.
 const LOCK: &str = "audit.lock";
-/// How long somebody else may hold the lock. Writers need it for a fraction of a millisecond.
+/// How long another process may hold the lock. Writers need it for a fraction of a millisecond, or for as long as the disk
+/// takes for a flush.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same if it is stopped, and the same for who has waited in vain before: a monitor that waits serves nobody.
+const SHORT_PATIENCE: Duration = Duration::from_secs(1);
+const NO_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The file that is to be written next, made before it is needed.
 pub(crate) const NEXT: &str = "audit.next";
@@ -50,12 +56,15 @@ fn rotated_first(name: &str) -> Option<u64> {
 pub(crate) struct Folder {
     dir: OwnedFd,
     pub path: PathBuf,
+    /// Whether the lock was waited for in vain the last time.
+    stuck: AtomicBool,
 }
 
 impl Folder {
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { dir: rustix::fs::open(path, flags, Mode::empty())?, path: path.to_owned() })
+        let dir = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self { dir, path: path.to_owned(), stuck: AtomicBool::new(false) })
     }
 
     /// Opens a file; none if it is not there.
@@ -110,11 +119,18 @@ impl Folder {
     }
 
     /// Waits for the lock, making its file if this is a writer. A reader of a copied log has no file to lock, and no need.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when another process, named if it is known, holds it for too long.
     pub fn lock(&self, writer: bool) -> io::Result<Option<Lock>> {
-        self.lock_within(writer, PATIENCE)
+        let patience = if self.stuck.load(Ordering::Relaxed) { NO_PATIENCE } else { PATIENCE };
+        let locked = self.lock_within(writer, patience);
+        let stuck = locked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        self.stuck.store(stuck, Ordering::Relaxed);
+        locked
     }
 
-    fn lock_within(&self, writer: bool, patience: Duration) -> io::Result<Option<Lock>> {
+    fn lock_within(&self, writer: bool, mut patience: Duration) -> io::Result<Option<Lock>> {
         let flags = if writer { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDONLY };
         let Some(file) = self.file(LOCK, flags)? else { return Ok(None) };
         let operation = if writer {
@@ -124,16 +140,32 @@ impl Folder {
         };
         let began = Instant::now();
         let mut pause = Duration::from_micros(50);
+        let mut looked_at = false;
         loop {
+            let waited = began.elapsed();
             match rustix::fs::flock(&file, operation) {
                 Ok(()) => return Ok(Some(Lock(file))),
-                Err(Errno::WOULDBLOCK) if began.elapsed() < patience => thread::sleep(pause),
+                Err(Errno::WOULDBLOCK) if waited >= patience => return Err(held(&file)),
+                Err(Errno::WOULDBLOCK) => thread::sleep(pause),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
+            }
+            if waited >= SHORT_PATIENCE && !looked_at {
+                looked_at = true;
+                if holder::of(&file).is_some_and(|holder| holder.is_stopped) {
+                    patience = SHORT_PATIENCE;
+                }
             }
             pause = (pause * 2).min(Duration::from_millis(2));
         }
     }
+}
+
+/// Why the lock cannot be had.
+fn held(lock: &File) -> io::Error {
+    let holder = holder::of(lock).map(|holder| holder.to_string());
+    let reason = holder.unwrap_or_else(|| "another process holds its lock and does not let go".to_owned());
+    io::Error::new(io::ErrorKind::WouldBlock, reason)
 }
 
 /// The lock, held.

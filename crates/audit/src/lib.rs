@@ -26,6 +26,11 @@
 //! restart, were removed. So who removes the lines behind the last sync and restarts the machine is not told from a loss of power;
 //! an [`Anchor`] tells.
 //!
+//! # A writer that stands still
+//!
+//! Writers take turns by a lock. One that is stopped while it holds the lock is not waited for: the others fail, name it, and do
+//! as they do on a full disk. What has happened meanwhile is recorded later by those who keep it.
+//!
 //! # A full disk
 //!
 //! The log holds space in reserve beyond its end. What is about to happen is refused when the reserve cannot be kept; what has
@@ -37,6 +42,7 @@ pub mod event;
 mod files;
 pub mod follow;
 mod head;
+mod holder;
 pub mod line;
 pub mod log;
 #[cfg(test)]

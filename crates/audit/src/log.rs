@@ -28,9 +28,9 @@ pub enum LogError {
     /// The disk is full, or would be without what is reserved for the ends of sandboxes. Nothing was recorded.
     #[error("The host's disk is full: no room for the audit log in {0}")]
     Full(PathBuf),
-    /// Somebody holds the lock and does not let go.
-    #[error("The audit log in {0} is locked by another process for too long; is one of them stopped?")]
-    Busy(PathBuf),
+    /// Another process holds the lock and does not let go. Nothing was recorded.
+    #[error("Cannot write the audit log in {0}")]
+    Busy(PathBuf, #[source] io::Error),
     /// An event has no form in the log. Nothing was recorded.
     #[error(transparent)]
     Line(#[from] LineError),
@@ -261,7 +261,7 @@ fn recovered(from: RecoveredFrom, detail: String, torn: Option<&[u8]>) -> What {
 fn failure(folder: &Path, error: io::Error) -> LogError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => LogError::Full(folder.to_owned()),
-        io::ErrorKind::WouldBlock => LogError::Busy(folder.to_owned()),
+        io::ErrorKind::WouldBlock => LogError::Busy(folder.to_owned(), error),
         _ => LogError::Io(folder.to_owned(), error),
     }
 }

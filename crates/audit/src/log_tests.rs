@@ -201,7 +201,7 @@ fn failures_are_told_apart() {
     let of = |kind: io::ErrorKind| failure(Path::new("x"), kind.into());
     assert!(matches!(of(io::ErrorKind::StorageFull), LogError::Full(_)));
     assert!(matches!(of(io::ErrorKind::QuotaExceeded), LogError::Full(_)));
-    assert!(matches!(of(io::ErrorKind::WouldBlock), LogError::Busy(_)));
+    assert!(matches!(of(io::ErrorKind::WouldBlock), LogError::Busy(..)));
     assert!(matches!(of(io::ErrorKind::NotFound), LogError::Io(..)));
 }
 
@@ -304,4 +304,70 @@ fn what_the_log_does_to_itself_is_about_no_sandbox() {
     let own = Event { sandbox: None, name: None, what: found[1].what.clone(), ..named.clone() };
     assert!(matches!(own.what, What::Rotated { .. }));
     assert_eq!(found, [event(0), own, named]);
+}
+
+/// Another process that holds the lock of a log. It ends with this.
+struct Holder(std::process::Child);
+
+impl Holder {
+    fn of(folder: &Path) -> Self {
+        let mut command = std::process::Command::new("flock");
+        let child =
+            command.args(["--no-fork", "--exclusive"]).arg(folder.join("audit.lock")).args(["sleep", "1000"]);
+        let holder = Self(child.spawn().unwrap());
+        holder.until("has the lock", |holder| {
+            let log = Folder::open(folder).unwrap();
+            let file = log.file("audit.lock", OFlags::RDONLY).unwrap();
+            file.is_some_and(|file| crate::holder::of(&file).is_some_and(|found| found.pid == holder.0.id()))
+        });
+        holder
+    }
+
+    fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let began = std::time::Instant::now();
+        while !holds(self) {
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "it never {what}");
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        self.until("stops", |holder| {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", holder.0.id())).unwrap();
+            stat.contains(") T ")
+        });
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.0.id().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_writer_that_is_stopped_is_named_and_does_not_stop_the_others() {
+    let scene = Scene::with_lines(1);
+    let holder = Holder::of(scene.folder.path());
+    holder.stop();
+    for _ in 0..3 {
+        let error = scene.log.append(&[event(7)]).unwrap_err();
+        let LogError::Busy(_, source) = &error else { panic!("{error:?}") };
+        let pid = holder.0.id();
+        let expected =
+            format!("process {pid} holds its lock and is stopped; `kill -CONT {pid}` lets it go on");
+        assert!(source.to_string().starts_with(&expected), "{source}");
+        assert!(scene.log.append_last(&[event(7)]).is_err());
+    }
+    drop(holder);
+    scene.append(2);
+    assert_eq!(events(scene.folder.path()).len(), 2, "nothing was recorded in between");
+    scene.log.verify().unwrap();
 }
