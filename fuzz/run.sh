@@ -38,8 +38,12 @@ for target in "${targets[@]}"; do
     crashes=$cache/fuzz-crashes/$target
     log=$cache/fuzz-$target.log
     mkdir -p "$corpus" "$crashes"
+    # Inputs that once broke something, and that are hard to find.
+    seeds=("$corpus")
+    if [ -d "$here/seeds/$target" ]; then seeds+=("$here/seeds/$target"); fi
     status=0
-    "$CARGO_TARGET_DIR/$triple/release/$target" "$corpus" \
+    # Without a network: whatever a target makes of its input, it reaches nothing.
+    unshare --user --map-root-user --net -- "$CARGO_TARGET_DIR/$triple/release/$target" "${seeds[@]}" \
         -max_total_time="$seconds" -max_len=2048 -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 \
         -use_value_profile=1 -artifact_prefix="$crashes/" >"$log" 2>&1 || status=$?
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
