@@ -564,12 +564,12 @@ fn a_sandbox_for_one_command_is_denied_at_once_with_a_reason_too() {
 }
 
 #[test]
-fn a_command_outlives_its_gateway_without_a_network() {
+fn n9_a_command_whose_gateway_dies_gets_another_and_its_connections_an_end_in_the_log() {
     let world = World::new();
     let script = format!(
         "curl -sS -o /dev/null -Y 1 -y 3 http://site.example/slow/{}; curl -sS -m {} http://{SITE}/; echo second $?; echo alive",
         400 * slowness(),
-        patience(Duration::from_secs(2)).as_secs(),
+        patience(Duration::from_secs(10)).as_secs(),
     );
     let running = world.bathy_command(&["run", "--json", "--", "sh", "-c", &script]).spawn().unwrap();
     until("it has begun", 10, || world.contacts().iter().any(|contact| contact.kind == Kind::Http));
@@ -585,11 +585,21 @@ fn a_command_outlives_its_gateway_without_a_network() {
         (String::from_utf8_lossy(&output.stderr), parsed(&String::from_utf8_lossy(&output.stdout)));
     assert_eq!(output.status.code(), Some(0), "{told} {said}");
     assert!(said.contains("the sandbox has lost its network: its gateway is gone"), "{said}");
+    assert!(said.contains("the sandbox has a network again"), "{said}");
     let lines = told["stdout"]["text"].as_str().unwrap();
-    assert!(!lines.contains("second 0") && lines.ends_with("alive\n"), "{told}");
-    assert_eq!(world.contacts(), []);
+    assert!(lines.contains("second 0") && lines.ends_with("alive\n"), "{told}");
+    assert_eq!(world.contacts_beyond(&[SITE, SITE_V6]), []);
     let log = world.ok(&["net", "log", told["sandbox"].as_str().unwrap(), "--json"]);
     let log: Vec<Value> = serde_json::from_str(&log).unwrap();
     let lost: Vec<_> = log.iter().filter(|event| event["event"] == "gateway_lost").collect();
-    assert!(matches!(lost[..], [event] if event["restarted"] == false), "{log:#?}");
+    let restarted: Vec<_> = lost.iter().map(|event| &event["restarted"]).collect();
+    assert_eq!(restarted, [false, true], "{log:#?}");
+    let count = |kind: &str| log.iter().filter(|event| event["event"] == kind).count();
+    assert_eq!(count("net_allowed"), count("net_closed"), "{log:#?}");
+    let unknown = |event: &&Value| event["event"] == "net_closed" && event.get("sent").is_none();
+    let unknown: Vec<_> = log.iter().filter(unknown).collect();
+    assert!(
+        matches!(unknown[..], [event] if event["reason"].as_str().unwrap().contains("is not known")),
+        "{log:#?}"
+    );
 }

@@ -290,10 +290,12 @@ pub enum What {
         /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// Bytes that the sandbox sent.
-        sent: u64,
-        /// Bytes that it received.
-        received: u64,
+        /// Bytes that the sandbox sent, unless its gateway was gone before it could report them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sent: Option<u64>,
+        /// Bytes that it received, likewise.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        received: Option<u64>,
         /// How long it took, in milliseconds.
         took_ms: u64,
         /// Why it ended.

@@ -295,7 +295,7 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
             return Err(error.into());
         }
     };
-    let network = record.network(&sandbox)?;
+    let network = record.network(&mut sandbox)?;
     let told = perform(&mut sandbox.connection, cell, record.tag(), show, false);
     let last_words = match &told {
         Ok(Told { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),

@@ -124,15 +124,14 @@ fn words(event: &Map<String, Value>) -> String {
             }
             write!(line, "{}", cure())
         }
-        "net_closed" => write!(
-            line,
-            " closed {} after {} ms, {} bytes sent, {} received: {}",
-            peer(),
-            number("took_ms"),
-            number("sent"),
-            number("received"),
-            text("reason")
-        ),
+        "net_closed" => {
+            let _ = write!(line, " closed {} after {} ms, ", peer(), number("took_ms"));
+            let _ = match event.get("sent") {
+                Some(_) => write!(line, "{} bytes sent, {} received", number("sent"), number("received")),
+                None => write!(line, "bytes unknown"),
+            };
+            write!(line, ": {}", text("reason"))
+        }
         "name_resolved" => {
             let _ = write!(line, " resolved {} {} to {}", text("host"), text("kind"), list("addresses", " "));
             match list("removed", " ").as_str() {

@@ -104,19 +104,21 @@ impl Record {
         ))
     }
 
-    /// Records what the sandbox's gateway reports, until it is gone.
-    pub fn network(&self, sandbox: &Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
-        let Some((gateway, policies)) = sandbox.gateway.as_ref().zip(sandbox.policies()) else {
-            return Ok(None);
-        };
+    /// Records what the sandbox's gateways report, until the sandbox is gone.
+    pub fn network(&self, sandbox: &mut Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
+        let Some((network, gateway)) = sandbox.take_network() else { return Ok(None) };
         let (log, id) = (audit_log(&Paths::of_user()?, &Policy::load()?)?, self.id.clone());
         let (actor, denials) = (Actor::this_process(self.program), self.denials.clone());
         let event = move |what| {
-            if let What::GatewayLost { reason, .. } = &what {
-                output::note(format_args!(
+            match &what {
+                What::GatewayLost { restarted: true, .. } => {
+                    output::note("the sandbox has a network again");
+                }
+                What::GatewayLost { reason, .. } => output::note(format_args!(
                     "the sandbox has lost its network: its gateway is gone: {}",
                     escape::text(reason)
-                ));
+                )),
+                _ => {}
             }
             let event = Event::now(actor.clone(), what).in_sandbox(id.clone(), None);
             denials.hear(&event);
@@ -127,8 +129,8 @@ impl Record {
                 "{failure}; until there is, nothing new begins in the sandbox's network"
             ));
         };
-        let hooks = Hooks { event: Box::new(event), waits: Box::new(waits) };
-        let start = || Recorder::start(gateway, policies.clone(), log, hooks);
+        let hooks = Hooks { event: Box::new(event), waits: Box::new(waits), before_gateway: None };
+        let start = || Recorder::start(network, gateway, log, hooks);
         Ok(Some(sys::apart_from_signals(start)?))
     }
 

@@ -126,7 +126,7 @@ impl Ephemeral {
                 return Err(error.into());
             }
         };
-        let network = record.network(&sandbox)?;
+        let network = record.network(&mut sandbox)?;
         let spawned = sandbox.spawned_unix_ns;
         let what = What::Start { exec, tag: record.tag(), job: None, leave: false };
         ends.enter()?;

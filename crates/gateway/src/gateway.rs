@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use bathy_policy::Policies;
 use bathy_protocol::network::{
-    BoundPort, FromGateway, GatewayLaunch, MAX_FRAME, MAX_MESSAGE, NetEvent, Peer, ToGateway, decode,
+    BoundPort, FromGateway, GatewayLaunch, MAX_FRAME, MAX_MESSAGE, NEVER_BEGAN, NetEvent, Peer, ToGateway,
+    decode,
 };
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
@@ -145,15 +146,22 @@ impl Gateway {
         let events = |error: Errno| GatewayError::Events(error.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
         let now = Instant::now();
+        let report = rustix::io::fcntl_dupfd_cloexec(&control, 0).map_err(events)?;
+        let mut resolver = Resolver::new(launch.resolvers, launch.limits.queries).reporting_to(report);
+        let mut allowance = Allowance::new(&launch.limits, now);
+        if let Some(spent) = launch.spent {
+            resolver = resolver.after(spent);
+            allowance.use_up();
+        }
         let gateway = Self {
             epoll,
             link: Link::new(link),
             notes: Notes::new(control, now),
             judge: Judge::new(policies, launch.cure),
-            resolver: Resolver::new(launch.resolvers, launch.limits.queries),
+            resolver,
             table: Table::default(),
             flows: Flows::new(now),
-            allowance: Allowance::new(&launch.limits, now),
+            allowance,
             ports,
             bound: launch.ports,
             ports_left: BTreeSet::new(),
@@ -414,9 +422,17 @@ impl Gateway {
     }
 
     /// Writes down that something has ended.
-    pub(crate) fn note_end(&mut self, peer: Peer, moved: (u64, u64), started: Instant, reason: &str) {
+    pub(crate) fn note_end(
+        &mut self,
+        number: u64,
+        peer: Peer,
+        moved: (u64, u64),
+        started: Instant,
+        reason: &str,
+    ) {
         let milliseconds = self.now.saturating_duration_since(started).as_millis();
         self.notes.event(NetEvent::Closed {
+            number,
             peer,
             sent: moved.0,
             received: moved.1,
@@ -424,6 +440,16 @@ impl Gateway {
             reason: reason.to_owned(),
         });
     }
+}
+
+/// The number of a connection in events.
+pub(crate) fn connections_number(number: u64) -> u64 {
+    NEVER_BEGAN + number * 2
+}
+
+/// The number of a flow in events.
+pub(crate) fn flows_number(number: u64) -> u64 {
+    connections_number(number) + 1
 }
 
 /// Watches a socket by edges.

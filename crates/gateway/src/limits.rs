@@ -98,6 +98,14 @@ impl Allowance {
         }
     }
 
+    /// Takes all that there is now, since it is not known how much of it was used before.
+    pub fn use_up(&mut self) {
+        let Self { connections: _, new, callers, up, down } = self;
+        for bucket in [new, callers, &mut up.0, &mut up.1, &mut down.0, &mut down.1] {
+            bucket.take(bucket.left());
+        }
+    }
+
     /// Whether the guest may send, or when it may again.
     ///
     /// # Errors
@@ -178,6 +186,19 @@ mod tests {
             assert_eq!(bucket.ready_at(), start + Duration::from_millis(milliseconds), "{taken}");
             assert_eq!(bucket.has_any(start), left > 0, "{taken}");
         }
+    }
+
+    #[test]
+    fn n9_what_was_used_up_comes_back_at_the_rate_and_not_at_once() {
+        let start = Instant::now();
+        let limits = NetworkLimits { new_connections: 100, ..NetworkLimits::default() };
+        let mut allowance = Allowance::new(&limits, start);
+        allowance.use_up();
+        assert!(!allowance.new.take_one(start) && !allowance.callers.take_one(start));
+        assert!(allowance.may_send(start).is_err() && allowance.may_receive(start).is_err());
+        let later = start + Duration::from_millis(500);
+        assert_eq!((0..200).filter(|_| allowance.new.take_one(later)).count(), 50);
+        assert!(allowance.may_send(later).is_ok() && allowance.may_receive(later).is_ok());
     }
 
     #[test]

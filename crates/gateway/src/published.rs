@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, SocketFlags, acceptfrom_with, recvfrom};
 
 use crate::connection::Connection;
 use crate::flows::{TURN, Way};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, flows_number};
 use crate::host;
 use crate::judge::Place;
 use crate::stack::{Ends, Stack};
@@ -148,8 +148,9 @@ impl Gateway {
         let ends = self.free_ends(guest_port, |gateway, ends| gateway.flows.of(ends).is_none())?;
         let place =
             Place { protocol: Protocol::Udp, remote: unmapped(caller), is_host: false, names: Vec::new() };
-        self.notes.event(NetEvent::Allowed { peer, rule });
-        Some(self.flows.add(ends, place, Way::Back(index, caller), self.now))
+        let number = self.flows.add(ends, place, Way::Back(index, caller), self.now);
+        self.notes.event(NetEvent::Allowed { number: flows_number(number), peer, rule });
+        Some(number)
     }
 }
 

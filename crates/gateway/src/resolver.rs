@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bathy_policy::Verdict;
-use bathy_protocol::network::NetEvent;
+use bathy_protocol::network::{FromGateway, NetEvent, Spent, encode};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -76,6 +76,8 @@ pub struct Resolver {
     waiting: BTreeMap<u64, Waiting>,
     last: u64,
     buffer: Vec<u8>,
+    /// Who keeps what was used of the budgets for the next gateway, and what was last reported there.
+    report: Option<(OwnedFd, Spent)>,
 }
 
 impl Resolver {
@@ -89,7 +91,35 @@ impl Resolver {
             waiting: BTreeMap::new(),
             last: 0,
             buffer: vec![0; MAX_MESSAGE],
+            report: None,
         }
+    }
+
+    /// Reports what is used over this socket, before it is used.
+    pub fn reporting_to(mut self, socket: OwnedFd) -> Self {
+        self.report = Some((socket, Spent::default()));
+        self
+    }
+
+    /// Goes on with the budgets of gateways before this one.
+    pub fn after(mut self, spent: Spent) -> Self {
+        self.limits.carry_over(spent, Duration::ZERO);
+        self
+    }
+
+    /// Reports what is used now. Whether that was taken: what is not known to have been used must not be used.
+    fn report_spent(&mut self, now: Duration) -> bool {
+        let spent = self.limits.spent(now);
+        let Some((socket, last)) = &mut self.report else { return true };
+        if (spent.total, spent.most) == (last.total, last.most) {
+            return true;
+        }
+        let Ok(message) = encode(&FromGateway::Spent(spent)) else { return false };
+        let is_sent = send(&*socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
+        if is_sent {
+            *last = spent;
+        }
+        is_sent
     }
 
     /// A question of the guest's.
@@ -129,6 +159,10 @@ impl Resolver {
         if let Err(limited) = self.limits.admit(&query.name, query.kind, judge.time(now)) {
             let why = limited.to_string();
             return now_reply(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
+        }
+        if !self.report_spent(judge.time(now)) {
+            let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
+            return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
         if self.waiting.len() >= MOST_WAITING {
             let why = format!("more than {MOST_WAITING} questions wait for answers");

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use bathy_policy::{Protocol, Verdict};
-use bathy_protocol::network::{GATEWAY_V4, GATEWAY_V6, NetEvent, Peer};
+use bathy_protocol::network::{GATEWAY_V4, GATEWAY_V6, NEVER_BEGAN, NetEvent, Peer};
 
 use crate::connection::{Connection, Pumped};
 use crate::flows::Way;
 use crate::frame::Segment;
-use crate::gateway::{Gateway, Token, watch};
+use crate::gateway::{Gateway, Token, connections_number, watch};
 use crate::host;
 use crate::inspect::{Found, Speech};
 use crate::judge::{self, Place};
@@ -121,7 +121,7 @@ impl Gateway {
                 Err(error) => {
                     reply::reset(&mut self.link, segment);
                     let reason = format!("not connected: {error}");
-                    self.note_end(judge::peer(&place, None), (0, 0), self.now, &reason);
+                    self.note_end(NEVER_BEGAN, judge::peer(&place, None), (0, 0), self.now, &reason);
                 }
             },
         }
@@ -188,7 +188,7 @@ impl Gateway {
         let Some(connection) = self.table.get_mut(number) else { return };
         connection.is_noted = true;
         let (peer, rule) = (peer_of(connection), connection.rule.clone());
-        self.notes.event(NetEvent::Allowed { peer, rule });
+        self.notes.event(NetEvent::Allowed { number: connections_number(number), peer, rule });
     }
 
     fn judge_found(&mut self, number: u64, found: Found) {
@@ -239,10 +239,12 @@ impl Gateway {
         self.resolver.forget(number);
         if connection.was_only_dialled() {
             // Somebody outside has heard of it, although it never stood.
-            self.notes.event(NetEvent::Allowed { peer: peer_of(&connection), rule: connection.rule.clone() });
+            let (peer, rule) = (peer_of(&connection), connection.rule.clone());
+            self.notes.event(NetEvent::Allowed { number: connections_number(number), peer, rule });
         }
         if connection.is_noted || !connection.is_local() {
-            self.note_end(peer_of(&connection), connection.moved, connection.started, reason);
+            let number = connections_number(number);
+            self.note_end(number, peer_of(&connection), connection.moved, connection.started, reason);
         }
     }
 

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use bathy_policy::{Protocol, Verdict};
-use bathy_protocol::network::{NetEvent, Peer, Transport};
+use bathy_protocol::network::{NEVER_BEGAN, NetEvent, Peer, Transport};
 
 use crate::flows::{TURN, Way};
 use crate::frame::Datagram;
-use crate::gateway::{Gateway, Token, watch};
+use crate::gateway::{Gateway, Token, flows_number, watch};
 use crate::host;
 use crate::judge;
 use crate::reply;
@@ -58,13 +58,15 @@ impl Gateway {
         match host::datagrams(ends.remote) {
             Ok(socket) => {
                 let number = self.flows.add(ends, place, Way::Out(socket), self.now);
-                self.notes.event(NetEvent::Allowed { peer, rule });
+                self.notes.event(NetEvent::Allowed { number: flows_number(number), peer, rule });
                 self.watch_flow(number);
                 if let Some(flow) = self.flows.get_mut(number) {
                     flow.send(datagram.payload, &self.ports, self.now);
                 }
             }
-            Err(error) => self.note_end(peer, (0, 0), self.now, &format!("not sent: {error}")),
+            Err(error) => {
+                self.note_end(NEVER_BEGAN, peer, (0, 0), self.now, &format!("not sent: {error}"));
+            }
         }
     }
 
@@ -112,7 +114,7 @@ impl Gateway {
             if let Way::Back(..) = flow.way {
                 peer = Peer { inbound: true, port: flow.ends.guest_port, ..peer };
             }
-            self.note_end(peer, flow.moved, flow.started, reason);
+            self.note_end(flows_number(number), peer, flow.moved, flow.started, reason);
         }
     }
 

@@ -91,6 +91,20 @@ pub struct GatewayLaunch {
     pub ports: Vec<BoundPort>,
     /// The beginning of the command that allows a target, such as `bathy policy allow web`.
     pub cure: String,
+    /// What the gateways before it have used of the sandbox's budgets, unless it is the first one.
+    pub spent: Option<Spent>,
+}
+
+/// What was used of a sandbox's budget for names in the present window, by all of its gateways together. Rates need no such
+/// figures: whatever was used of them, a gateway that is not the first begins with none of its bursts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spent {
+    /// How long ago the window began, in milliseconds.
+    pub age_ms: u64,
+    /// Bytes of names below all domains.
+    pub total: u32,
+    /// Bytes of names below the domain that has most of them. What the others have is not carried over: it is taken for as much.
+    pub most: u32,
 }
 
 /// To the gateway.
@@ -118,6 +132,8 @@ pub enum FromGateway {
     Unplugged,
     /// Something that is to be written down.
     Event(NetEvent),
+    /// A name is about to be asked for, and this is then used. It is not asked for before this was sent.
+    Spent(Spent),
 }
 
 /// What travels over the link.
@@ -149,11 +165,16 @@ pub struct Peer {
     pub name: Option<String>,
 }
 
+/// The number of a connection or flow that was allowed and never began.
+pub const NEVER_BEGAN: u64 = 0;
+
 /// Something that happened in a sandbox's network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetEvent {
     /// Something was allowed, and begins.
     Allowed {
+        /// Its number, which no other connection or flow of this gateway has.
+        number: u64,
         /// Which.
         peer: Peer,
         /// By what.
@@ -172,6 +193,8 @@ pub enum NetEvent {
     },
     /// Something that was allowed has ended.
     Closed {
+        /// The number with which it began; [`NEVER_BEGAN`] if it did not.
+        number: u64,
         /// Which.
         peer: Peer,
         /// Bytes from the guest.

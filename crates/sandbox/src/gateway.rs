@@ -14,7 +14,7 @@ use bathy_jail::{Identity, SpawnError, Spawned};
 use bathy_policy::{Policies, Protocol, PublishedPort};
 use bathy_protocol::MessageError;
 use bathy_protocol::network::{
-    BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetEvent, NetworkLimits, ToGateway, decode, encode,
+    BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetworkLimits, ToGateway, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -29,6 +29,7 @@ use thiserror::Error;
 
 use crate::ending;
 use crate::launch::BeforeStart;
+use crate::ledger::Ledger;
 
 /// Names another file with the host's resolvers.
 pub const RESOLVERS_VARIABLE: &str = "BATHY_RESOLV_CONF";
@@ -101,11 +102,15 @@ pub struct Network {
     pub cure: String,
     /// The published ports as they are bound.
     pub ports: Vec<(PublishedPort, OwnedFd)>,
+    /// The gateway's end of the link, which the next gateway can go on with.
+    pub link: OwnedFd,
+    /// What is known of the network from all of its gateways.
+    pub ledger: Ledger,
 }
 
 impl Network {
-    /// Starts a gateway with its end of a link.
-    pub fn start(&self, its_link: &OwnedFd, before_start: BeforeStart<'_>) -> Result<Gateway, GatewayError> {
+    /// Starts a gateway at the link. There is no other one.
+    pub fn start(&self, before_start: BeforeStart<'_>) -> Result<Gateway, GatewayError> {
         let prepare = |error: Errno| GatewayError::Prepare(error.into());
         let bound = |(port, _): &(PublishedPort, OwnedFd)| BoundPort {
             guest: port.guest,
@@ -117,12 +122,13 @@ impl Network {
             limits: self.limits,
             ports: self.ports.iter().map(bound).collect(),
             cure: self.cure.clone(),
+            spent: self.ledger.carried_over(Instant::now()),
         };
         let mut config = File::from(memfd_create("gateway-config", MemfdFlags::CLOEXEC).map_err(prepare)?);
         config.write_all(&encode(&launch)?).map_err(GatewayError::Prepare)?;
         rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0)).map_err(prepare)?;
         let (control, its_control) = pair()?;
-        let given = [config.as_fd(), its_control.as_fd(), its_link.as_fd()];
+        let given = [config.as_fd(), its_control.as_fd(), self.link.as_fd()];
         let descriptors: Vec<_> =
             given.into_iter().chain(self.ports.iter().map(|(_, socket)| socket.as_fd())).collect();
         let process = spawn::gateway(&Program {
@@ -216,19 +222,16 @@ impl Gateway {
         is_ready_before(self.process.pidfd.as_fd(), Instant::now() + LEAVE_TIME);
     }
 
-    /// Ends it at once. What it had reported by then, and was not read.
-    pub fn end_now(self) -> Vec<NetEvent> {
+    /// Ends it at once. What it had sent by then, and was not read.
+    pub fn end_now(self) -> Vec<FromGateway> {
         let _ = pidfd_send_signal(&self.process.pidfd, Signal::KILL);
         let _ = waitid(WaitId::PidFd(self.process.pidfd.as_fd()), WaitIdOptions::EXITED);
-        let mut events = Vec::new();
+        let mut messages = Vec::new();
         // No more than fits into a socket, now that nothing is added.
-        loop {
-            match self.hear() {
-                Word::Said(FromGateway::Event(event)) => events.push(event),
-                Word::Said(_) => {}
-                Word::Nothing | Word::Gone => return events,
-            }
+        while let Word::Said(message) = self.hear() {
+            messages.push(message);
         }
+        messages
     }
 
     /// What became of one that says nothing more.
@@ -246,7 +249,7 @@ impl Drop for Gateway {
 }
 
 /// How long a gateway may take to end by itself.
-const LEAVE_TIME: Duration = Duration::from_millis(1500);
+pub const LEAVE_TIME: Duration = Duration::from_millis(1500);
 
 fn is_ready_before(fd: BorrowedFd<'_>, until: Instant) -> bool {
     loop {

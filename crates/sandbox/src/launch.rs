@@ -4,13 +4,15 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use bathy_audit::What;
 use bathy_jail::spawn::{self, Program};
 use bathy_jail::{CgroupError, SpawnError, Spawned};
 use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
 use bathy_protocol::ToKeeper;
 use bathy_protocol::launch::{self, Launch};
+use bathy_protocol::network::FromGateway;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
@@ -24,6 +26,7 @@ use crate::engine::Chosen;
 use crate::gateway::{self, Gateway, GatewayError, Network};
 use crate::identity::Identities;
 use crate::kvm_probe::{self, Verdict};
+use crate::ledger::Ledger;
 use crate::paths::Paths;
 use crate::resource_group::ResourceGroup;
 use crate::slot::{self, Slot, SlotError};
@@ -153,8 +156,10 @@ impl Sandbox {
         let slot = slot::take(&paths.state)?;
         let mut identities = Identities::of(&slot);
         let policies = spec.policies(ceilings);
-        let mut network = None;
+        let (mut network, mut link) = (None, None);
         if policies.has_network() {
+            let (keepers, gateways) = gateway::link()?;
+            link = Some(keepers);
             network = Some(Network {
                 program: assets.gateway.try_clone().map_err(LaunchError::Prepare)?,
                 identity: identities.gateway,
@@ -162,9 +167,10 @@ impl Sandbox {
                 limits: spec.network_limits,
                 cure,
                 ports: gateway::bind_ports(&spec.ports)?,
+                link: gateways,
+                ledger: Ledger::new(&spec.network_limits),
             });
         }
-        let link = network.as_ref().map(|_| gateway::link()).transpose()?;
         let keeper = KeeperLaunch {
             spec,
             engine,
@@ -172,7 +178,7 @@ impl Sandbox {
             disk: &disk,
             kept: kept.as_ref(),
             slot: &slot,
-            link: link.as_ref().map(|(keepers, _)| keepers),
+            link: link.as_ref(),
             kvm: kvm.as_ref(),
             group: &group,
         };
@@ -190,9 +196,9 @@ impl Sandbox {
         let mut sandbox =
             Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
         // After the keeper: the guest boots meanwhile.
-        if let (Some(network), Some((_, gateways))) = (&sandbox.network, &link) {
+        if let Some(network) = &sandbox.network {
             let put = |pid| sandbox.group.put_gateway(pid);
-            sandbox.gateway = Some(network.start(gateways, Some(&put))?);
+            sandbox.gateway = Some(network.start(Some(&put))?);
         }
         Ok(sandbox)
     }
@@ -228,9 +234,10 @@ impl Sandbox {
     /// When it cannot be started, or the keeper does not take it.
     pub fn restart_gateway(&mut self) -> Result<(), GatewayError> {
         self.gateway = None;
-        let network = self.network.as_ref().ok_or(GatewayError::NoNetwork)?;
+        let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
         let (keepers, gateways) = gateway::link()?;
-        let gateway = network.start(&gateways, Some(&|pid| self.group.put_gateway(pid)))?;
+        network.link = gateways;
+        let gateway = network.start(Some(&|pid| self.group.put_gateway(pid)))?;
         self.connection.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
         self.gateway = Some(gateway);
         Ok(())
@@ -239,6 +246,23 @@ impl Sandbox {
     /// Its control group.
     pub fn group(&self) -> &ResourceGroup {
         &self.group
+    }
+
+    /// Takes note of what a gateway sent.
+    pub fn on_gateway_message(&mut self, message: &FromGateway) {
+        if let Some(network) = &mut self.network {
+            network.ledger.on_message(message, Instant::now());
+        }
+    }
+
+    /// The gateway is gone. The ends of what it had open, which are to be recorded.
+    pub fn close_network(&mut self) -> Vec<What> {
+        self.network.as_mut().map(|network| network.ledger.close(Instant::now())).unwrap_or_default()
+    }
+
+    /// Hands the network over to who records what happens in it.
+    pub fn take_network(&mut self) -> Option<(Network, Gateway)> {
+        self.network.take().zip(self.gateway.take())
     }
 
     /// The keeper's process number.

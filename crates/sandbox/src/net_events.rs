@@ -14,13 +14,17 @@ const MOST_ADDRESSES: usize = 32;
 /// The event to record, of a gateway that serves by `policies`.
 pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
     match event {
-        NetEvent::Allowed { peer, rule } => What::NetAllowed { peer: of(peer), rule: cut(rule) },
+        NetEvent::Allowed { number: _, peer, rule } => What::NetAllowed { peer: of(peer), rule: cut(rule) },
         NetEvent::Denied { peer, rule, cure, count } => {
             What::NetDenied { peer: of(peer), rule: cut(rule), cure: cure.map(cut), count }
         }
-        NetEvent::Closed { peer, sent, received, milliseconds, reason } => {
-            What::NetClosed { peer: of(peer), sent, received, took_ms: milliseconds, reason: cut(reason) }
-        }
+        NetEvent::Closed { number: _, peer, sent, received, milliseconds, reason } => What::NetClosed {
+            peer: of(peer),
+            sent: Some(sent),
+            received: Some(received),
+            took_ms: milliseconds,
+            reason: cut(reason),
+        },
         NetEvent::Resolved { name, kind, mut addresses, mut removed } => {
             addresses.truncate(MOST_ADDRESSES);
             removed.truncate(MOST_ADDRESSES);
@@ -36,6 +40,11 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
             What::LimitHit { limit: cut(limit), detail, turned_away: Some(count) }
         }
     }
+}
+
+/// The end of a connection or flow that its gateway could not report.
+pub fn lost(peer: Peer, took_ms: u64, reason: &str) -> What {
+    What::NetClosed { peer: of(peer), sent: None, received: None, took_ms, reason: reason.to_owned() }
 }
 
 /// What would have to be allowed for a name. Nothing, if it may be asked for and was refused for another reason.
@@ -101,8 +110,14 @@ mod tests {
             })
         );
         let inward = Peer { inbound: true, name: None, ..peer(Transport::Other(47)) };
-        let closed =
-            NetEvent::Closed { peer: inward, sent: 1, received: 2, milliseconds: 3, reason: "r".to_owned() };
+        let closed = NetEvent::Closed {
+            number: 2,
+            peer: inward,
+            sent: 1,
+            received: 2,
+            milliseconds: 3,
+            reason: "r".to_owned(),
+        };
         let closed = written(closed, &policies);
         assert_eq!((&closed["protocol"], &closed["direction"]), (&json!("47"), &json!("in")));
         assert_eq!((&closed["sent"], &closed["took_ms"], closed.get("host")), (&json!(1), &json!(3), None));

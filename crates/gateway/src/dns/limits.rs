@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use bathy_policy::HostName;
+use bathy_protocol::network::Spent;
 use hickory_proto::rr::RecordType;
 use thiserror::Error;
 
@@ -66,10 +67,15 @@ pub struct QueryLimits {
     /// Queries that may be asked now, in billionths.
     tokens: u128,
     filled: Duration,
-    window: Duration,
+    /// When the window ends.
+    until: Duration,
     seen: HashSet<HostName>,
     domains: HashMap<String, Domain>,
     total: usize,
+    /// What any domain may have used in this window before it was counted here.
+    before: usize,
+    /// What the domain has used that has used most.
+    most: usize,
 }
 
 /// What was asked below one domain in this window.
@@ -90,10 +96,33 @@ impl QueryLimits {
             figures,
             tokens: u128::from(figures.burst) * QUERY,
             filled: now,
-            window: now,
+            until: now + WINDOW,
             seen: HashSet::new(),
             domains: HashMap::new(),
             total: 0,
+            before: 0,
+            most: 0,
+        }
+    }
+
+    /// Goes on with what was used before. Which domain used it is not known, so each of them may have; nor is it known how many
+    /// queries were asked, so that none may be asked at once.
+    pub fn carry_over(&mut self, spent: Spent, now: Duration) {
+        self.tokens = 0;
+        self.until = now + WINDOW.saturating_sub(Duration::from_millis(spent.age_ms));
+        self.total = usize::try_from(spent.total).unwrap_or(usize::MAX);
+        self.before = usize::try_from(spent.most).unwrap_or(usize::MAX);
+        self.most = self.before;
+    }
+
+    /// What was used in this window.
+    #[must_use]
+    pub fn spent(&self, now: Duration) -> Spent {
+        let age = WINDOW.saturating_sub(self.until.saturating_sub(now));
+        Spent {
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(0),
+            total: u32::try_from(self.total).unwrap_or(u32::MAX),
+            most: u32::try_from(self.most).unwrap_or(u32::MAX),
         }
     }
 
@@ -104,11 +133,11 @@ impl QueryLimits {
     /// If it is over a limit. It is then not to be asked upstream.
     pub fn admit(&mut self, name: &HostName, kind: RecordType, now: Duration) -> Result<(), Limited> {
         self.take_token(now)?;
-        if now.saturating_sub(self.window) >= WINDOW {
-            self.window = now;
+        if now >= self.until {
+            self.until = now + WINDOW;
             self.seen.clear();
             self.domains.clear();
-            self.total = 0;
+            (self.total, self.before, self.most) = (0, 0, 0);
         }
         let text = name.to_string();
         let domain = domain(&text);
@@ -120,16 +149,17 @@ impl QueryLimits {
         }
         let is_new = !self.seen.contains(name);
         let cost = if is_new { (text.len() - domain.len()).max(CHANGE_COST) } else { CHANGE_COST };
-        let total = self.total + if is_new { text.len().max(LEAST_COST) } else { 0 };
+        let total = self.total.saturating_add(if is_new { text.len().max(LEAST_COST) } else { 0 });
         if total > self.figures.total_bytes {
             return Err(Limited::Total);
         }
-        let bytes = used.map_or(0, |used| used.bytes) + cost;
+        let bytes = used.map_or(self.before, |used| used.bytes).saturating_add(cost);
         if bytes > self.figures.domain_bytes {
             return Err(Limited::Domain(domain.to_owned()));
         }
         self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(question) });
         self.total = total;
+        self.most = self.most.max(bytes);
         self.seen.insert(name.clone());
         Ok(())
     }
@@ -205,5 +235,60 @@ mod tests {
             let figures = LimitFigures { domain_bytes, total_bytes, ..LimitFigures::default() };
             assert_eq!(admitted(figures, &names), expected, "{domain_bytes} {total_bytes}");
         }
+    }
+
+    /// As many names below one domain as are admitted, of gateways that follow each other, each after so many names. How many
+    /// bytes they took of the domain's budget.
+    fn exfiltrated(each: usize, pause: Duration, gateways: usize) -> usize {
+        let mut spent: Option<(Spent, Duration)> = None;
+        let (mut bytes, mut now) = (0, Duration::ZERO);
+        for gateway in 0..gateways {
+            let mut limits = QueryLimits::new(LimitFigures::default(), now);
+            if let Some((spent, at)) = spent {
+                let age_ms = spent.age_ms + u64::try_from((now - at).as_millis()).unwrap();
+                limits.carry_over(Spent { age_ms, ..spent }, now);
+            }
+            now += pause;
+            for name in 0..each {
+                let name = format!("{gateway:020}{name:020}.example.com");
+                let admitted = limits.admit(&name.parse().unwrap(), RecordType::A, now).is_ok();
+                bytes += usize::from(admitted) * 41;
+            }
+            spent = Some((limits.spent(now), now));
+        }
+        bytes
+    }
+
+    #[test]
+    fn n9_a_budget_is_not_larger_for_a_sandbox_that_has_many_gateways() {
+        let budget = LimitFigures::default().domain_bytes;
+        for each in [1, 30, 50, 99, 200] {
+            let bytes = exfiltrated(each, Duration::from_millis(500), 100);
+            assert!(bytes <= budget, "{each}: {bytes} of {budget} within 50 seconds");
+        }
+        assert!(exfiltrated(99, Duration::from_millis(500), 100) > budget - 41, "it can be used");
+        let bytes = exfiltrated(200, Duration::from_secs(1), 119);
+        assert!(bytes > budget && bytes <= 2 * budget, "{bytes} within two minutes");
+    }
+
+    #[test]
+    fn n9_a_gateway_that_is_not_the_first_begins_without_a_burst() {
+        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        limits.carry_over(Spent::default(), Duration::ZERO);
+        let name = "a.example".parse().unwrap();
+        let mut count = |now| (0..1000).filter(|_| limits.admit(&name, RecordType::A, now).is_ok()).count();
+        assert_eq!(count(Duration::ZERO), 0);
+        assert_eq!(count(Duration::from_millis(200)), 20);
+    }
+
+    #[test]
+    fn n9_what_is_not_known_counts_as_used_until_the_window_ends() {
+        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        limits.carry_over(Spent { age_ms: 20_000, total: u32::MAX, most: u32::MAX }, Duration::ZERO);
+        let name = "a.example".parse().unwrap();
+        let at = Duration::from_secs;
+        assert!(limits.admit(&name, RecordType::A, at(39)).is_err());
+        assert!(limits.admit(&name, RecordType::A, at(40)).is_ok());
+        assert_eq!(limits.spent(at(41)), Spent { age_ms: 1000, total: 16, most: 2 });
     }
 }

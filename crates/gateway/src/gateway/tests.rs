@@ -56,6 +56,7 @@ impl Scene {
             limits,
             ports: bound,
             cure: String::new(),
+            spent: None,
         };
         let ((control, owner), (its_link, link)) = (pair(), pair());
         let gateway = Gateway::new(launch, control, its_link, ports).unwrap();

@@ -6,11 +6,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use bathy_policy::Protocol;
-use bathy_protocol::network::NetEvent;
+use bathy_protocol::network::{FromGateway, NetEvent, Spent, decode};
 use hickory_proto::op::{self, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{A, CNAME};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
 use super::{Asked, Asker, MOST_WAITING, Reply, Resolver, TIME, TRIES, random_id};
 use crate::dns;
@@ -243,6 +244,49 @@ fn r5_queries_have_a_rate_and_a_number_that_wait_at_once() {
     assert_eq!(failure(one_more), (ResponseCode::ServFail, why, false));
     fast.forget(7);
     waits(fast.ask(&bytes, DATAGRAM, &judge, now));
+}
+
+#[test]
+fn n9_what_a_name_uses_is_reported_before_it_is_asked_for_or_it_is_not() {
+    let (upstream, judge, now) = (Upstream::new(), allowing(), Instant::now());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (report, owner) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let mut resolver =
+        Resolver::new(vec![upstream.address()], MANY).reporting_to(report.try_clone().unwrap());
+    let reported = || {
+        let mut message = [0; 64];
+        let (length, _) = recv(&owner, &mut message, RecvFlags::empty()).ok()?;
+        let FromGateway::Spent(spent) = decode(&message[..length]).unwrap() else { unreachable!("no event") };
+        Some((spent.total, spent.most))
+    };
+    waits(resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now));
+    assert_eq!(reported(), Some((16, 2)));
+    waits(resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now));
+    assert_eq!(reported(), None, "asking for the same again takes nothing");
+    waits(resolver.ask(&query("long-name.api.example", RecordType::A), DATAGRAM, &judge, now));
+    assert_eq!(reported(), Some((37, 12)));
+    // The owner does not read.
+    while send(&report, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
+    let unreported = replied(resolver.ask(&query("other.example", RecordType::A), DATAGRAM, &judge, now));
+    let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
+    assert_eq!(failure(unreported), (ResponseCode::ServFail, why, false));
+    let asked: Vec<_> = (0..3).map(|_| upstream.asked().0.queries[0].name().to_string()).collect();
+    assert!(asked.iter().all(|name| name.contains("api.example")), "{asked:?}");
+    upstream.0.set_nonblocking(true).unwrap();
+    assert!(upstream.0.recv(&mut [0; 64]).is_err(), "it was not asked for");
+}
+
+#[test]
+fn n9_a_later_gateway_goes_on_with_the_budgets_of_those_before() {
+    let (upstream, judge, now) = (Upstream::new(), allowing(), Instant::now());
+    let spent = Spent { age_ms: 0, total: 0, most: 4096 };
+    let mut resolver = Resolver::new(vec![upstream.address()], MANY).after(spent);
+    let later = now + Duration::from_secs(1);
+    let limited = replied(resolver.ask(&query("a.api.example", RecordType::A), DATAGRAM, &judge, later));
+    let why = "The sandbox asks for too many different names below api.example within a minute".to_owned();
+    assert_eq!(failure(limited), (ResponseCode::Refused, why, true));
+    let window = now + Duration::from_secs(61);
+    waits(resolver.ask(&query("a.api.example", RecordType::A), DATAGRAM, &judge, window));
 }
 
 #[test]

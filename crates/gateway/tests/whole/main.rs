@@ -179,7 +179,7 @@ fn n8_a_call_that_its_client_breaks_off_before_it_stands_is_told_with_its_rule()
         client.say(scene, TcpControl::Rst, &[]);
         scene.events.iter().any(ended)
     });
-    let [NetEvent::Allowed { peer, rule }, NetEvent::Closed { .. }] = &scene.events[..] else {
+    let [NetEvent::Allowed { peer, rule, .. }, NetEvent::Closed { .. }] = &scene.events[..] else {
         unreachable!("{:?}", scene.events)
     };
     assert_eq!((peer.port, rule.as_str()), (address.port(), allow(address).as_str()));

@@ -72,6 +72,7 @@ impl Scene {
             limits,
             ports: vec![BoundPort { guest: 80, udp: false }; ports.len()],
             cure: String::new(),
+            spent: None,
         };
         let ports = ports.into_iter().map(OwnedFd::from).collect();
         let gateway = Gateway::new(launch, control, its_link, ports).unwrap();

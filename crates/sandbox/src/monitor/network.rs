@@ -16,18 +16,14 @@ use super::door::FromMonitor;
 use super::serve::Loop;
 use super::visitors::{refuse, say};
 use crate::description::Description;
-use crate::gateway::{GatewayError, Word};
+use crate::gateway::{Gateway, GatewayError, Word};
 use crate::net_events;
 use crate::policy::Policy;
+use crate::restarts::Restarts;
 use crate::spec::SandboxSpec;
 
 /// How many reports are recorded at once.
 const AT_ONCE: usize = 256;
-/// How long a gateway that is gone is waited for, the first time and each time after it.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const MOST_PAUSE: Duration = Duration::from_secs(10);
-/// A gateway that has served for so long has done nothing wrong.
-const GOOD_LIFE: Duration = Duration::from_secs(60);
 /// How long a gateway has to say what was open when its sandbox ended.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 /// How long a sandbox may go on after its gateway saw the end of the keeper's link, before it gets another gateway.
@@ -44,9 +40,7 @@ pub(super) struct NetworkState {
     /// leaves its place empty: the gateway's answer to it may still come, and is nobody else's.
     changing: VecDeque<(Option<OwnedFd>, Instant)>,
     /// When a gateway is started in place of one that is gone.
-    restart: Option<Instant>,
-    /// When the last one was started, and how long the next is waited for.
-    last: Option<(Instant, Duration)>,
+    restarts: Restarts,
     /// Whether the present gateway was told to begin nothing new.
     held: bool,
 }
@@ -57,7 +51,7 @@ impl NetworkState {
     pub(super) fn due(&self, may_restart: bool) -> Option<Instant> {
         let changing =
             self.changing.iter().filter(|(socket, _)| socket.is_some()).map(|(_, until)| *until).min();
-        [self.restart.filter(|_| may_restart), changing].into_iter().flatten().min()
+        [self.restarts.due().filter(|_| may_restart), changing].into_iter().flatten().min()
     }
 
     /// Somebody's policy was told to the gateway.
@@ -111,19 +105,24 @@ impl Monitor {
         while let Some(gateway) = &self.sandbox.gateway
             && events.len() < AT_ONCE
         {
-            match gateway.hear() {
+            let word = gateway.hear();
+            if let Word::Said(message) = &word {
+                self.sandbox.on_gateway_message(message);
+            }
+            match word {
                 Word::Nothing => break,
                 Word::Gone => {
-                    gone = Some(gateway.end());
+                    gone = self.sandbox.gateway.as_ref().map(Gateway::end);
                     break;
                 }
                 // The sandbox is at its end, which its keeper's connection tells as well; or only the link is.
                 Word::Said(FromGateway::Unplugged) => {
                     self.sandbox.gateway = None;
                     state.network.held = false;
-                    state.network.restart.get_or_insert_with(|| Instant::now() + UNPLUGGED_PAUSE);
+                    state.network.restarts.want(Instant::now() + UNPLUGGED_PAUSE);
+                    events.extend(self.sandbox.close_network());
                 }
-                Word::Said(FromGateway::Ready) => {}
+                Word::Said(FromGateway::Ready | FromGateway::Spent(_)) => {}
                 Word::Said(FromGateway::Event(event)) => {
                     events.push(net_events::recorded(event, self.sandbox.policies()));
                 }
@@ -149,43 +148,48 @@ impl Monitor {
         let until = Instant::now() + LAST_WORDS;
         let mut is_over = false;
         while !is_over {
-            let Some(gateway) = &self.sandbox.gateway else { return };
-            let mut events = Vec::new();
-            while events.len() < AT_ONCE && !is_over {
+            let Some(gateway) = &self.sandbox.gateway else { break };
+            let mut messages = Vec::new();
+            while messages.len() < AT_ONCE && !is_over {
                 match gateway.hear() {
                     Word::Nothing => break,
-                    Word::Said(FromGateway::Event(event)) => {
-                        events.push(net_events::recorded(event, self.sandbox.policies()));
-                    }
-                    Word::Said(FromGateway::Ready | FromGateway::Changed { .. }) => {}
+                    Word::Said(message @ FromGateway::Event(_)) => messages.push(message),
+                    Word::Said(FromGateway::Ready | FromGateway::Changed { .. } | FromGateway::Spent(_)) => {}
                     Word::Gone | Word::Said(FromGateway::Unplugged | FromGateway::Failed(_)) => {
                         is_over = true
                     }
                 }
             }
             is_over = is_over || !gateway.speaks_before(until);
-            self.note_all(events);
+            self.record_messages(messages);
         }
+        let ends = self.sandbox.close_network();
+        self.note_all(ends);
+    }
+
+    /// Records those of a gateway's messages that are events.
+    fn record_messages(&mut self, messages: Vec<FromGateway>) {
+        let mut events = Vec::new();
+        for message in messages {
+            self.sandbox.on_gateway_message(&message);
+            if let FromGateway::Event(event) = message {
+                events.push(net_events::recorded(event, self.sandbox.policies()));
+            }
+        }
+        self.note_all(events);
     }
 
     fn lose_gateway(&mut self, reason: String, state: &mut Loop) {
         if let Some(gateway) = self.sandbox.gateway.take() {
-            let policies = self.sandbox.policies();
-            let left =
-                gateway.end_now().into_iter().map(|event| net_events::recorded(event, policies)).collect();
-            self.note_all(left);
+            self.record_messages(gateway.end_now());
         }
+        let ends = self.sandbox.close_network();
+        self.note_all(ends);
         state.network.held = false;
         for socket in state.network.abandoned() {
             refuse(&socket, GONE);
         }
-        let now = Instant::now();
-        let pause = match state.network.last {
-            Some((at, pause)) if now.saturating_duration_since(at) < GOOD_LIFE => (pause * 2).min(MOST_PAUSE),
-            _ => FIRST_PAUSE,
-        };
-        state.network.last = Some((now, pause));
-        state.network.restart = Some(now + pause);
+        state.network.restarts.lost(Instant::now());
         self.note(What::GatewayLost { reason, restarted: false });
     }
 
@@ -202,8 +206,7 @@ impl Monitor {
             // It may serve by the old policy still.
             self.lose_gateway("it did not take a new policy in time".to_owned(), state);
         }
-        let may_restart = self.events.is_empty();
-        if state.network.restart.take_if(|at| may_restart && *at <= now).is_none() {
+        if !self.events.is_empty() || !state.network.restarts.take_due(now) {
             return;
         }
         match self.sandbox.restart_gateway() {
@@ -310,7 +313,8 @@ mod tests {
     #[test]
     fn f1_no_gateway_is_started_while_events_wait_to_be_recorded() {
         let now = Instant::now();
-        let mut state = NetworkState { restart: Some(now), ..NetworkState::default() };
+        let mut state = NetworkState::default();
+        state.restarts.want(now);
         assert_eq!((state.due(true), state.due(false)), (Some(now), None));
         let (_visitor, ours) = visitor();
         state.told(ours, now);
