@@ -157,7 +157,7 @@ impl Gateway {
             epoll,
             link: Link::new(link),
             notes: Notes::new(control, now),
-            judge: Judge::new(policies, launch.cure),
+            judge: Judge::new(policies, launch.cure).knowing(launch.own),
             resolver,
             table: Table::default(),
             flows: Flows::new(now),
@@ -260,6 +260,7 @@ impl Gateway {
                 Ok((length, _)) => match decode(message.get(..length).unwrap_or_default()) {
                     Ok(ToGateway::Policies(text)) => self.change(&text),
                     Ok(ToGateway::Hold(is_held)) => self.hold(is_held),
+                    Ok(ToGateway::Own(own)) => self.judge.know(own),
                     Err(error) => self.notes.answer(&FromGateway::Failed(error.to_string())),
                 },
                 Err(Errno::INTR) => {}

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bathy_policy::{Decision, Destination, HostName, Policies, Protocol};
-use bathy_protocol::network::{Peer, Transport};
+use bathy_protocol::network::{OwnNetwork, Peer, Transport};
 
 use crate::dns::NameBook;
 use crate::host;
@@ -47,12 +47,32 @@ pub struct Judge {
     start: Instant,
     /// The beginning of the command that allows a target.
     command: String,
+    /// The host's own addresses, as its owner read them.
+    own: Vec<OwnNetwork>,
 }
 
 impl Judge {
     /// By these policies. What they deny is allowed by this command with a target behind it.
     pub fn new(policies: Policies, command: String) -> Self {
-        Self { policies, book: NameBook::new(), start: Instant::now(), command }
+        Self { policies, book: NameBook::new(), start: Instant::now(), command, own: Vec::new() }
+    }
+
+    /// With these as the host's own addresses.
+    pub fn knowing(mut self, own: Vec<OwnNetwork>) -> Self {
+        self.own = own;
+        self
+    }
+
+    /// From now on these are the host's own addresses.
+    pub fn know(&mut self, own: Vec<OwnNetwork>) {
+        self.own = own;
+    }
+
+    /// Whether it is one of the host's own addresses, in any of its readings: a translator may turn one into another. The
+    /// owner's list says so, or the kernel, which is asked each time: it knows an address at once, but not each.
+    pub fn is_host(&self, address: IpAddr) -> bool {
+        let is_own = |address| self.own.iter().any(|own| own.contains(address)) || host::is_own(address);
+        bathy_policy::address::readings(address).any(|(address, _)| is_own(address))
     }
 
     /// From now on these hold.
@@ -68,7 +88,7 @@ impl Judge {
     /// What is known about a destination.
     pub fn place(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Place {
         let names = self.book.names(remote.ip(), self.time(now));
-        Place { protocol, remote, is_host: is_host(remote.ip()), names }
+        Place { protocol, remote, is_host: self.is_host(remote.ip()), names }
     }
 
     /// Whether the guest may begin there.
@@ -83,7 +103,7 @@ impl Judge {
 
     /// Whether somebody may call at a published port.
     pub fn accept(&self, caller: IpAddr, protocol: Protocol, guest_port: u16) -> Decision {
-        self.policies.accept(caller, protocol, guest_port, is_host(caller))
+        self.policies.accept(caller, protocol, guest_port, self.is_host(caller))
     }
 
     /// Whether a name may be asked for.
@@ -93,7 +113,7 @@ impl Judge {
 
     /// Whether the guest may know that a name has this address.
     pub fn reveal(&self, name: &HostName, address: IpAddr) -> bool {
-        self.policies.reveal(name, address, is_host(address))
+        self.policies.reveal(name, address, self.is_host(address))
     }
 
     /// The guest was told that a name has this address for so long.
@@ -128,11 +148,6 @@ impl Judge {
             "bathy policy set, with another preset than none"
         }
     }
-}
-
-/// Whether it is one of the host's own addresses, in any of its readings: a translator may turn one into another.
-pub fn is_host(address: IpAddr) -> bool {
-    bathy_policy::address::readings(address).any(|(address, _)| host::is_own(address))
 }
 
 /// As a shell takes it.

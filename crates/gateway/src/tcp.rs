@@ -195,7 +195,7 @@ impl Gateway {
         let Some(connection) = self.table.get_mut(number) else { return };
         if connection.is_unjudged() {
             // It is dialled now, and the host's addresses may have changed since it began.
-            connection.is_host = judge::is_host(connection.remote.ip());
+            connection.is_host = self.judge.is_host(connection.remote.ip());
         }
         let place = place_of(connection);
         let decision = self.judge.judge(&place, &found);

@@ -93,6 +93,29 @@ pub struct GatewayLaunch {
     pub cure: String,
     /// What the gateways before it have used of the sandbox's budgets, unless it is the first one.
     pub spent: Option<Spent>,
+    /// The host's own addresses.
+    pub own: Vec<OwnNetwork>,
+}
+
+/// Addresses that are the host's own: one, or a whole network that is routed to the host itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct OwnNetwork {
+    /// The first of them, or any.
+    pub address: IpAddr,
+    /// How many bits they have in common.
+    pub prefix: u8,
+}
+
+impl OwnNetwork {
+    /// Whether this address is one of them.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let differ = match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => (own.to_bits() ^ other.to_bits()).leading_zeros(),
+            (IpAddr::V6(own), IpAddr::V6(other)) => (own.to_bits() ^ other.to_bits()).leading_zeros(),
+            _ => return false,
+        };
+        differ >= u32::from(self.prefix)
+    }
 }
 
 /// What was used of a sandbox's budget for names in the present window, by all of its gateways together. Rates need no such
@@ -114,6 +137,8 @@ pub enum ToGateway {
     Policies(String),
     /// Whether events cannot be recorded at present: then nothing new begins. What was recorded as begun goes on.
     Hold(bool),
+    /// These are the host's own addresses from now on.
+    Own(Vec<OwnNetwork>),
 }
 
 /// From the gateway.
@@ -259,4 +284,32 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
 /// When it is none.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
     postcard::from_bytes(bytes).map_err(|_| MessageError::Malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n10_a_network_contains_its_addresses_and_no_others() {
+        for (network, prefix, address, expected) in [
+            ("93.184.78.2", 32, "93.184.78.2", true),
+            ("93.184.78.2", 32, "93.184.78.3", false),
+            ("127.0.0.0", 8, "127.255.255.255", true),
+            ("127.0.0.0", 8, "128.0.0.0", false),
+            ("10.0.0.255", 25, "10.0.0.128", true),
+            ("10.0.0.255", 25, "10.0.0.127", false),
+            ("0.0.0.0", 0, "8.8.8.8", true),
+            ("0.0.0.0", 0, "::1", false),
+            ("::", 0, "2606::1", true),
+            ("fd00::", 8, "fdff::1", true),
+            ("fd00::", 8, "fe00::1", false),
+            ("::1", 128, "::1", true),
+            ("::1", 128, "::2", false),
+            ("1.1.1.1", 255, "1.1.1.1", false),
+        ] {
+            let own = OwnNetwork { address: network.parse().unwrap(), prefix };
+            assert_eq!(own.contains(address.parse().unwrap()), expected, "{network}/{prefix} {address}");
+        }
+    }
 }

@@ -27,6 +27,7 @@ use rustix::net::{
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
+use crate::addresses::{self, AddressesError, Watcher};
 use crate::ending;
 use crate::launch::BeforeStart;
 use crate::ledger::Ledger;
@@ -73,6 +74,9 @@ pub enum GatewayError {
     /// A socket or configuration.
     #[error("Cannot prepare the sandbox's gateway")]
     Prepare(#[source] io::Error),
+    /// What the host's own addresses are.
+    #[error(transparent)]
+    Addresses(#[from] AddressesError),
     /// Policies that are too long to be told.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -106,6 +110,8 @@ pub struct Network {
     pub link: OwnedFd,
     /// What is known of the network from all of its gateways.
     pub ledger: Ledger,
+    /// Tells its gateways of the host's addresses.
+    pub addresses: Watcher,
 }
 
 impl Network {
@@ -116,6 +122,8 @@ impl Network {
             guest: port.guest,
             udp: port.protocol == Protocol::Udp,
         };
+        // It has been watching for changes since before this.
+        let own = addresses::read()?;
         let launch = GatewayLaunch {
             policies: policies_text(&self.policies)?,
             resolvers: resolvers(),
@@ -123,6 +131,7 @@ impl Network {
             ports: self.ports.iter().map(bound).collect(),
             cure: self.cure.clone(),
             spent: self.ledger.carried_over(Instant::now()),
+            own: own.clone(),
         };
         let mut config = File::from(memfd_create("gateway-config", MemfdFlags::CLOEXEC).map_err(prepare)?);
         config.write_all(&encode(&launch)?).map_err(GatewayError::Prepare)?;
@@ -139,7 +148,9 @@ impl Network {
             before_start,
         })?;
         rustix::io::ioctl_fionbio(&control, true).map_err(prepare)?;
-        Ok(Gateway { control, process })
+        let gateway = Gateway { control, process };
+        self.addresses.serve(gateway.control.try_clone().map_err(GatewayError::Prepare)?, own);
+        Ok(gateway)
     }
 }
 

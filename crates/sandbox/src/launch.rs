@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
+use crate::addresses::Watcher;
 use crate::assets::Assets;
 use crate::connection::Connection;
 use crate::disk::{self, DiskError};
@@ -169,6 +170,7 @@ impl Sandbox {
                 ports: gateway::bind_ports(&spec.ports)?,
                 link: gateways,
                 ledger: Ledger::new(&spec.network_limits),
+                addresses: Watcher::start().map_err(LaunchError::Prepare)?,
             });
         }
         let keeper = KeeperLaunch {

@@ -11,6 +11,7 @@
 //! * [`attach`]: one command with the caller's own standard input, output and error.
 //! * [`doctor`]: what this machine offers, and what to do about what it does not.
 
+pub mod addresses;
 pub mod assets;
 pub mod attach;
 pub mod command;

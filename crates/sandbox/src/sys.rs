@@ -1,9 +1,9 @@
 //! The host side's unsafe code: a lock and questions that have no safe wrapper, and memory for the probe guest.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
 use kvm_bindings::kvm_userspace_memory_region;
@@ -60,6 +60,26 @@ fn write_lock(begin: i64, length: i64) -> libc::flock {
     range.l_len = length;
     range
 }
+
+/// Makes the kernel look at all of a request to its routing socket, also at the table that is asked for.
+pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
+    let on: c_int = 1;
+    let length = libc::socklen_t::try_from(size_of::<c_int>()).map_err(io::Error::other)?;
+    // SAFETY: the value is an integer of the given size for the duration of the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_NETLINK,
+            STRICT_REQUESTS,
+            (&raw const on).cast::<c_void>(),
+            length,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `NETLINK_GET_STRICT_CHK`.
+const STRICT_REQUESTS: c_int = 12;
 
 /// `F_WRLCK`, `F_UNLCK` and `SEEK_SET` in the width of `flock`'s fields.
 const WRITE_LOCK: i16 = 1;

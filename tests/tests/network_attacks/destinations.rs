@@ -4,9 +4,10 @@ use bathy_tests::world::World;
 use bathy_tests::world::addresses::{self, HOST_OWN, LINK_LOCAL, METADATA, PRIVATE, SPECIAL};
 use serde_json::json;
 
-use bathy_tests::world::guest::{Guest, Outcome};
+use bathy_tests::kept::until;
+use bathy_tests::world::guest::{Guest, Outcome, on_host};
 use bathy_tests::world::table::{
-    Attack, all_held, all_held_by, all_work_allowing, attack, hopeless, is_through, undefended,
+    Attack, all_held, all_held_by, all_work_allowing, attack, hopeless, is_through, row, undefended,
 };
 
 /// Ways to write 10.0.0.5, 169.254.169.254 and loopback.
@@ -147,6 +148,43 @@ fn n2_no_class_but_public_is_reached_over_tcp_or_udp() {
     all_held_by(&web, "", &groups, &[], lost);
     web.still_works();
     all_work_allowing(&world, &all, "", &attacks);
+}
+
+/// Changes the host's network, as its administrator does.
+fn ip(world: &World, arguments: &str) {
+    let ran = on_host(world, "ip", &arguments.split(' ').collect::<Vec<_>>());
+    assert_eq!(ran.code, Some(0), "ip {arguments}: {}", ran.stderr);
+}
+
+#[test]
+fn n10_the_hosts_own_addresses_are_denied_whatever_the_mtu_and_whenever_they_came() {
+    let world = World::new();
+    ip(&world, "link set lo mtu 1500");
+    ip(&world, "route add local 93.184.79.0/24 dev lo table local mtu 1400");
+    ip(&world, "-6 route add local 2606:2800:79::/64 dev lo table local mtu 1400");
+    let web = Guest::start(&world, "web", &["--net", "public"]);
+    let mut all = HOST_OWN.to_vec();
+    all.extend(["93.184.79.5", "2606:2800:79::5"]);
+    let mut attacks = Vec::new();
+    for address in &all {
+        attacks.push(attack("N10", format!("{address} over TCP"), json!(["connect", address, 7])));
+        attacks.push(attack("N10", format!("{address} over UDP"), json!(["datagram", address, 7, "out"])));
+    }
+    all_held(&web, "", &attacks, &[]);
+    all_work_allowing(&world, &all, "", &attacks);
+    // Somebody else's until now.
+    for (address, change) in [
+        ("93.184.78.4", "address add 93.184.78.4/24 dev world"),
+        ("2606:2800:77::4", "-6 address add 2606:2800:77::4/128 dev world nodad"),
+        ("93.184.80.5", "route add local 93.184.80.0/24 dev lo table local mtu 1400"),
+    ] {
+        let attempt = || web.try_one(json!(["connect", address, 7]));
+        assert!(is_through(&attempt()), "{address} before it was the host's");
+        ip(&world, change);
+        until("it is denied", 5, || attempt().was_denied());
+        row("N10", &format!("{address} once it is the host's"), "denied", true);
+    }
+    web.still_works();
 }
 
 #[test]

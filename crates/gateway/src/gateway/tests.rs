@@ -57,6 +57,7 @@ impl Scene {
             ports: bound,
             cure: String::new(),
             spent: None,
+            own: Vec::new(),
         };
         let ((control, owner), (its_link, link)) = (pair(), pair());
         let gateway = Gateway::new(launch, control, its_link, ports).unwrap();

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bathy_policy::{HostName, Policies, Protocol, Verdict};
-use bathy_protocol::network::Transport;
+use bathy_protocol::network::{OwnNetwork, Transport};
 
-use super::{Judge, Place, is_host, peer, quoted};
+use super::{Judge, Place, peer, quoted};
 use crate::inspect::Found;
 
 const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
@@ -91,8 +91,27 @@ fn the_hosts_own_addresses_are_known_in_every_reading() {
         ("93.184.216.34", false),
         ("::ffff:93.184.216.34", false),
     ] {
-        assert_eq!(is_host(address.parse().unwrap()), own, "{address}");
+        assert_eq!(judge(&[]).is_host(address.parse().unwrap()), own, "{address}");
     }
+}
+
+#[test]
+fn n10_addresses_that_the_owner_knows_are_the_hosts_own_from_then_on() {
+    let network = |text: &str, prefix| OwnNetwork { address: text.parse().unwrap(), prefix };
+    let mut judge =
+        Judge::new(policies(None, "public", &[]), String::new()).knowing(vec![network("93.184.216.34", 32)]);
+    let verdict = |judge: &Judge, text: &str| {
+        let place = judge.place(Protocol::Tcp, SocketAddr::new(text.parse().unwrap(), 80), Instant::now());
+        judge.connect(&place).verdict
+    };
+    assert_eq!(verdict(&judge, "93.184.216.34"), Verdict::Deny);
+    assert_eq!(verdict(&judge, "93.184.216.35"), Verdict::Allow);
+    assert!(judge.is_host("::ffff:93.184.216.34".parse().unwrap()));
+    assert!(!judge.reveal(&name("api.example"), PUBLIC));
+    judge.know(vec![network("93.184.216.35", 32), network("2606:2800::", 32)]);
+    assert_eq!(verdict(&judge, "93.184.216.34"), Verdict::Allow, "it is not any more");
+    assert_eq!(verdict(&judge, "93.184.216.35"), Verdict::Deny);
+    assert_eq!(verdict(&judge, "2606:2800:1::1"), Verdict::Deny);
 }
 
 #[test]

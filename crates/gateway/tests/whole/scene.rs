@@ -73,6 +73,7 @@ impl Scene {
             ports: vec![BoundPort { guest: 80, udp: false }; ports.len()],
             cure: String::new(),
             spent: None,
+            own: Vec::new(),
         };
         let ports = ports.into_iter().map(OwnedFd::from).collect();
         let gateway = Gateway::new(launch, control, its_link, ports).unwrap();

@@ -1,0 +1,255 @@
+//! The host's own addresses, which only a rule for the host lets a sandbox reach. The kernel is asked on this side, since a
+//! gateway may open no sockets but those of IP, and the gateway is told of changes as long as it lives.
+
+mod netlink;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use bathy_protocol::network::{OwnNetwork, ToGateway, encode};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, bind, recv, send, shutdown,
+    socket_with, sockopt,
+};
+use thiserror::Error;
+
+use crate::sys;
+use netlink::{GET_ADDRESS, GET_ROUTE, INET, INET6, NetlinkError};
+
+/// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE`.
+const CHANGES: u32 = 0x10 | 0x40 | 0x100 | 0x400;
+/// As much as the kernel puts into one part of an answer.
+const PART: usize = 64 * 1024;
+/// How long the kernel may take to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// How often a list is read that changes meanwhile.
+const TRIES: u32 = 8;
+/// How many parts an answer has at most: more addresses than a message to the gateway can hold.
+const MOST_PARTS: usize = 4096;
+/// How soon after a look the next one is taken: on a host whose routes change all the time, not more often than this.
+const PAUSE: Duration = Duration::from_millis(200);
+const STACK: usize = 256 * 1024;
+
+/// The host's own addresses cannot be read.
+#[derive(Debug, Error)]
+pub enum AddressesError {
+    /// The socket.
+    #[error("Cannot ask the kernel for this machine's addresses: {0}")]
+    Socket(#[from] Errno),
+    /// What it said.
+    #[error(transparent)]
+    Answer(#[from] NetlinkError),
+}
+
+/// All addresses and networks that are the host's own now.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn read() -> Result<Vec<OwnNetwork>, AddressesError> {
+    let socket = routing_socket(0, SocketFlags::empty())?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_TIME))?;
+    // A kernel that cannot choose the table sends all of them.
+    let _ = sys::set_strict_requests(&socket);
+    let mut own = Vec::new();
+    let kinds = [(GET_ADDRESS, INET), (GET_ADDRESS, INET6), (GET_ROUTE, INET), (GET_ROUTE, INET6)];
+    for ((kind, family), number) in kinds.into_iter().zip(0..) {
+        own.extend(read_kind(&socket, kind, family, number * TRIES)?);
+    }
+    own.sort_unstable();
+    own.dedup();
+    Ok(own)
+}
+
+fn read_kind(socket: &OwnedFd, kind: u16, family: u8, first: u32) -> Result<Vec<OwnNetwork>, AddressesError> {
+    let mut result = Err(NetlinkError::Interrupted.into());
+    for sequence in first..first + TRIES {
+        send(socket, &netlink::request(kind, family, sequence), SendFlags::empty())?;
+        result = read_parts(socket, sequence);
+        if !matches!(result, Err(AddressesError::Answer(NetlinkError::Interrupted))) {
+            break;
+        }
+    }
+    result
+}
+
+fn read_parts(socket: &OwnedFd, sequence: u32) -> Result<Vec<OwnNetwork>, AddressesError> {
+    let (mut own, mut buffer) = (Vec::new(), vec![0; PART]);
+    for _ in 0..MOST_PARTS {
+        let length = match recv(socket, &mut buffer[..], RecvFlags::TRUNC) {
+            Ok((_, length)) => length,
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let part = buffer.get(..length).ok_or(NetlinkError::Malformed)?;
+        if netlink::read_answer(part, sequence, &mut own)? {
+            return Ok(own);
+        }
+    }
+    Err(NetlinkError::Malformed.into())
+}
+
+fn routing_socket(groups: u32, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Whom to tell, and what it knows.
+#[derive(Debug)]
+struct Told {
+    control: OwnedFd,
+    own: Vec<OwnNetwork>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    gateway: Mutex<Option<Told>>,
+    is_over: Mutex<bool>,
+    wake: OwnedFd,
+}
+
+impl Shared {
+    fn gateway(&self) -> MutexGuard<'_, Option<Told>> {
+        self.gateway.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> MutexGuard<'_, bool> {
+        self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // The counter is far from full.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Tells a sandbox's gateways of each change of the host's addresses. Dropping it ends it.
+#[derive(Debug)]
+pub struct Watcher {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Watches from now on.
+    ///
+    /// # Errors
+    /// When the host has no socket or thread for that.
+    pub fn start() -> io::Result<Self> {
+        let changes = routing_socket(CHANGES, SocketFlags::NONBLOCK)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared { gateway: Mutex::new(None), is_over: Mutex::new(false), wake });
+        let its = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("addresses".to_owned()).stack_size(STACK);
+        let thread = Some(thread.spawn(move || watch(&changes, &its))?);
+        Ok(Self { shared, thread })
+    }
+
+    /// From now on this gateway is told, which was started with these addresses.
+    pub fn serve(&self, control: OwnedFd, own: Vec<OwnNetwork>) {
+        *self.shared.gateway() = Some(Told { control, own });
+        // They may have changed since.
+        self.shared.wake();
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        *self.shared.is_over() = true;
+        self.shared.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic would have ended the program.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(changes: &OwnedFd, shared: &Shared) {
+    let mut is_told = true;
+    loop {
+        let pause = Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() };
+        let mut fds = [PollFd::new(changes, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)];
+        // Interrupted or not: it is looked at again.
+        let _ = poll(&mut fds, if is_told { None } else { Some(&pause) });
+        drain(changes);
+        let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
+        if *shared.is_over() {
+            return;
+        }
+        is_told = shared.gateway().as_mut().is_none_or(tell);
+        // Only the end is waited for meanwhile.
+        let _ = poll(&mut [PollFd::new(&shared.wake, PollFlags::IN)], Some(&pause));
+    }
+}
+
+/// What a change is does not matter; nor that some were lost, because there were too many.
+fn drain(changes: &OwnedFd) {
+    let mut buffer = vec![0; PART];
+    for _ in 0..MOST_PARTS {
+        match recv(changes, &mut buffer[..], RecvFlags::DONTWAIT) {
+            Ok(_) | Err(Errno::INTR | Errno::NOBUFS) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Tells a gateway what it does not know yet. False if it is to be tried again.
+fn tell(told: &mut Told) -> bool {
+    let message = read().map_err(|error| error.to_string()).and_then(|own| {
+        let message = encode(&ToGateway::Own(own.clone())).map_err(|error| error.to_string())?;
+        Ok((own, message))
+    });
+    let Ok((own, message)) = message else {
+        // It must not go on with addresses that may be old: it ends, and the next one begins with what can be read then.
+        let _ = shutdown(&told.control, Shutdown::Both);
+        return true;
+    };
+    if own == told.own {
+        return true;
+    }
+    match send(&told.control, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Ok(_) => {
+            told.own = own;
+            true
+        }
+        // One that does not read decides nothing either.
+        Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => false,
+        // It is gone.
+        Err(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n10_the_kernel_tells_its_own_addresses() {
+        let own = read().unwrap();
+        let contains = |text: &str| own.iter().any(|network| network.contains(text.parse().unwrap()));
+        assert!(contains("127.0.0.1") && contains("127.77.0.1"), "{own:?}");
+        assert!(!contains("93.184.215.14"), "{own:?}");
+    }
+
+    #[test]
+    fn n10_a_gateway_is_told_what_it_was_not_started_with() {
+        let (control, gateway) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let watcher = Watcher::start().unwrap();
+        watcher.serve(control, Vec::new());
+        let mut message = vec![0; PART];
+        let (length, _) = recv(&gateway, &mut message[..], RecvFlags::empty()).unwrap();
+        let told: ToGateway = bathy_protocol::network::decode(&message[..length]).unwrap();
+        assert_eq!(told, ToGateway::Own(read().unwrap()));
+        drop(watcher);
+        assert_eq!(recv(&gateway, &mut message[..], RecvFlags::empty()).unwrap().0, 0, "its end is closed");
+    }
+}
