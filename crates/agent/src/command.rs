@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use bathy_protocol::frame;
 use bathy_protocol::message::encode;
@@ -11,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::breather::Breather;
 use crate::processes::Processes;
-use crate::spawn::Started;
+use crate::spawn::{Launching, Started};
 use crate::terminal;
 
 /// One output of a command.
@@ -35,6 +36,10 @@ pub struct Command {
     pub stream: u32,
     /// Its process number.
     pub pid: u32,
+    /// Its process, until its program is executed. Until then the host knows nothing of it, and nothing is passed on.
+    pub launching: Option<Launching>,
+    /// The host was told that it could not be started.
+    pub refused: bool,
     /// The write end of its standard input, or our end of its terminal, until it is closed.
     pub stdin: Option<OwnedFd>,
     /// Standard output and error.
@@ -64,7 +69,9 @@ impl Command {
         };
         Self {
             stream,
-            pid: started.pid,
+            pid: started.launching.pid(),
+            launching: Some(started.launching),
+            refused: false,
             stdin: started.stdin,
             outputs: [
                 output(StdChannel::Stdout, Some(started.stdout)),
@@ -80,9 +87,25 @@ impl Command {
         }
     }
 
+    /// Tells the host whether the program was executed, if that is known by now.
+    pub fn settle(&mut self, now: Instant, outbox: &mut Vec<u8>) {
+        let Some(outcome) = self.launching.as_mut().and_then(|launching| launching.outcome(now)) else {
+            return;
+        };
+        self.launching = None;
+        self.refused = outcome.is_err();
+        if self.attached {
+            let message = outcome.map_or_else(ToHost::Refused, |()| ToHost::Started { pid: self.pid });
+            say(self.stream, &message, outbox);
+        }
+        if !self.refused {
+            self.write_input(outbox);
+        }
+    }
+
     /// Whether standard input is waiting for the command to read.
     pub fn wants_to_write(&self) -> bool {
-        self.stdin.is_some() && !self.input.is_empty()
+        self.stdin.is_some() && !self.input.is_empty() && self.launching.is_none()
     }
 
     /// Takes bytes for standard input.
@@ -96,6 +119,9 @@ impl Command {
 
     /// Passes waiting input on, as far as the command reads, and tells the host about the room that made.
     pub fn write_input(&mut self, outbox: &mut Vec<u8>) {
+        if self.launching.is_some() {
+            return;
+        }
         while let (Some(stdin), (chunk, _)) = (&self.stdin, self.input.as_slices()) {
             if chunk.is_empty() {
                 break;
@@ -180,10 +206,8 @@ impl Command {
     pub fn request(&mut self, message: &ToGuest) -> Result<(), WindowError> {
         match message {
             ToGuest::Signal(number) => {
-                let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-                if let (Some(pid), Some(signal), None) = (pid, Signal::from_named_raw(*number), self.exit) {
-                    // Fails only if the group is gone already.
-                    let _ = kill_process_group(pid, signal);
+                if let (Some(signal), None) = (Signal::from_named_raw(*number), self.exit) {
+                    self.signal(signal);
                 }
                 Ok(())
             }
@@ -228,11 +252,25 @@ impl Command {
         }
     }
 
+    fn signal(&self, signal: Signal) {
+        let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        match (&self.launching, group) {
+            (Some(launching), _) => launching.signal(signal),
+            (None, Some(group)) => {
+                // Fails only if the group is gone already.
+                let _ = kill_process_group(group, signal);
+            }
+            (None, None) => {}
+        }
+    }
+
     /// Nobody waits for it any more: it is ended, and only its end is reported.
     pub fn abandon(&mut self, processes: &Processes) {
         self.abandoned = true;
-        if self.exit.is_none() {
-            processes.end_session(self.pid);
+        match &self.launching {
+            Some(launching) => launching.signal(Signal::KILL),
+            None if self.exit.is_none() => processes.end_session(self.pid),
+            None => {}
         }
         // The programs of a terminal are hung up by this, too.
         self.stdin = None;

@@ -58,6 +58,7 @@ fn threads() -> Option<u32> {
 
 fn be_init(restricted: Option<Restriction>, threads: Option<u32>) -> Result<(), String> {
     let pid1_unix_ns = unix_ns();
+    sys::leave_faults_to_the_kernel();
     let Booted { port, own_program, layer, processes } =
         boot::prepare_root(restricted, threads).map_err(|error| error.to_string())?;
     let times = BootTimes { pid1_unix_ns, mounted_unix_ns: unix_ns() };

@@ -96,6 +96,7 @@ pub struct Server {
 enum Source {
     Port,
     Children,
+    Launch(usize),
     Input(usize),
     Output(usize, usize),
     Context(usize, Part),
@@ -127,6 +128,11 @@ impl Server {
                 match source {
                     Source::Port => self.serve_port(events, &mut buffer)?,
                     Source::Children => self.reap(),
+                    Source::Launch(index) => {
+                        if let Some(command) = self.commands.get_mut(index) {
+                            command.settle(Instant::now(), &mut self.outbox);
+                        }
+                    }
                     Source::Input(index) => {
                         if let Some(command) = self.commands.get_mut(index) {
                             command.write_input(&mut self.outbox);
@@ -140,6 +146,7 @@ impl Server {
                     Source::Context(index, part) => self.contexts.serve(index, part),
                 }
             }
+            self.refuse_late();
             self.drain_finished(&mut buffer);
             let tools = Tools { launcher: &self.launcher, processes: &self.processes };
             self.contexts.advance(tools, &mut self.outbox, OUTBOX_LIMIT);
@@ -167,6 +174,13 @@ impl Server {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         };
         for (index, command) in self.commands.iter().enumerate() {
+            if let Some(launching) = &command.launching {
+                rests = sooner(rests, launching.deadline());
+                if let Some(decided) = launching.decided() {
+                    watch(Source::Launch(index), decided, PollFlags::IN);
+                }
+                continue;
+            }
             if let Some(stdin) = command.stdin.as_ref().filter(|_| command.wants_to_write()) {
                 watch(Source::Input(index), stdin.as_fd(), PollFlags::OUT);
             }
@@ -248,7 +262,9 @@ impl Server {
                     Ok(()) => self.contexts.change(stream, request, tools),
                     Err(refused) => Err(refused),
                 };
-                self.answer(stream, taken);
+                if let Some(answer) = taken.transpose() {
+                    self.answer(stream, answer);
+                }
                 Ok(())
             }
             other => match self.commands.iter_mut().find(|command| command.stream == stream) {
@@ -285,13 +301,20 @@ impl Server {
     }
 
     fn start(&mut self, stream: u32, start: impl FnOnce(&Launcher) -> Result<Started, Refused>) {
-        let started = self.check_room(stream).and_then(|()| start(&self.launcher));
-        let started = started.map(|started| {
-            let pid = started.pid;
-            self.commands.push(Command::new(stream, started));
-            pid
-        });
-        self.answer(stream, started);
+        match self.check_room(stream).and_then(|()| start(&self.launcher)) {
+            // Answered once its program is executed.
+            Ok(started) => self.commands.push(Command::new(stream, started)),
+            Err(refused) => self.answer(stream, Err(refused)),
+        }
+    }
+
+    /// Gives up on programs that were not executed in time.
+    fn refuse_late(&mut self) {
+        let now = Instant::now();
+        let late = |command: &&mut Command| command.launching.as_ref().is_some_and(|it| it.deadline() <= now);
+        for command in self.commands.iter_mut().filter(late) {
+            command.settle(now, &mut self.outbox);
+        }
     }
 
     fn answer(&mut self, stream: u32, started: Result<u32, Refused>) {
@@ -344,6 +367,8 @@ impl Server {
             if let Some(command) =
                 self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none())
             {
+                // Known now at the latest: the process is gone.
+                command.settle(Instant::now(), &mut self.outbox);
                 command.ended(exit_of(status));
                 continue;
             }
@@ -365,6 +390,7 @@ impl Server {
             }
         }
         self.commands.retain(|command| match command.finished() {
+            _ if command.refused => false,
             Some(exit) => {
                 say(command.stream, &ToHost::Exited(exit), outbox);
                 false

@@ -3,23 +3,83 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use bathy_protocol::{Direction, Exec, RefusalKind, Refused, Restriction, Transfer};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::sys::{self, Confinement, Executable, MountLimits, Program, Step};
+use crate::sys::{self, Child, Confinement, Executable, MountLimits, Program, Step};
 use crate::terminal::Terminal;
 use crate::transfer;
 use crate::users::{self, User};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// How long a program may take to be executed. Shorter than the host waits for an answer (30 s), so that the host learns why; the
+/// keeper takes an agent that says nothing for two minutes for a dead one.
+const EXECUTED_WITHIN: Duration = Duration::from_secs(20);
+
+/// A process that may not have executed its program yet: processes of the same user can hold it up.
+pub struct Launching {
+    child: Child,
+    name: Vec<u8>,
+    cwd: CString,
+    user: String,
+    until: Instant,
+}
+
+impl Launching {
+    /// Its process number; also its session and process group, once the program is executed.
+    pub fn pid(&self) -> u32 {
+        self.child.pid
+    }
+
+    /// Becomes readable when the outcome is known.
+    pub fn decided(&self) -> Option<BorrowedFd<'_>> {
+        self.child.decided()
+    }
+
+    /// When its time is over.
+    pub fn deadline(&self) -> Instant {
+        self.until
+    }
+
+    /// Whether the program is executed, or why not; `None` while that is undecided.
+    pub fn outcome(&mut self, now: Instant) -> Option<Result<(), Refused>> {
+        match self.child.outcome() {
+            Some(outcome) => Some(outcome.map_err(|(step, error)| self.refusal(step, &error))),
+            None if now < self.until => None,
+            None => {
+                self.signal(Signal::KILL);
+                Some(Err(bad_request(&format!(
+                    "{}: not executed within {} s: a process in the sandbox holds it up",
+                    String::from_utf8_lossy(&self.name),
+                    EXECUTED_WITHIN.as_secs()
+                ))))
+            }
+        }
+    }
+
+    /// Sends a signal to the process alone, which may not have its group yet. It is not reaped: then the outcome is known.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.pid).ok().and_then(Pid::from_raw) {
+            // Fails only if it has ended already.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    fn refusal(&self, step: Step, error: &io::Error) -> Refused {
+        refusal(step, error, &self.name, &self.cwd, &self.user)
+    }
+}
+
 /// A started command and our ends of its pipes.
 pub struct Started {
-    /// Its process number; also its session and process group.
-    pub pid: u32,
+    /// Its process.
+    pub launching: Launching,
     /// Where its standard input is written, if it has one.
     pub stdin: Option<OwnedFd>,
     /// Where its standard output is read.
@@ -52,7 +112,7 @@ impl Launcher {
         };
         let candidates = candidates(name, &request.env)?;
         let start = Start {
-            executable: Executable::Paths(&candidates),
+            executable: Executable::Paths(candidates),
             name,
             argv: c_strings(&request.argv)?,
             env: c_strings(&environment(request, &user))?,
@@ -69,9 +129,9 @@ impl Launcher {
                 };
                 let terminal = Terminal::open(size, user.uid).map_err(failed)?;
                 let stdin = rustix::io::fcntl_dupfd_cloexec(&terminal.master, 0).map_err(failed)?;
-                let pid = start.run([terminal.slave.as_fd(); 3], true)?;
+                let launching = start.run([terminal.slave.as_fd(); 3], true)?;
                 let (stdin, stdout) = (Some(stdin), terminal.master);
-                Ok(Started { pid, stdin, stdout, stderr: None, terminal: true })
+                Ok(Started { launching, stdin, stdout, stderr: None, terminal: true })
             }
             None => start.with_pipes(request.stdin),
         }
@@ -149,7 +209,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    fn with_pipes(&self, stdin: bool) -> Result<Started, Refused> {
+    fn with_pipes(self, stdin: bool) -> Result<Started, Refused> {
         let failed = |error: Errno| bad_request(&format!("cannot make the command's pipes: {error}"));
         let (stdin_read, stdin_write) = if stdin {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
@@ -171,30 +231,38 @@ impl Start<'_> {
         for ours in [Some(&stdout_read), Some(&stderr_read), stdin_write.as_ref()].into_iter().flatten() {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
-        let pid = self.run([stdin_read.as_fd(), stdout_write.as_fd(), stderr_write.as_fd()], false)?;
+        let launching = self.run([stdin_read.as_fd(), stdout_write.as_fd(), stderr_write.as_fd()], false)?;
         let (stdin, stdout, stderr) = (stdin_write, stdout_read, Some(stderr_read));
-        Ok(Started { pid, stdin, stdout, stderr, terminal: false })
+        Ok(Started { launching, stdin, stdout, stderr, terminal: false })
     }
 
-    fn run(&self, stdio: [BorrowedFd<'_>; 3], terminal: bool) -> Result<u32, Refused> {
+    fn run(self, stdio: [BorrowedFd<'_>; 3], terminal: bool) -> Result<Launching, Refused> {
+        let (name, user) = (self.name, &self.user.name);
+        let cwd = self.cwd.clone();
         let program = Program {
             executable: self.executable,
-            argv: &self.argv,
-            env: &self.env,
-            cwd: &self.cwd,
+            argv: self.argv,
+            env: self.env,
+            cwd: self.cwd,
             uid: self.user.uid,
             gid: self.user.gid,
-            groups: &self.user.groups,
+            groups: self.user.groups.clone(),
             stdio,
             extra: self.extra,
             terminal,
             confinement: self.confinement,
         };
-        sys::start(&program).map_err(|(step, error)| refusal(step, &error, self.name, &self.cwd, self.user))
+        match sys::start(program) {
+            Ok(child) => {
+                let until = Instant::now() + EXECUTED_WITHIN;
+                Ok(Launching { child, name: name.to_vec(), cwd, user: user.clone(), until })
+            }
+            Err((step, error)) => Err(refusal(step, &error, name, &cwd, user)),
+        }
     }
 }
 
-fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &User) -> Refused {
+fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &str) -> Refused {
     let name = String::from_utf8_lossy(name);
     let (kind, message) = match (step, error.raw_os_error()) {
         (Step::Exec, Some(libc::ENOENT)) => (RefusalKind::NotFound, format!("{name}: no such program")),
@@ -208,9 +276,7 @@ fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &Use
         (Step::Chdir, _) => {
             (RefusalKind::BadRequest, format!("working directory {}: {error}", cwd.to_string_lossy()))
         }
-        (Step::Identity, _) => {
-            (RefusalKind::BadRequest, format!("cannot become user {}: {error}", user.name))
-        }
+        (Step::Identity, _) => (RefusalKind::BadRequest, format!("cannot become user {user}: {error}")),
         (Step::Confinement, _) => {
             (RefusalKind::BadRequest, format!("the command cannot be restricted: {error}"))
         }
@@ -343,7 +409,7 @@ mod tests {
         let pipes = [(); 2].map(|()| pipe_with(PipeFlags::CLOEXEC).unwrap());
         let extra = pipes.each_ref().map(|(_, write)| write.as_fd());
         let started = launcher(None).exec_with(&request, &extra).unwrap();
-        let pid = i32::try_from(started.pid).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = i32::try_from(started.launching.pid()).ok().and_then(Pid::from_raw);
         rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
         for ((read, _), wanted) in pipes.iter().zip([b"one", b"two"]) {
             let mut got = [0u8; 3];

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use bathy_protocol::Exit;
 use bathy_protocol::cell::{CellEnd, ContextInfo, Interrupter, Language, Surroundings};
+use bathy_protocol::{Exit, Refused};
 use rustix::event::PollFlags;
 use rustix::process::Signal;
 
@@ -17,10 +17,13 @@ use super::cell::{Interrupt, Task, verdict};
 use super::languages::Driver;
 use super::process::{End, Held, Process, Received};
 use super::stream::Stream;
+use crate::spawn::Launching;
 
 /// What of a context became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
+    /// It is known whether the interpreter was executed.
+    Launch,
     /// The interpreter takes more of a request.
     Requests,
     /// It has written to standard output (0) or error (1).
@@ -42,13 +45,16 @@ pub struct Context {
     waiting: VecDeque<Task>,
     background: Background,
     lost: Option<String>,
+    /// Why the last attempt to start its interpreter failed.
+    refused: Option<Refused>,
 }
 
 impl Context {
     /// A context without an interpreter.
     pub fn new(name: String, language: Language, surroundings: Surroundings) -> Self {
         let (background, waiting) = (Background::default(), VecDeque::new());
-        Self { name, language, surroundings, process: None, current: None, waiting, background, lost: None }
+        let (process, current, lost, refused) = (None, None, None, None);
+        Self { name, language, surroundings, process, current, waiting, background, lost, refused }
     }
 
     /// As it is listed.
@@ -89,14 +95,30 @@ impl Context {
     }
 
     /// Starts the interpreter, which is not running.
-    pub fn start(&mut self, means: &mut Means<'_>) -> Result<(), bathy_protocol::Refused> {
+    pub fn start(&mut self, means: &mut Means<'_>) -> Result<(), Refused> {
+        self.refused = None;
         self.process = Some(Process::start(self.language, &self.surroundings, means)?);
         Ok(())
+    }
+
+    /// Whether its interpreter was executed, or why not; `None` while that is undecided.
+    pub fn launched(&self) -> Option<Result<u32, Refused>> {
+        if self
+            .process
+            .as_ref()
+            .is_some_and(|process| process.launching.is_some() || process.refused.is_some())
+        {
+            return None;
+        }
+        Some(self.refused.clone().map_or_else(|| Ok(self.pid().unwrap_or(0)), Err))
     }
 
     /// Names what has to be waited for.
     pub fn watch<'a>(&'a self, now: Instant, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
         let Some(process) = &self.process else { return };
+        if let Some(decided) = process.launching.as_ref().and_then(Launching::decided) {
+            add(Part::Launch, decided, PollFlags::IN);
+        }
         if let Some(requests) = process.requests().filter(|_| process.is_writing()) {
             add(Part::Requests, requests, PollFlags::OUT);
         }
@@ -115,9 +137,10 @@ impl Context {
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let process = self.process.as_ref()?;
         let starting = (!process.ready && process.end.is_none()).then_some(process.ready_by);
+        let executed = process.launching.as_ref().map(Launching::deadline);
         let running = self.running_deadline();
         let rests = |number| process.rests(number, now).filter(|_| self.takes_output(number));
-        [starting, process.closed_until(), running, rests(0), rests(1)].into_iter().flatten().min()
+        [executed, starting, process.closed_until(), running, rests(0), rests(1)].into_iter().flatten().min()
     }
 
     fn running_deadline(&self) -> Option<Instant> {
@@ -151,6 +174,11 @@ impl Context {
     /// Serves a part that became ready.
     pub fn serve(&mut self, part: Part, buffer: &mut [u8]) {
         match part {
+            Part::Launch => {
+                if let Some(process) = &mut self.process {
+                    process.settle(self.language, Instant::now());
+                }
+            }
             Part::Requests => {
                 if let Some(process) = &mut self.process {
                     process.write_request();
@@ -201,6 +229,8 @@ impl Context {
     pub fn reaped(&mut self, pid: u32, exit: Exit, means: &Means<'_>) -> bool {
         match &mut self.process {
             Some(process) if process.pid == pid => {
+                // Known now at the latest: the process is gone.
+                process.settle(self.language, Instant::now());
                 if process.end.is_none() {
                     process.end = Some(End::Died(exit));
                     // Its children would go on writing, and nobody could tell to whom.
@@ -216,7 +246,7 @@ impl Context {
     pub fn kill(&mut self, end: End, means: &Means<'_>) {
         if let Some(process) = self.process.as_mut().filter(|process| process.end.is_none()) {
             process.end = Some(end);
-            means.processes.end_session(process.pid);
+            process.kill(means.processes);
         }
     }
 
@@ -289,7 +319,10 @@ impl Context {
 
     fn keep_time(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) {
         let now = Instant::now();
-        let Some(process) = &self.process else { return };
+        let Some(process) = &mut self.process else { return };
+        if process.launching.as_ref().is_some_and(|launching| launching.deadline() <= now) {
+            return process.settle(self.language, now);
+        }
         if process.closed_until().is_some_and(|until| now >= until) {
             return self.kill(End::ChannelClosed, means);
         }
@@ -357,7 +390,8 @@ impl Context {
 
     /// The process is gone, and what it has written is read.
     fn bury(&mut self, end: End, means: &Means<'_>, done: &mut Vec<Stream>) {
-        let Some(process) = self.process.take() else { return };
+        let Some(mut process) = self.process.take() else { return };
+        self.refused = process.refused.take();
         let killed = Exit::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(u8::MAX));
         let no_memory =
             end == End::Died(killed) && means.processes.out_of_memory_kills() > process.memory_kills;
@@ -368,6 +402,9 @@ impl Context {
         // One that was about to run in it has another started.
         if let Some(task) = self.current.take_if(|task| task.running.is_some() || !process.ready) {
             let end = match end {
+                End::NotExecuted => CellEnd::NotStarted(
+                    self.refused.as_ref().map_or_else(|| why.clone(), |it| it.message.clone()),
+                ),
                 _ if !process.ready => CellEnd::NotStarted(self.start_failure(why.clone())),
                 End::Died(_) if no_memory => CellEnd::OutOfMemory,
                 End::Died(exit) => CellEnd::Exited(exit),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use bathy_protocol::cell::Language;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 
 use super::{bash, node, python};
 use crate::processes::Processes;
@@ -68,6 +68,8 @@ impl Sources {
     pub fn fifth(&mut self, language: Language, processes: &Processes) -> io::Result<Fifth> {
         let Delivery::Stream(source) = Driver::of(language).delivery else {
             let file = memfd_create("cell", MemfdFlags::CLOEXEC)?;
+            // One who could write to it could also hold it locked while we want to.
+            fchmod(&file, Mode::RUSR | Mode::RGRP | Mode::ROTH)?;
             let theirs = processes.reopen(file.as_fd())?;
             return Ok(Fifth { theirs, requests: Some(file) });
         };

@@ -25,7 +25,7 @@ use std::time::Instant;
 use bathy_protocol::cell::{
     Cell, ContextInfo, ContextsRequest, Interrupter, Kind, Language, MAX_CODE, Surroundings, put_message,
 };
-use bathy_protocol::{Exit, Refused, ToGuest, WindowError};
+use bathy_protocol::{Exit, Refused, ToGuest, ToHost, WindowError};
 use rustix::event::PollFlags;
 
 use self::cell::Task;
@@ -34,6 +34,7 @@ pub use self::context::Part;
 use self::languages::{Driver, Sources};
 use self::process::MAX_PACKET;
 use self::stream::Stream;
+use crate::command::say;
 use crate::processes::Processes;
 use crate::spawn::{Launcher, bad_request};
 
@@ -62,10 +63,19 @@ struct Means<'a> {
     closing: bool,
 }
 
+/// A request that is answered once the context's interpreter is executed.
+struct Pending {
+    stream: Stream,
+    context: String,
+    /// It made the context, which goes if there is no interpreter for it.
+    made: bool,
+}
+
 /// All contexts of the sandbox.
 #[derive(Default)]
 pub struct Contexts {
     contexts: Vec<Context>,
+    pending: Vec<Pending>,
     /// What is over and has still to be sent.
     ending: Vec<Stream>,
     sources: Sources,
@@ -107,18 +117,20 @@ impl Contexts {
         Ok(context.pid().unwrap_or(0))
     }
 
-    /// Does what is asked about contexts, or says why not. The answer is the list of them.
+    /// Does what is asked about contexts, or says why not. The answer is the list of them; it is `None` if it comes later.
     pub fn change(
         &mut self,
         stream: u32,
         request: ContextsRequest,
         tools: Tools<'_>,
-    ) -> Result<u32, Refused> {
-        let mut pid = 0;
+    ) -> Result<Option<u32>, Refused> {
+        let stream = Stream::new(stream);
         match request {
             ContextsRequest::List => {}
             ContextsRequest::Make { context, language, surroundings } => {
-                pid = self.make(context, language, surroundings, tools)?;
+                self.make(context.clone(), language, surroundings, tools)?;
+                self.pending.push(Pending { stream, context, made: true });
+                return Ok(None);
             }
             ContextsRequest::Restart { context } => {
                 let index = self.index(&context)?;
@@ -126,8 +138,9 @@ impl Contexts {
                 if let Some(context) = contexts.get_mut(index) {
                     context.clear(&means, ending);
                     context.start(&mut means)?;
-                    pid = context.pid().unwrap_or(0);
                 }
+                self.pending.push(Pending { stream, context, made: false });
+                return Ok(None);
             }
             ContextsRequest::Remove { context } => {
                 let mut removed = self.contexts.remove(self.index(&context)?);
@@ -141,12 +154,39 @@ impl Contexts {
                 }
             }
         }
+        self.list(stream);
+        Ok(Some(0))
+    }
+
+    /// Answers with the list of contexts.
+    fn list(&mut self, mut answer: Stream) {
         let list: Vec<ContextInfo> = self.contexts.iter().map(Context::info).collect();
-        let mut answer = Stream::new(stream);
         answer.put_with(|records| put_message(Kind::Contexts, &list, records));
         answer.end(Exit::Code(0));
         self.ending.push(answer);
-        Ok(pid)
+    }
+
+    /// Answers requests whose interpreters are executed by now, or cannot be.
+    fn settle(&mut self, tools: Tools<'_>, outbox: &mut Vec<u8>) {
+        for request in std::mem::take(&mut self.pending) {
+            let context = self.contexts.iter().find(|context| context.name == request.context);
+            let unknown = || Some(Err(self.unknown(&request.context)));
+            match context.map_or_else(unknown, Context::launched) {
+                None => self.pending.push(request),
+                Some(Ok(pid)) => {
+                    say(request.stream.number, &ToHost::Started { pid }, outbox);
+                    self.list(request.stream);
+                }
+                Some(Err(refused)) => {
+                    say(request.stream.number, &ToHost::Refused(refused), outbox);
+                    if let Some(index) = self.index(&request.context).ok().filter(|_| request.made) {
+                        let mut failed = self.contexts.remove(index);
+                        let (means, _, ending) = self.parts(tools);
+                        failed.clear(&means, ending);
+                    }
+                }
+            }
+        }
     }
 
     fn make(
@@ -155,7 +195,7 @@ impl Contexts {
         language: Language,
         surroundings: Surroundings,
         tools: Tools<'_>,
-    ) -> Result<u32, Refused> {
+    ) -> Result<(), Refused> {
         if self.contexts.iter().any(|context| context.name == name) {
             return Err(bad_request(&format!("there is a context {name} already")));
         }
@@ -163,9 +203,8 @@ impl Contexts {
         let mut context = Context::new(name, spoken(language), surroundings);
         let (mut means, contexts, _) = self.parts(tools);
         context.start(&mut means)?;
-        let pid = context.pid().unwrap_or(0);
         contexts.push(context);
-        Ok(pid)
+        Ok(())
     }
 
     fn check_new(&self, name: &str) -> Result<(), Refused> {
@@ -204,12 +243,13 @@ impl Contexts {
     /// Whether a stream is a cell's.
     pub fn has(&self, stream: u32) -> bool {
         let tasks = self.contexts.iter().flat_map(Context::tasks).map(|task| &task.stream);
-        tasks.chain(&self.ending).any(|known| known.is(stream))
+        let pending = self.pending.iter().map(|request| &request.stream);
+        tasks.chain(pending).chain(&self.ending).any(|known| known.is(stream))
     }
 
     /// How many streams there are.
     pub fn len(&self) -> usize {
-        self.contexts.iter().flat_map(Context::tasks).count() + self.ending.len()
+        self.contexts.iter().flat_map(Context::tasks).count() + self.pending.len() + self.ending.len()
     }
 
     /// The host asks something of a stream, which may be nobody's any more.
@@ -236,7 +276,8 @@ impl Contexts {
 
     fn stream(&mut self, number: u32) -> Option<&mut Stream> {
         let tasks = self.contexts.iter_mut().flat_map(Context::tasks_mut).map(|task| &mut task.stream);
-        tasks.chain(&mut self.ending).find(|stream| stream.is(number))
+        let pending = self.pending.iter_mut().map(|request| &mut request.stream);
+        tasks.chain(pending).chain(&mut self.ending).find(|stream| stream.is(number))
     }
 
     /// Names what has to be waited for; the number is the context's.
@@ -267,7 +308,7 @@ impl Contexts {
 
     /// Goes on wherever that is possible, and says what can be said until the outbox holds `limit` bytes.
     pub fn advance(&mut self, tools: Tools<'_>, outbox: &mut Vec<u8>, limit: usize) {
-        if self.contexts.is_empty() && self.ending.is_empty() {
+        if self.contexts.is_empty() && self.pending.is_empty() && self.ending.is_empty() {
             return;
         }
         // What is sent first makes room for what is read then.
@@ -279,6 +320,7 @@ impl Contexts {
             context.advance(&mut means, &mut buffer, ending);
         }
         self.buffer = buffer;
+        self.settle(tools, outbox);
         self.flush(outbox, limit);
     }
 
@@ -295,6 +337,7 @@ impl Contexts {
     /// The conversation is over: nobody waits for any cell. The contexts stay.
     pub fn end_conversation(&mut self) {
         self.ending.clear();
+        self.pending.clear();
         for context in &mut self.contexts {
             context.end_conversation();
         }

@@ -16,7 +16,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::Means;
 use super::languages::{Driver, length_prefixed, write_all_at_start, zero_ended};
 use crate::breather::Breather;
-use crate::spawn::bad_request;
+use crate::processes::Processes;
+use crate::spawn::{Launching, bad_request};
 
 /// How long an interpreter may take to get ready, on a machine where many of them start at once.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -47,6 +48,8 @@ pub enum Held {
 pub enum End {
     /// By itself, or by somebody in the guest.
     Died(Exit),
+    /// Its program was not executed.
+    NotExecuted,
     /// We killed it: a cell did not end.
     Stuck,
     /// We killed it: it did not get ready.
@@ -63,6 +66,7 @@ impl End {
         match self {
             Self::Died(Exit::Code(code)) => format!("the interpreter ended with code {code}"),
             Self::Died(Exit::Signal(signal)) => format!("the interpreter was ended by signal {signal}"),
+            Self::NotExecuted => format!("{program} was not executed"),
             Self::Stuck => "a cell did not end when it was interrupted, and was killed".to_owned(),
             Self::NotReady => format!("{program} did nothing for {} s", READY_WITHIN.as_secs()),
             Self::ChannelClosed => "a cell closed the interpreter's own channel".to_owned(),
@@ -85,6 +89,10 @@ pub enum Received {
 pub struct Process {
     /// Its number; also its session and process group.
     pub pid: u32,
+    /// Its launch, until its program is executed.
+    pub launching: Option<Launching>,
+    /// Why its program was not executed.
+    pub refused: Option<Refused>,
     /// It has answered.
     pub ready: bool,
     /// When it has to have answered.
@@ -132,15 +140,11 @@ impl Process {
             ..Exec::default()
         };
         let extra = [channels.request_end.as_fd(), channels.reply_end.as_fd(), fifth.theirs.as_fd()];
-        let started = means.launcher.exec_with(&request, &extra).map_err(|refused| match refused.kind {
-            RefusalKind::NotFound => Refused {
-                kind: RefusalKind::NotFound,
-                message: format!("{} is not in this image: {} needs it", driver.program(), language.as_str()),
-            },
-            _ => refused,
-        })?;
+        let started = means.launcher.exec_with(&request, &extra)?;
         let mut process = Self {
-            pid: started.pid,
+            pid: started.launching.pid(),
+            launching: Some(started.launching),
+            refused: None,
             ready: false,
             ready_by: Instant::now() + READY_WITHIN,
             cells: 0,
@@ -161,10 +165,33 @@ impl Process {
             token,
         };
         if let Err(error) = process.send(&[b"hello", &token]) {
-            means.processes.end_session(process.pid);
+            process.kill(means.processes);
             return Err(failed(error));
         }
         Ok(process)
+    }
+
+    /// Takes note of whether its program was executed, if that is known by now.
+    pub fn settle(&mut self, language: Language, now: Instant) {
+        let Some(outcome) = self.launching.as_mut().and_then(|launching| launching.outcome(now)) else {
+            return;
+        };
+        self.launching = None;
+        let Err(mut refused) = outcome else { return };
+        if refused.kind == RefusalKind::NotFound {
+            let program = Driver::of(language).program();
+            refused.message = format!("{program} is not in this image: {} needs it", language.as_str());
+        }
+        self.refused = Some(refused);
+        self.end.get_or_insert(End::NotExecuted);
+    }
+
+    /// Ends it with its session.
+    pub fn kill(&self, processes: &Processes) {
+        match &self.launching {
+            Some(launching) => launching.signal(Signal::KILL),
+            None => processes.end_session(self.pid),
+        }
     }
 
     /// Puts a request to the interpreter, which has answered the one before.

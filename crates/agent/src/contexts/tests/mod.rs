@@ -132,6 +132,9 @@ impl Guest {
         let tools = Tools { launcher: &self.launcher, processes: &self.processes };
         self.contexts.change(stream, request, tools).map_err(|refused| refused.message)?;
         let seen = self.finish(stream);
+        if let Some(refused) = &seen.refused {
+            return Err(refused.clone());
+        }
         assert_eq!(seen.exit, Some(Exit::Code(0)));
         Ok(take_message(&seen.bytes(Kind::Contexts)).unwrap())
     }
@@ -208,6 +211,8 @@ impl Guest {
             if frame.channel == Channel::Control {
                 match bathy_protocol::message::decode(frame.payload).unwrap() {
                     ToHost::Exited(exit) => seen.exit = Some(exit),
+                    ToHost::Refused(refused) => seen.refused = Some(refused.message),
+                    ToHost::Started { .. } => assert!(seen.records.is_empty()),
                     other => panic!("{other:?}"),
                 }
                 continue;

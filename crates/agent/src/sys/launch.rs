@@ -1,0 +1,504 @@
+//! Starts a process without waiting for it.
+//!
+//! The child shares our memory until it executes its program: copying even a small address space costs milliseconds
+//! under User Mode Linux, where every mapped page is a system call on the host. We do not wait for it as `vfork` would:
+//! before it executes, the child is its user's already, so other processes of that user can stop it, and a program or
+//! folder of theirs can hold its system calls up. Whatever it uses stays allocated until the kernel has closed the
+//! child's end of a pipe, which it does after the child has left our memory: when it executes, and when it exits.
+//!
+//! While both run, the child makes system calls and nothing else. It makes them itself: the C library would store
+//! error numbers where our own thread looks for them.
+
+use std::arch::asm;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// What is executed.
+pub enum Executable<'a> {
+    /// Paths to try, in order.
+    Paths(Vec<CString>),
+    /// An open file, which needs no path in the sandbox's root.
+    Open(BorrowedFd<'a>),
+}
+
+/// How a process is held back beyond its user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// Nothing it executes gains a privilege, and no capability is left to gain.
+    pub no_privileges: bool,
+    /// It sees the mounts of its own, limited like [`limit_mounts`] does.
+    pub mounts: Option<MountLimits>,
+}
+
+/// What [`limit_mounts`] does besides what it always does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountLimits {
+    /// Whether the root becomes read-only. What is mounted elsewhere stays as it is.
+    pub read_only_root: bool,
+}
+
+/// A program to start, with everything decided: the child only makes system calls.
+pub struct Program<'a> {
+    /// The program itself.
+    pub executable: Executable<'a>,
+    /// Arguments, the program's name first.
+    pub argv: Vec<CString>,
+    /// Environment.
+    pub env: Vec<CString>,
+    /// Working directory.
+    pub cwd: CString,
+    /// User number.
+    pub uid: u32,
+    /// Group number.
+    pub gid: u32,
+    /// All groups.
+    pub groups: Vec<u32>,
+    /// Standard input, output and error.
+    pub stdio: [BorrowedFd<'a>; 3],
+    /// Further descriptors, which it finds at 3 and above.
+    pub extra: &'a [BorrowedFd<'a>],
+    /// Whether standard input is a terminal that becomes the session's own.
+    pub terminal: bool,
+    /// What it may not do.
+    pub confinement: Confinement,
+}
+
+/// Which step of the child failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Changing to the working directory.
+    Chdir,
+    /// Becoming the user.
+    Identity,
+    /// Giving up privileges, limiting mounts.
+    Confinement,
+    /// Standard input, output, error, session, signals.
+    Stdio,
+    /// Executing the program.
+    Exec,
+}
+
+impl Step {
+    const ALL: [Self; 5] = [Self::Chdir, Self::Identity, Self::Confinement, Self::Stdio, Self::Exec];
+}
+
+/// A descriptor that the child gets besides the standard ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Placed {
+    /// Its number here.
+    fd: c_int,
+    /// Whether executing the program closes it.
+    closed: bool,
+}
+
+/// What the child reads, and where it leaves why it failed.
+struct Launch {
+    argv: Vec<*const c_char>,
+    envp: Vec<*const c_char>,
+    /// What the pointers point to.
+    _strings: [Vec<CString>; 2],
+    candidates: Vec<CString>,
+    cwd: CString,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    terminal: bool,
+    confinement: Confinement,
+    stdio: [c_int; 3],
+    /// What is placed at 3 and above, in this order.
+    placed: Vec<Placed>,
+    /// Where the open file is placed that is executed.
+    file: Option<usize>,
+    /// The failed step's number plus one, and the error number.
+    failed_step: AtomicU8,
+    errno: AtomicI32,
+}
+
+impl Launch {
+    fn outcome(&self) -> Result<(), (Step, io::Error)> {
+        let step = usize::from(self.failed_step.load(Ordering::Acquire));
+        match step.checked_sub(1).and_then(|number| Step::ALL.get(number)) {
+            Some(step) => Err((*step, io::Error::from_raw_os_error(self.errno.load(Ordering::Acquire)))),
+            None => Ok(()),
+        }
+    }
+}
+
+const CHILD_STACK: usize = 16 * 1024;
+
+/// Where a program finds the first descriptor beyond the standard ones.
+const FIRST_EXTRA: c_int = 3;
+
+/// `libc::TIOCSCTTY` in the width of other numbers.
+const TIOCSCTTY: c_int = 0x540e;
+
+/// The memory that a child uses until it executes or exits. It is freed by [`Self::free`] and not by being dropped: the
+/// child may still use it.
+struct Borrowed {
+    launch: ManuallyDrop<Box<Launch>>,
+    stack: ManuallyDrop<Vec<u8>>,
+    /// Ends when the child does not need the memory any more.
+    ended: OwnedFd,
+}
+
+impl Borrowed {
+    fn is_free(&self) -> bool {
+        rustix::io::read(&self.ended, &mut [0u8; 1]) == Ok(0)
+    }
+
+    fn free(self) -> Result<(), (Step, io::Error)> {
+        drop(ManuallyDrop::into_inner(self.stack));
+        ManuallyDrop::into_inner(self.launch).outcome()
+    }
+}
+
+thread_local! {
+    /// What children that are not of interest any more still use.
+    static LEFT: RefCell<Vec<Borrowed>> = const { RefCell::new(Vec::new()) };
+}
+
+fn free_left() {
+    LEFT.with_borrow_mut(|left| {
+        for freed in left.extract_if(.., |borrowed| borrowed.is_free()) {
+            // Its request was answered long ago.
+            let _ = freed.free();
+        }
+    });
+}
+
+/// A child that may not have executed its program yet.
+pub struct Child {
+    /// Its process number.
+    pub pid: u32,
+    borrowed: Option<Borrowed>,
+}
+
+impl Child {
+    /// Becomes readable when [`Self::outcome`] is known.
+    pub fn decided(&self) -> Option<BorrowedFd<'_>> {
+        self.borrowed.as_ref().map(|borrowed| borrowed.ended.as_fd())
+    }
+
+    /// Whether the program is executed; `None` while that is undecided. A child that was killed before counts as one that
+    /// was killed after.
+    pub fn outcome(&mut self) -> Option<Result<(), (Step, io::Error)>> {
+        self.borrowed.take_if(|borrowed| borrowed.is_free()).map(Borrowed::free)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Some(borrowed) = self.borrowed.take() {
+            // Fails only while the thread ends; then the memory is never freed.
+            let _ = LEFT.try_with(|left| left.borrow_mut().push(borrowed));
+        }
+    }
+}
+
+/// Starts `program` as the leader of its own session.
+pub fn start(program: Program<'_>) -> Result<Child, (Step, io::Error)> {
+    free_left();
+    let no_pipe = |error: Errno| (Step::Stdio, error.into());
+    let (ended, theirs) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(no_pipe)?;
+    let mut wanted: Vec<(BorrowedFd<'_>, bool)> = program.extra.iter().map(|fd| (*fd, false)).collect();
+    wanted.push((theirs.as_fd(), true));
+    let (candidates, file) = match program.executable {
+        Executable::Paths(candidates) => (candidates, None),
+        Executable::Open(file) => {
+            wanted.push((file, true));
+            (Vec::new(), Some(wanted.len() - 1))
+        }
+    };
+    let (placed, _copies) = out_of_the_way(&wanted).map_err(|error| (Step::Stdio, error))?;
+    let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
+    let launch = Box::new(Launch {
+        argv: pointers(&program.argv),
+        envp: pointers(&program.env),
+        _strings: [program.argv, program.env],
+        candidates,
+        cwd: program.cwd,
+        uid: program.uid,
+        gid: program.gid,
+        groups: program.groups,
+        terminal: program.terminal,
+        confinement: program.confinement,
+        stdio: program.stdio.map(|fd| fd.as_raw_fd()),
+        placed,
+        file,
+        failed_step: AtomicU8::new(0),
+        errno: AtomicI32::new(0),
+    });
+    let mut stack = vec![0u8; CHILD_STACK];
+    let flags = libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: the stack and `launch` outlive the child's use of them: they are freed when `ended` has ended, which is
+    // after the child has executed or exited. Neither is moved, both are on the heap. Only the atomic fields change. The
+    // stack pointer is the aligned end of the buffer. The child makes system calls and nothing else.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr().add(CHILD_STACK);
+        let top = top.sub(top.addr() % 16);
+        libc::clone(child, top.cast::<c_void>(), flags, (&raw const *launch).cast_mut().cast::<c_void>())
+    };
+    let pid = u32::try_from(pid).map_err(|_| (Step::Exec, io::Error::last_os_error()))?;
+    let borrowed = Borrowed { launch: ManuallyDrop::new(launch), stack: ManuallyDrop::new(stack), ended };
+    Ok(Child { pid, borrowed: Some(borrowed) })
+}
+
+/// Numbers of `wanted` that no place for any of them overwrites, and the copies that this took.
+fn out_of_the_way(wanted: &[(BorrowedFd<'_>, bool)]) -> io::Result<(Vec<Placed>, Vec<OwnedFd>)> {
+    let after = FIRST_EXTRA.saturating_add(c_int::try_from(wanted.len()).unwrap_or(c_int::MAX));
+    let (mut numbers, mut copies) = (Vec::new(), Vec::new());
+    for (fd, closed) in wanted {
+        if fd.as_raw_fd() >= after {
+            numbers.push(Placed { fd: fd.as_raw_fd(), closed: *closed });
+        } else {
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd, after)?;
+            numbers.push(Placed { fd: copy.as_raw_fd(), closed: *closed });
+            copies.push(copy);
+        }
+    }
+    Ok((numbers, copies))
+}
+
+/// The child's whole life before the program: returns only if a step failed.
+extern "C" fn child(argument: *mut c_void) -> c_int {
+    // SAFETY: `start` passes its `Launch`, which lives until this function has ended or the program runs.
+    let launch = unsafe { &*argument.cast::<Launch>() };
+    let (step, errno) = become_program(launch);
+    let number = Step::ALL.iter().position(|known| *known == step).unwrap_or_default();
+    launch.errno.store(errno, Ordering::Release);
+    launch.failed_step.store(u8::try_from(number).unwrap_or_default().saturating_add(1), Ordering::Release);
+    127
+}
+
+/// As root until the identity changes, so that no process of the user can stop or trace the child before.
+fn become_program(launch: &Launch) -> (Step, c_int) {
+    if let Err(errno) = arrange(launch) {
+        return (Step::Stdio, errno);
+    }
+    if let Err(errno) = confine(launch.confinement) {
+        return (Step::Confinement, errno);
+    }
+    if let Err(errno) = change_identity(launch) {
+        return (Step::Identity, errno);
+    }
+    // A change of user empties the other sets and leaves this one.
+    if launch.confinement.no_privileges
+        && let Err(errno) = clear_capabilities()
+    {
+        return (Step::Confinement, errno);
+    }
+    // SAFETY: the path ends with a zero byte and outlives the call.
+    if let Err(errno) = unsafe { call(libc::SYS_chdir, [address(launch.cwd.as_ptr()), 0, 0, 0, 0]) } {
+        return (Step::Chdir, errno);
+    }
+    (Step::Exec, execute(launch))
+}
+
+/// The session, signals and descriptors.
+fn arrange(launch: &Launch) -> Result<(), c_int> {
+    const SET: usize = size_of::<u64>();
+    // The kernel's `sigaction`, all default, and an empty set of signals.
+    let (default, none) = ([0usize; 4], 0u64);
+    let (pipe, set) = (number(libc::SIGPIPE), number(libc::SIG_SETMASK));
+    // SAFETY: plain system calls on numbers, and on two values that have the layout that the kernel expects.
+    unsafe {
+        call(libc::SYS_setsid, [0; 5])?;
+        call(libc::SYS_rt_sigaction, [pipe, address(&raw const default), 0, SET, 0])?;
+        call(libc::SYS_rt_sigprocmask, [set, address(&raw const none), 0, SET, 0])?;
+        for (target, source) in (0..).zip(launch.stdio) {
+            // The sources are all above 2, so that no target overwrites a source.
+            call(libc::SYS_dup2, [number(source), target, 0, 0, 0])?;
+        }
+        // Theirs are all above the last place, and what stood at a place before was needed only for the three above.
+        let mut target = number(FIRST_EXTRA);
+        for source in &launch.placed {
+            let flags = if source.closed { number(libc::O_CLOEXEC) } else { 0 };
+            call(libc::SYS_dup3, [number(source.fd), target, flags, 0, 0])?;
+            target = target.wrapping_add(1);
+        }
+        // A child that is held up would hold open what belongs to other commands: their input would not end.
+        call(libc::SYS_close_range, [target, u32::MAX as usize, 0, 0, 0])?;
+        if launch.terminal {
+            call(libc::SYS_ioctl, [0, number(TIOCSCTTY), 0, 0, 0])?;
+        }
+    }
+    Ok(())
+}
+
+fn confine(confinement: Confinement) -> Result<(), c_int> {
+    if let Some(limits) = confinement.mounts {
+        // SAFETY: a plain system call on a number.
+        unsafe { call(libc::SYS_unshare, [number(libc::CLONE_NEWNS), 0, 0, 0, 0])? };
+        set_mounts(limits)?;
+    }
+    // Before the identity changes: dropping capabilities for good needs one.
+    if confinement.no_privileges { give_up_privileges() } else { Ok(()) }
+}
+
+fn change_identity(launch: &Launch) -> Result<(), c_int> {
+    let (uid, gid) = (launch.uid as usize, launch.gid as usize);
+    // SAFETY: plain system calls on numbers, and on a list that outlives the call.
+    unsafe {
+        call(libc::SYS_setgroups, [launch.groups.len(), address(launch.groups.as_ptr()), 0, 0, 0])?;
+        call(libc::SYS_setresgid, [gid, gid, gid, 0, 0])?;
+        // The memory that we share becomes undumpable by this: the user's processes cannot reach it through the child.
+        call(libc::SYS_setresuid, [uid, uid, uid, 0, 0])?;
+    }
+    Ok(())
+}
+
+/// Returns only if that failed.
+fn execute(launch: &Launch) -> c_int {
+    let (argv, envp) = (address(launch.argv.as_ptr()), address(launch.envp.as_ptr()));
+    if let Some(place) = launch.file {
+        let (file, empty) = (place.wrapping_add(number(FIRST_EXTRA)), address(c"".as_ptr()));
+        let arguments = [file, empty, argv, envp, number(libc::AT_EMPTY_PATH)];
+        // SAFETY: both lists end with a null pointer, all strings with a zero byte.
+        return unsafe { call(libc::SYS_execveat, arguments) }.err().unwrap_or(libc::EIO);
+    }
+    let mut outcome = libc::ENOENT;
+    for candidate in &launch.candidates {
+        // SAFETY: as above.
+        match unsafe { call(libc::SYS_execve, [address(candidate.as_ptr()), argv, envp, 0, 0]) } {
+            Err(libc::ENOENT | libc::ENOTDIR) => {}
+            // Like a shell: go on looking, but remember that something was there.
+            Err(libc::EACCES) => outcome = libc::EACCES,
+            Err(other) => return other,
+            Ok(_) => return libc::EIO,
+        }
+    }
+    outcome
+}
+
+/// Whatever is executed from here on gains nothing.
+fn give_up_privileges() -> Result<(), c_int> {
+    // SAFETY: plain system calls on numbers.
+    let control = |option: c_int, value: usize| unsafe {
+        call(libc::SYS_prctl, [number(option), value, 0, 0, 0]).map(drop)
+    };
+    control(libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    control(libc::PR_CAP_AMBIENT, number(libc::PR_CAP_AMBIENT_CLEAR_ALL))?;
+    for capability in 0..u64::BITS as usize {
+        match control(libc::PR_CAPBSET_DROP, capability) {
+            // The first number that the kernel does not know ends the list; before it, every one has to go.
+            Err(libc::EINVAL) if capability > 0 => return Ok(()),
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
+
+/// Empties the permitted, effective and inheritable sets.
+fn clear_capabilities() -> Result<(), c_int> {
+    // Version 3 of the structure, for the calling thread; two halves of three sets.
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let none = [0u32; 6];
+    let arguments = [address(&raw const header), address(&raw const none), 0, 0, 0];
+    // SAFETY: both arguments have the layout that this version prescribes, and outlive the call.
+    unsafe { call(libc::SYS_capset, arguments).map(drop) }
+}
+
+/// The kernel's `struct mount_attr`.
+#[repr(C)]
+struct MountAttributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// Puts nosuid and nodev on every mount of this mount namespace, except that device files under `/dev` stay usable.
+pub fn limit_mounts(limits: MountLimits) -> io::Result<()> {
+    set_mounts(limits).map_err(io::Error::from_raw_os_error)
+}
+
+fn set_mounts(limits: MountLimits) -> Result<(), c_int> {
+    let everything = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    // Private, so that what is changed here is changed nowhere else.
+    let all = MountAttributes { set: everything, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
+    change_mount(c"/", number(libc::AT_RECURSIVE), &all)?;
+    let devices = MountAttributes {
+        set: libc::MOUNT_ATTR_NOEXEC,
+        clear: libc::MOUNT_ATTR_NODEV,
+        propagation: 0,
+        user_namespace: 0,
+    };
+    for folder in [c"/dev", c"/dev/pts"] {
+        // If the sandbox's root has taken it away, there is nothing to be loosened.
+        let _ = change_mount(folder, 0, &devices);
+    }
+    if limits.read_only_root {
+        let root =
+            MountAttributes { set: libc::MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, user_namespace: 0 };
+        change_mount(c"/", 0, &root)?;
+    }
+    Ok(())
+}
+
+fn change_mount(path: &CStr, flags: usize, attributes: &MountAttributes) -> Result<(), c_int> {
+    let (here, size) = (number(libc::AT_FDCWD), size_of::<MountAttributes>());
+    let arguments = [here, address(path.as_ptr()), flags, address(ptr::from_ref(attributes)), size];
+    // SAFETY: the path ends with a zero byte, and the structure and its size belong together.
+    unsafe { call(libc::SYS_mount_setattr, arguments).map(drop) }
+}
+
+/// A number as a register holds it.
+fn number(value: c_int) -> usize {
+    (value as isize).cast_unsigned()
+}
+
+/// Where the kernel finds a value.
+fn address<T>(value: *const T) -> usize {
+    value.expose_provenance()
+}
+
+/// A system call with at most five arguments, or its error number.
+///
+/// # Safety
+///
+/// Addresses among the arguments are of values that the call may read as the kernel reads them, and the call writes none.
+unsafe fn call(which: c_long, arguments: [usize; 5]) -> Result<usize, c_int> {
+    let [first, second, third, fourth, fifth] = arguments;
+    let outcome: c_long;
+    // SAFETY: by the kernel's convention, only these registers change.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") which => outcome,
+            in("rdi") first,
+            in("rsi") second,
+            in("rdx") third,
+            in("r10") fourth,
+            in("r8") fifth,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    usize::try_from(outcome).map_err(|_| c_int::try_from(outcome.wrapping_neg()).unwrap_or(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_place_of_a_descriptor_overwrites_another() {
+        let (error, input, file) = (io::stderr(), io::stdin(), std::fs::File::open("/dev/null").unwrap());
+        let far = rustix::io::fcntl_dupfd_cloexec(&file, 100).unwrap();
+        let wanted = [(error.as_fd(), false), (far.as_fd(), true), (input.as_fd(), false)];
+        let (numbers, copies) = out_of_the_way(&wanted).unwrap();
+        assert_eq!(copies.len(), 2);
+        assert_eq!(numbers.len(), 3);
+        assert_eq!(numbers[1], Placed { fd: far.as_raw_fd(), closed: true });
+        assert!(numbers.iter().all(|placed| placed.fd >= 6) && numbers[0] != numbers[2]);
+    }
+}
