@@ -243,6 +243,7 @@ impl Command {
                 Ok(())
             }
             ToGuest::Hello(_)
+            | ToGuest::Ping
             | ToGuest::PowerOff { .. }
             | ToGuest::Exec(_)
             | ToGuest::Transfer(_)

@@ -243,6 +243,10 @@ impl Server {
                 self.power_off(Duration::from_millis(grace_ms.into()));
                 Ok(())
             }
+            ToGuest::Ping => {
+                say(CONNECTION, &ToHost::Pong, &mut self.outbox);
+                Ok(())
+            }
             ToGuest::Exec(request) => {
                 self.start(stream, |launcher| launcher.exec(&request));
                 Ok(())

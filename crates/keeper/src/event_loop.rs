@@ -26,7 +26,7 @@ use crate::guest::Guest;
 use crate::hub::{ClientId, Demand, Hub, HubError, OWNER};
 use crate::port::PortError;
 use crate::unix_ns;
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Look, Watchdog};
 
 const CONSOLE: u64 = 2;
 pub(crate) const GUEST: u64 = 3;
@@ -226,8 +226,15 @@ impl Keeper {
             }
             outcome = outcome.merge(self.exchange()?).merge(self.move_frames()?);
             // By a clock that is read now: the owner may have had the guest stand still for long.
-            alarms.watchdog =
-                self.watchdog.look(self.hub.awaits_answer(), Instant::now()).map_err(End::Because)?;
+            match self.watchdog.look(self.hub.due(), Instant::now()).map_err(End::Because)? {
+                Look::Never => alarms.watchdog = None,
+                Look::At(again) => alarms.watchdog = Some(again),
+                Look::Ping(again) => {
+                    alarms.watchdog = Some(again);
+                    self.hub.ping();
+                    outcome = outcome.merge(self.exchange()?);
+                }
+            }
             if outcome.more {
                 alarms.devices = Some(now);
             } else if let Some(pause) = outcome.retry_after {

@@ -31,7 +31,7 @@ pub use message::{
 pub use window::{ReceiveWindow, SendWindow, WindowError};
 
 /// The schema's version. Host and agent must agree exactly: they are built from one source.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The most payload that one frame from a guest, or one frame of bytes, may carry.
 pub const MAX_PAYLOAD: u32 = 64 * 1024;

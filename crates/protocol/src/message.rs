@@ -46,6 +46,8 @@ pub enum ToGuest {
     Resize(TerminalSize),
     /// Nobody waits for this command any more: it is ended with all of its process group, its output is dropped.
     Abandon,
+    /// Stream 0: asks for [`ToHost::Pong`], at once and whatever else the agent does.
+    Ping,
 }
 
 /// From the agent to the host. Hostile: never trusted further than its type.
@@ -69,6 +71,8 @@ pub enum ToHost {
     Eof(StdChannel),
     /// The command ended; all its output was sent before.
     Exited(Exit),
+    /// Stream 0: answers [`ToGuest::Ping`].
+    Pong,
 }
 
 /// What a client asks of a stream, whose number it chooses.

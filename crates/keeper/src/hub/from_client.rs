@@ -133,8 +133,7 @@ impl Hub {
             return Ok(());
         }
         let number = self.free_number();
-        let answered_at_once = matches!(work, Work::Exec(_));
-        let stream = Stream { tag, job, answered_at_once, holder: Some(holder), ..Stream::default() };
+        let stream = Stream { tag, job, holder: Some(holder), ..Stream::default() };
         self.state.streams.insert(number, stream);
         if let Some(client) = self.clients.get_mut(&holder.client) {
             client.streams.insert(holder.stream, number);

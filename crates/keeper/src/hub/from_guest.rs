@@ -28,6 +28,8 @@ impl Hub {
         match (frame.stream, frame.channel) {
             (CONNECTION, Channel::Control) => match decode(frame.payload)? {
                 ToHost::Ready(ready) => self.hear_ready(ready, now),
+                ToHost::Pong if std::mem::take(&mut self.pinged) => Ok(()),
+                ToHost::Pong => Err(HubError::Repeated(CONNECTION)),
                 _ => Err(HubError::NoStream(CONNECTION)),
             },
             (stream, Channel::Control) => self.hear_message(stream, decode(frame.payload)?),
@@ -108,7 +110,7 @@ impl Hub {
                 self.end(number, end, &Answer::Refused(refused));
                 return Ok(());
             }
-            ToHost::Ready(_) => return Err(HubError::NoStream(number)),
+            ToHost::Ready(_) | ToHost::Pong => return Err(HubError::NoStream(number)),
         };
         if let Some(holder) = stream.holder {
             self.answer(holder, &answer);

@@ -24,6 +24,8 @@ use thiserror::Error;
 
 pub use stream::Stream;
 
+use crate::watchdog::Due;
+
 /// Requests are not read from clients while this much waits for the guest.
 const TO_GUEST_LIMIT: usize = 64 * 1024;
 
@@ -149,6 +151,8 @@ pub struct Hub {
     state: HubState,
     timeline: Timeline,
     greeted: bool,
+    /// A ping is not answered yet.
+    pinged: bool,
     restricted: Option<Restriction>,
     clients: BTreeMap<ClientId, Client>,
     from_guest: Decoder,
@@ -164,6 +168,7 @@ impl Hub {
             state: HubState::default(),
             timeline,
             greeted: false,
+            pinged: false,
             restricted,
             clients: BTreeMap::from([(OWNER, Client::new())]),
             from_guest: Decoder::new(MAX_PAYLOAD),
@@ -173,10 +178,22 @@ impl Hub {
         }
     }
 
-    /// Whether a command waits for the agent to say that it runs.
-    pub fn awaits_answer(&self) -> bool {
-        self.is_ready()
-            && self.state.streams.values().any(|stream| stream.answered_at_once && !stream.started)
+    /// What the agent owes. It starts or refuses commands, copies and cells, changes contexts and answers a ping as soon as it
+    /// reads of them; programs that are held up it refuses before the watchdog's patience ends.
+    pub fn due(&self) -> Due {
+        let mut streams = self.state.streams.values();
+        match self.is_ready() {
+            true if self.pinged || streams.any(|stream| !stream.started) => Due::Answer,
+            true if !self.state.streams.is_empty() => Due::SignOfLife,
+            _ => Due::Nothing,
+        }
+    }
+
+    /// Asks the agent for a sign of life.
+    pub fn ping(&mut self) {
+        if !std::mem::replace(&mut self.pinged, true) {
+            self.tell_guest(CONNECTION, &ToGuest::Ping);
+        }
     }
 
     /// Whether the guest answered the present greeting.
@@ -193,6 +210,7 @@ impl Hub {
     pub fn greet(&mut self, now_unix_ns: u64) -> Result<(), HubError> {
         self.state.epoch += 1;
         self.timeline.ready = 0;
+        self.pinged = false;
         self.from_guest.reset();
         let hello = ToGuest::Hello(Hello { version: VERSION, epoch: self.state.epoch, now_unix_ns });
         let mut greeting = Vec::new();

@@ -25,8 +25,6 @@ pub struct Stream {
     pub(super) tag: u64,
     /// The job's number, if it outlives its client.
     pub(super) job: Option<u32>,
-    /// A command, which the agent starts or refuses as soon as it hears of it.
-    pub(super) answered_at_once: bool,
     /// What the agent already said, each of which it may say once.
     pub(super) started: bool,
     pub(super) ended_outputs: [bool; 2],

@@ -1,7 +1,9 @@
+use bathy_protocol::cell::{Cell, ContextsRequest, Language};
 use bathy_protocol::frame;
 use bathy_protocol::message::decode;
 use bathy_protocol::{
-    Answer, Exec, Exit, Ready, RefusalKind, Refused, Request, ToHost, ToKeeper, Work, WorkEnd,
+    Answer, Direction, Exec, Exit, Ready, RefusalKind, Refused, Request, ToHost, ToKeeper, Transfer, Work,
+    WorkEnd,
 };
 
 use super::*;
@@ -163,12 +165,54 @@ fn a_client_cannot_open_more_streams_than_there_are() {
     assert!(matches!(hub.hear_client(OWNER, &message(1, &start(1, None))), Err(HubError::StreamInUse(1))));
 }
 
+fn every_kind_of_work() -> [Work; 4] {
+    let transfer =
+        Transfer { direction: Direction::OutOfGuest, path: vec![], name: vec![], user: String::new() };
+    let cell = Cell {
+        context: "python".into(),
+        language: Language::Python,
+        make: None,
+        code: String::new(),
+        env: Vec::new(),
+        cwd: None,
+        timeout_ms: 0,
+        grace_ms: 0,
+        max_output: 0,
+    };
+    let (exec, contexts) = (Work::Exec(Exec::default()), Work::Contexts(ContextsRequest::List));
+    [exec, Work::Transfer(transfer), Work::Cell(cell), contexts]
+}
+
 #[test]
-fn an_answer_is_due_until_the_command_is_said_to_run() {
+fn r11_an_answer_is_due_until_the_work_is_said_to_run_whatever_it_is() {
+    for work in every_kind_of_work() {
+        let mut hub = ready_hub();
+        assert_eq!(hub.due(), Due::Nothing);
+        let what = format!("{work:?}");
+        hub.hear_client(OWNER, &message(1, &Request::Start { work, tag: 1, job: None })).unwrap();
+        assert_eq!(hub.due(), Due::Answer, "{what}");
+        hub.hear_guest(&message(1, &ToHost::Started { pid: 9 }), NOW).unwrap();
+        assert_eq!(hub.due(), Due::SignOfLife, "{what}");
+        hub.hear_guest(&message(1, &ToHost::Exited(Exit::Code(0))), NOW).unwrap();
+        assert_eq!(hub.due(), Due::Nothing, "{what}");
+    }
+}
+
+#[test]
+fn a_ping_is_sent_once_and_answered_once() {
     let mut hub = hub();
-    assert!(hub.awaits_answer());
     hub.hear_guest(&message(1, &ToHost::Started { pid: 9 }), NOW).unwrap();
-    assert!(!hub.awaits_answer());
+    told(&mut hub);
+    hub.ping();
+    hub.ping();
+    assert_eq!(told(&mut hub), [(CONNECTION, ToGuest::Ping)]);
+    assert_eq!(hub.due(), Due::Answer);
+    // Something else that is said is no answer to it.
+    hub.hear_guest(&data(1, Channel::Stdout, 1), NOW).unwrap();
+    assert_eq!(hub.due(), Due::Answer);
+    hub.hear_guest(&message(CONNECTION, &ToHost::Pong), NOW).unwrap();
+    assert_eq!(hub.due(), Due::SignOfLife);
+    assert!(matches!(hub.hear_guest(&message(CONNECTION, &ToHost::Pong), NOW), Err(HubError::Repeated(0))));
 }
 
 #[test]
