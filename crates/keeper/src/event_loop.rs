@@ -23,7 +23,7 @@ use crate::cable::{Cable, Moved};
 use crate::console_log::{ConsoleLog, Reading};
 use crate::devices::{Devices, FIRST_TOKEN};
 use crate::guest::Guest;
-use crate::hub::{ClientId, Demand, Hub, HubError, OWNER};
+use crate::hub::{ClientId, Demand, Hub, HubError, MAX_FRAMES, OWNER};
 use crate::port::PortError;
 use crate::unix_ns;
 use crate::watchdog::{Look, Watchdog};
@@ -38,6 +38,10 @@ const FIRST_CLIENT: u64 = 1 << 32;
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How much is taken from the agent, or read from a client, at once.
 pub(crate) const CHUNK: usize = 64 * 1024;
+/// How often that is done before others have their turn.
+const ROUNDS: usize = 16;
+/// How many turns a guest that has ended gets at most: more than all its streams may have sent.
+const LAST_ROUNDS: usize = 4096;
 /// How long a host without memory for a frame is left alone.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// How often the log's rate is measured.
@@ -224,6 +228,7 @@ impl Keeper {
                     _ => {}
                 }
             }
+            self.serve_backlogs()?;
             outcome = outcome.merge(self.exchange()?).merge(self.move_frames()?);
             // By a clock that is read now: the owner may have had the guest stand still for long.
             match self.watchdog.look(self.hub.due(), Instant::now()).map_err(End::Because)? {
@@ -235,7 +240,7 @@ impl Keeper {
                     outcome = outcome.merge(self.exchange()?);
                 }
             }
-            if outcome.more {
+            if outcome.more || self.has_backlogs() {
                 alarms.devices = Some(now);
             } else if let Some(pause) = outcome.retry_after {
                 alarms.devices = Some(alarms.devices.map_or(now + pause, |at| at.min(now + pause)));
@@ -307,27 +312,35 @@ impl Keeper {
     /// The guest has ended. What it sent before still counts, a command's last output and status, also if nobody has looked at
     /// it yet.
     pub(crate) fn guest_gone(&mut self) -> End {
-        let heard =
-            self.exchange().and_then(|_| self.settle(Devices::service_control)).and_then(|_| self.exchange());
-        heard.err().unwrap_or(End::GuestGone)
+        for _ in 0..LAST_ROUNDS {
+            let heard =
+                self.exchange().and_then(|first| Ok(first.merge(self.settle(Devices::service_control)?)));
+            match heard.and_then(|first| Ok(first.merge(self.exchange()?))) {
+                Ok(outcome) if outcome.more => {}
+                Ok(_) => break,
+                Err(end) => return end,
+            }
+        }
+        End::GuestGone
     }
 
-    /// Moves bytes between the agent and the hub until neither side has any for the other.
+    /// Moves bytes between the agent and the hub until neither side has any for the other, or others should have their turn.
     pub(crate) fn exchange(&mut self) -> Result<Outcome, End> {
         match (self.devices.agent_sessions(), self.hub.is_greeted()) {
             (0, _) | (1, true) => {}
             (_, false) => self.hub.greet(unix_ns())?,
             (_, true) => return Err(HubError::HungUp.into()),
         }
-        let mut outcome = Outcome::default();
-        loop {
-            let mut moved = 0;
-            let bytes = self.devices.take_from_agent(CHUNK);
-            moved += bytes.len();
+        let (mut outcome, mut frames) = (Outcome::default(), 0);
+        for _ in 0..ROUNDS {
+            let backlog = self.hub.has_guest_backlog();
+            let bytes = if backlog { Vec::new() } else { self.devices.take_from_agent(CHUNK) };
+            let mut moved = bytes.len();
             if !bytes.is_empty() {
                 self.watchdog.heard();
             }
-            self.hub.hear_guest(&bytes, unix_ns())?;
+            let handled = self.hub.hear_guest(&bytes, unix_ns())?;
+            (moved, frames) = (moved + handled, frames + handled);
             self.log();
             let count = self.devices.send_to_agent(self.hub.for_guest());
             self.hub.guest_took(count);
@@ -338,7 +351,31 @@ impl Keeper {
             }
             outcome = outcome.merge(self.settle(Devices::service_control)?);
             self.write_clients()?;
+            if frames >= MAX_FRAMES {
+                break;
+            }
         }
+        outcome.more = true;
+        Ok(outcome)
+    }
+
+    /// Handles frames that clients sent earlier, some of each.
+    fn serve_backlogs(&mut self) -> Result<(), End> {
+        let waiting: Vec<_> = self.hub.clients().filter(|id| self.hub.has_backlog(*id)).collect();
+        for id in waiting {
+            if !self.hub.takes_requests() {
+                break;
+            }
+            if let Err(error) = self.hub.hear_client(id, &[]) {
+                self.lose_client(id, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether frames of clients wait that can be handled.
+    fn has_backlogs(&self) -> bool {
+        self.hub.takes_requests() && self.hub.clients().any(|id| self.hub.has_backlog(id))
     }
 
     fn serve_client(&mut self, id: ClientId, hung_up: bool) -> Result<(), End> {
@@ -351,6 +388,9 @@ impl Keeper {
         }
         if !self.hub.takes_requests() {
             return if hung_up { self.client_gone(id) } else { Ok(()) };
+        }
+        if self.hub.has_backlog(id) {
+            return Ok(());
         }
         let Some(client) = self.clients.get(&id) else { return Ok(()) };
         let mut buffer = [0u8; CHUNK];
@@ -430,7 +470,8 @@ impl Keeper {
     fn rearm_clients(&self) -> Result<(), End> {
         for (id, client) in &self.clients {
             let mut flags = EventFlags::empty();
-            flags.set(EventFlags::IN, *id == OWNER || self.hub.takes_requests());
+            let reads = self.hub.takes_requests() && !self.hub.has_backlog(*id);
+            flags.set(EventFlags::IN, *id == OWNER || reads);
             flags.set(EventFlags::OUT, !self.hub.for_client(*id).is_empty());
             epoll::modify(&self.epoll, client, EventData::new_u64(FIRST_CLIENT + id), flags)
                 .map_err(|error| failed("watch a client", &error))?;

@@ -9,17 +9,23 @@ use bathy_protocol::{
 };
 
 use super::stream::Holder;
-use super::{ClientId, Demand, Hub, HubError, OWNER, Stream};
+use super::{ClientId, Demand, Hub, HubError, MAX_FRAMES, OWNER, Stream};
 
 impl Hub {
-    /// Bytes arrived from a client.
+    /// Handles bytes from a client: at most [`MAX_FRAMES`] frames, except of the owner, who is trusted. The rest waits for the next
+    /// call.
     pub fn hear_client(&mut self, id: ClientId, bytes: &[u8]) -> Result<Vec<Demand>, HubError> {
         let mut demands = Vec::new();
         let Some(client) = self.clients.get_mut(&id) else { return Ok(demands) };
         // Taken out so that a frame may borrow it while the hub changes.
         let mut decoder = std::mem::replace(&mut client.decoder, bathy_protocol::Decoder::new(0));
         decoder.push(bytes);
-        while let Some(frame) = decoder.next_frame()? {
+        let most = if id == OWNER { usize::MAX } else { MAX_FRAMES };
+        let mut count = 0;
+        while count < most
+            && let Some(frame) = decoder.next_frame()?
+        {
+            count += 1;
             match (frame.stream, frame.channel) {
                 (CONNECTION, Channel::Control) if id == OWNER => {
                     demands.extend(self.obey_owner(&decode(frame.payload)?));
@@ -34,6 +40,7 @@ impl Hub {
         }
         if let Some(client) = self.clients.get_mut(&id) {
             client.decoder = decoder;
+            client.backlog = count == most;
         }
         Ok(demands)
     }

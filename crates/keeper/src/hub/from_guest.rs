@@ -6,22 +6,27 @@ use bathy_protocol::{
     Answer, CONNECTION, Channel, Frame, FromKeeper, Ready, StdChannel, ToHost, VERSION, WorkEnd,
 };
 
-use super::{Hub, HubError, Logged};
+use super::{Hub, HubError, Logged, MAX_FRAMES};
 
 /// How much of a text is kept.
 const MOST_TEXT: usize = 4096;
 
 impl Hub {
-    /// Bytes arrived from the guest.
-    pub fn hear_guest(&mut self, bytes: &[u8], now: u64) -> Result<(), HubError> {
+    /// Handles bytes from the guest: at most [`MAX_FRAMES`] frames, how many of which it returns. The rest waits for the next call.
+    pub fn hear_guest(&mut self, bytes: &[u8], now: u64) -> Result<usize, HubError> {
         // Taken out so that a frame may borrow it while the hub changes.
         let mut decoder = std::mem::replace(&mut self.from_guest, bathy_protocol::Decoder::new(0));
         decoder.push(bytes);
-        while let Some(frame) = decoder.next_frame()? {
+        let mut count = 0;
+        while count < MAX_FRAMES
+            && let Some(frame) = decoder.next_frame()?
+        {
             self.hear_frame(&frame, now)?;
+            count += 1;
         }
         self.from_guest = decoder;
-        Ok(())
+        self.guest_backlog = count == MAX_FRAMES;
+        Ok(count)
     }
 
     fn hear_frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<(), HubError> {
@@ -63,7 +68,7 @@ impl Hub {
         stream.output(channel).received(bytes.len())?;
         let (job, holder, abandoned) = (stream.job, stream.holder, stream.abandoned);
         if let Some(job) = job.filter(|_| !abandoned) {
-            self.to_log.push(Logged { job, channel, bytes: bytes.to_vec() });
+            self.log(job, channel, bytes);
         }
         match holder {
             Some(holder) => {
@@ -76,6 +81,14 @@ impl Hub {
             None => self.consume_logged(number, channel, u32::try_from(bytes.len()).unwrap_or(u32::MAX)),
         }
         Ok(())
+    }
+
+    /// Output of a job that comes in many small frames is written to the log at once.
+    fn log(&mut self, job: u32, channel: StdChannel, bytes: &[u8]) {
+        match self.to_log.last_mut().filter(|last| (last.job, last.channel) == (job, channel)) {
+            Some(last) => last.bytes.extend_from_slice(bytes),
+            None => self.to_log.push(Logged { job, channel, bytes: bytes.to_vec() }),
+        }
     }
 
     fn hear_message(&mut self, number: u32, message: ToHost) -> Result<(), HubError> {

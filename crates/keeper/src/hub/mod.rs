@@ -32,6 +32,10 @@ const TO_GUEST_LIMIT: usize = 64 * 1024;
 /// The most that a client may leave unread: what its windows add up to, and as much again for messages.
 const UNREAD_LIMIT: usize = MAX_STREAMS * 4 * INITIAL_WINDOW as usize;
 
+/// How many frames of one peer are handled before the others have their turn. Bytes alone would not bound the work: a frame of
+/// one byte costs about as much as a long one.
+pub const MAX_FRAMES: usize = 512;
+
 /// How many clients one sandbox may have at once, the owner not counted.
 pub const MAX_CLIENTS: usize = 64;
 
@@ -130,6 +134,8 @@ pub struct Logged {
 /// One connected client.
 struct Client {
     decoder: Decoder,
+    /// The decoder may have whole frames.
+    backlog: bool,
     outbox: Vec<u8>,
     /// The client's stream numbers and the agent's.
     streams: BTreeMap<u32, u32>,
@@ -137,7 +143,8 @@ struct Client {
 
 impl Client {
     fn new() -> Self {
-        Self { decoder: Decoder::new(MAX_REQUEST), outbox: Vec::new(), streams: BTreeMap::new() }
+        let decoder = Decoder::new(MAX_REQUEST);
+        Self { decoder, backlog: false, outbox: Vec::new(), streams: BTreeMap::new() }
     }
 
     /// Our own messages always encode; a failure would leave the client with a stream that never ends, no more.
@@ -156,6 +163,8 @@ pub struct Hub {
     restricted: Option<Restriction>,
     clients: BTreeMap<ClientId, Client>,
     from_guest: Decoder,
+    /// The decoder may have whole frames.
+    guest_backlog: bool,
     to_guest: Vec<u8>,
     to_log: Vec<Logged>,
     log_budget: u32,
@@ -172,6 +181,7 @@ impl Hub {
             restricted,
             clients: BTreeMap::from([(OWNER, Client::new())]),
             from_guest: Decoder::new(MAX_PAYLOAD),
+            guest_backlog: false,
             to_guest: Vec::new(),
             to_log: Vec::new(),
             log_budget: LOGGED_PER_PERIOD,
@@ -212,6 +222,7 @@ impl Hub {
         self.timeline.ready = 0;
         self.pinged = false;
         self.from_guest.reset();
+        self.guest_backlog = false;
         let hello = ToGuest::Hello(Hello { version: VERSION, epoch: self.state.epoch, now_unix_ns });
         let mut greeting = Vec::new();
         encode(CONNECTION, &hello, &mut greeting)?;
@@ -229,6 +240,16 @@ impl Hub {
     /// The guest took this much.
     pub fn guest_took(&mut self, count: usize) {
         self.to_guest.drain(..count);
+    }
+
+    /// Whether frames of the guest may wait to be handled. Until they are, no more bytes should be taken from it.
+    pub fn has_guest_backlog(&self) -> bool {
+        self.guest_backlog
+    }
+
+    /// Whether frames of a client may wait to be handled. Until they are, no more bytes should be read from it.
+    pub fn has_backlog(&self, client: ClientId) -> bool {
+        self.clients.get(&client).is_some_and(|client| client.backlog)
     }
 
     /// What waits for a client.

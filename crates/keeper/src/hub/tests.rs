@@ -351,3 +351,61 @@ fn the_state_survives_being_saved() {
     restored.hear_guest(&data(1, Channel::Stdout, INITIAL_WINDOW as usize - 5), NOW).unwrap();
     assert!(restored.hear_guest(&data(1, Channel::Stdout, 1), NOW).is_err());
 }
+
+/// One-byte frames of an output, many more than are handled at once.
+fn small_frames(count: usize) -> Vec<u8> {
+    (0..count).flat_map(|_| data(1, Channel::Stdout, 1)).collect()
+}
+
+#[test]
+fn c7_a_guest_that_sends_small_frames_leaves_others_their_turn() {
+    let mut hub = hub();
+    let many = 3 * MAX_FRAMES + 7;
+    assert!(hub.add_client(OTHER));
+    answers(&mut hub, OWNER);
+    assert_eq!(hub.hear_guest(&small_frames(many), NOW).unwrap(), MAX_FRAMES);
+    assert!(hub.has_guest_backlog());
+    assert_eq!(answers(&mut hub, OWNER).len(), MAX_FRAMES);
+    // Another client has its turn in between.
+    told(&mut hub);
+    hub.hear_client(OTHER, &message(1, &start(2, None))).unwrap();
+    assert!(matches!(told(&mut hub)[..], [(2, ToGuest::Exec(_))]));
+    // Nothing is lost, and nothing is left.
+    let mut handled = MAX_FRAMES;
+    while hub.has_guest_backlog() {
+        handled += hub.hear_guest(&[], NOW).unwrap();
+    }
+    assert_eq!((handled, answers(&mut hub, OWNER).len()), (many, many - MAX_FRAMES));
+}
+
+#[test]
+fn c7_a_client_that_sends_small_frames_leaves_others_their_turn() {
+    let mut hub = ready_hub();
+    assert!(hub.add_client(OTHER));
+    hub.hear_client(OTHER, &message(1, &start(1, None))).unwrap();
+    told(&mut hub);
+    let many = 2 * MAX_FRAMES + 7;
+    let wire: Vec<u8> = (0..many).flat_map(|_| message(1, &Request::Signal(2))).collect();
+    hub.hear_client(OTHER, &wire).unwrap();
+    assert_eq!(told(&mut hub).len(), MAX_FRAMES);
+    assert!(hub.has_backlog(OTHER));
+    hub.hear_client(OWNER, &message(1, &start(2, None))).unwrap();
+    assert!(matches!(told(&mut hub)[..], [(2, ToGuest::Exec(_))]));
+    let mut signals = MAX_FRAMES;
+    while hub.has_backlog(OTHER) {
+        hub.hear_client(OTHER, &[]).unwrap();
+        signals += told(&mut hub).len();
+    }
+    assert_eq!(signals, many);
+}
+
+#[test]
+fn c7_output_in_small_frames_is_logged_in_one_piece() {
+    let mut hub = ready_hub();
+    hub.hear_client(OWNER, &message(1, &start(1, Some(4)))).unwrap();
+    hub.hear_guest(&small_frames(MAX_FRAMES - 2), NOW).unwrap();
+    hub.hear_guest(&data(1, Channel::Stderr, 3), NOW).unwrap();
+    let logged = hub.take_logged();
+    let lengths: Vec<_> = logged.iter().map(|it| (it.channel, it.bytes.len())).collect();
+    assert_eq!(lengths, [(StdChannel::Stdout, MAX_FRAMES - 2), (StdChannel::Stderr, 3)]);
+}
