@@ -32,6 +32,9 @@ pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// Nothing that a test waits for takes this long, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// When the agent repeats an interrupt: half of the time that it gives a cell by default.
+const AGAIN: Duration = Duration::from_millis(1500);
+
 /// How requests reach the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Requests {
@@ -227,6 +230,16 @@ impl Driver {
     /// SIGINT to the whole group, as the agent interrupts a cell.
     pub fn interrupt(&self) {
         kill_process_group(self.pid(), Signal::INT).unwrap();
+    }
+
+    /// Interrupts the running cell as the agent does and waits for its end: once more if the first signal achieved nothing, because a
+    /// child that was just being started missed it.
+    pub fn finish_interrupted(&mut self) -> Cell {
+        self.interrupt();
+        if !wait(&[&self.replies], AGAIN) {
+            self.interrupt();
+        }
+        self.finish()
     }
 
     /// Whether nobody is left who could reply; waits a little for that.
