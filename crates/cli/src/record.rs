@@ -129,7 +129,7 @@ impl Record {
                 "{failure}; until there is, nothing new begins in the sandbox's network"
             ));
         };
-        let hooks = Hooks { event: Box::new(event), waits: Box::new(waits), before_gateway: None };
+        let hooks = Hooks { event: Box::new(event), waits: Box::new(waits) };
         let start = || Recorder::start(network, gateway, log, hooks);
         Ok(Some(sys::apart_from_signals(start)?))
     }

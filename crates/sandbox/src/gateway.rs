@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bathy_jail::spawn::{self, Program};
@@ -29,8 +30,8 @@ use thiserror::Error;
 
 use crate::addresses::{self, AddressesError, Watcher};
 use crate::ending;
-use crate::launch::BeforeStart;
 use crate::ledger::Ledger;
+use crate::resource_group::ResourceGroup;
 
 /// Names another file with the host's resolvers.
 pub const RESOLVERS_VARIABLE: &str = "BATHY_RESOLV_CONF";
@@ -98,6 +99,8 @@ pub struct Network {
     pub program: File,
     /// Its user.
     pub identity: Identity,
+    /// The sandbox's control group.
+    pub group: Arc<ResourceGroup>,
     /// What the sandbox may reach.
     pub policies: Policies,
     /// How much of it.
@@ -116,7 +119,7 @@ pub struct Network {
 
 impl Network {
     /// Starts a gateway at the link. There is no other one.
-    pub fn start(&self, before_start: BeforeStart<'_>) -> Result<Gateway, GatewayError> {
+    pub fn start(&self) -> Result<Gateway, GatewayError> {
         let prepare = |error: Errno| GatewayError::Prepare(error.into());
         let bound = |(port, _): &(PublishedPort, OwnedFd)| BoundPort {
             guest: port.guest,
@@ -145,7 +148,7 @@ impl Network {
             args: &[CString::from(c"bathy-gateway")],
             descriptors: &descriptors,
             identity: self.identity,
-            before_start,
+            before_start: Some(&|pid| self.group.put_gateway(pid)),
         })?;
         rustix::io::ioctl_fionbio(&control, true).map_err(prepare)?;
         let gateway = Gateway { control, process };

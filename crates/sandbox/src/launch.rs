@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bathy_audit::What;
@@ -73,7 +74,7 @@ pub struct Sandbox {
     pub gateway: Option<Gateway>,
     network: Option<Network>,
     keeper: Spawned,
-    group: ResourceGroup,
+    group: Arc<ResourceGroup>,
 }
 
 /// The files of a sandbox that outlives its first client.
@@ -90,9 +91,6 @@ pub struct KeptFiles {
     /// The capacity of each ring.
     pub log_capacity: u64,
 }
-
-/// What is done with a process's number before its first instruction, if anything is.
-pub type BeforeStart<'a> = Option<&'a dyn Fn(u32) -> io::Result<()>>;
 
 /// A sandbox that does not outlive the command that makes it.
 pub struct Ephemeral<'a> {
@@ -149,6 +147,7 @@ impl Sandbox {
     /// Starts a sandbox with resources of the caller's.
     pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
         let Resources { engine, assets, paths, disk, kept, group, ceilings, cure } = resources;
+        let group = Arc::new(group);
         let kvm = match engine {
             Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
             Chosen::Uml => None,
@@ -164,6 +163,7 @@ impl Sandbox {
             network = Some(Network {
                 program: assets.gateway.try_clone().map_err(LaunchError::Prepare)?,
                 identity: identities.gateway,
+                group: Arc::clone(&group),
                 policies,
                 limits: spec.network_limits,
                 cure,
@@ -199,8 +199,7 @@ impl Sandbox {
             Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
         // After the keeper: the guest boots meanwhile.
         if let Some(network) = &sandbox.network {
-            let put = |pid| sandbox.group.put_gateway(pid);
-            sandbox.gateway = Some(network.start(Some(&put))?);
+            sandbox.gateway = Some(network.start()?);
         }
         Ok(sandbox)
     }
@@ -239,7 +238,7 @@ impl Sandbox {
         let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
         let (keepers, gateways) = gateway::link()?;
         network.link = gateways;
-        let gateway = network.start(Some(&|pid| self.group.put_gateway(pid)))?;
+        let gateway = network.start()?;
         self.connection.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
         self.gateway = Some(gateway);
         Ok(())
@@ -297,7 +296,6 @@ impl Drop for Sandbox {
         if let Some(gateway) = self.gateway.take() {
             gateway.leave();
         }
-        self.group.remove();
     }
 }
 

@@ -30,8 +30,6 @@ pub struct Hooks {
     pub event: Box<dyn FnMut(What) -> Event + Send>,
     /// Is told why events cannot be recorded, each time when that begins.
     pub waits: Box<dyn FnMut(&str) + Send>,
-    /// Is called with the number of each further gateway's process before its first instruction.
-    pub before_gateway: Option<Box<dyn Fn(u32) -> io::Result<()> + Send>>,
 }
 
 /// Records what a gateway reports.
@@ -136,7 +134,7 @@ trait Supply {
     /// Ends the present one. What it had sent by then, and was not read.
     fn end(&mut self) -> Vec<FromGateway>;
     /// Starts another one.
-    fn start(&mut self, hooks: &Hooks) -> Result<(), GatewayError>;
+    fn start(&mut self) -> Result<(), GatewayError>;
 }
 
 /// Gateways of a sandbox's network. The keeper is not asked: the next one goes on with the link of the last.
@@ -164,10 +162,8 @@ impl Supply for Gateways {
         self.gateway.take().map(Gateway::end_now).unwrap_or_default()
     }
 
-    fn start(&mut self, hooks: &Hooks) -> Result<(), GatewayError> {
-        let before_start =
-            hooks.before_gateway.as_ref().map(|hook| -> &dyn Fn(u32) -> io::Result<()> { hook });
-        let gateway = self.network.start(before_start)?;
+    fn start(&mut self) -> Result<(), GatewayError> {
+        let gateway = self.network.start()?;
         self.line = Some(Line::new(&gateway).map_err(GatewayError::Prepare)?);
         self.gateway = Some(gateway);
         Ok(())
@@ -273,7 +269,7 @@ impl<S: Sink, G: Supply> Listener<S, G> {
         if self.end.is_expected() || !self.events.is_empty() || !self.restarts.take_due(now) {
             return;
         }
-        let lost = match self.gateways.start(&self.hooks) {
+        let lost = match self.gateways.start() {
             Ok(()) => What::GatewayLost { reason: "it is back".to_owned(), restarted: true },
             Err(error) => {
                 self.restarts.lost(Instant::now());
@@ -398,7 +394,7 @@ mod tests {
             std::iter::from_fn(next).collect()
         }
 
-        fn start(&mut self, _: &Hooks) -> Result<(), GatewayError> {
+        fn start(&mut self) -> Result<(), GatewayError> {
             let control = self.next.pop().ok_or(GatewayError::Silent)?;
             self.started.lock().unwrap().push(self.ledger.carried_over(Instant::now()));
             self.line = Some(Line { process: control.try_clone().unwrap(), control });
@@ -414,7 +410,7 @@ mod tests {
         next.reverse();
         let end = Arc::new(End::new().unwrap());
         let event = |what| Event::now(Actor::this_process("test"), what);
-        let hooks = Hooks { event: Box::new(event), waits: Box::new(|_| {}), before_gateway: None };
+        let hooks = Hooks { event: Box::new(event), waits: Box::new(|_| {}) };
         let started = Arc::new(Mutex::new(Vec::new()));
         let control = next.pop().unwrap();
         let sockets = Sockets {

@@ -115,9 +115,11 @@ impl ResourceGroup {
         self.put_keeper(pid)?;
         self.cgroup.leave_freezer(pid).map_err(io::Error::other)
     }
+}
 
+impl Drop for ResourceGroup {
     /// Removes the group once its processes have ended, and the groups of ephemeral sandboxes whose command was killed.
-    pub fn remove(&mut self) {
+    fn drop(&mut self) {
         // What stays is empty, and removed by the next one.
         let _ = self.cgroup.remove();
         Cgroup::remove_abandoned(EPHEMERAL);
