@@ -31,7 +31,8 @@ need_space() {
 }
 
 # debian_mirror [SUFFIX]: prints the base address of the Debian archive that this
-# machine uses (with SUFFIX -security: of its security archive, or nothing). apt
+# machine uses (with SUFFIX -security: of its security archive); ends if there is
+# none, since what is built without security updates looks like any other. apt
 # itself reads its configuration, so every form of a sources file is understood.
 debian_mirror() {
 	local suffix=${1:-} release uri uris
@@ -48,8 +49,7 @@ debian_mirror() {
 			;;
 		esac
 	done
-	[ -n "$suffix" ] ||
-		fail "no source for Debian $release in the configuration of apt"
+	fail "no source for Debian $release$suffix in the configuration of apt"
 }
 
 # private_apt DIRECTORY MIRROR SUITE: sets APT_OPTIONS so that apt knows only

@@ -22,13 +22,15 @@ need patch patch
 need_space 1500 .
 
 # fetch_suite MIRROR SUITE: unpacks the newest Linux 7 of SUITE into $tree and
-# sets $version; fails if the suite has none.
+# sets $version, to nothing if the suite has none. To be called by itself: in a
+# condition, bash would go on after a command in it that failed.
 fetch_suite() {
 	local mirror=$1 suite=$2 package
+	version=
 	private_apt "$scratch/apt-$suite" "$mirror" "$suite"
 	package=$(apt-cache "${APT_OPTIONS[@]}" pkgnames linux-source-7 |
-		grep -E '^linux-source-7\.[0-9]+$' | sort -V | tail -n 1)
-	[ -n "$package" ] || return 1
+		sed -En '/^linux-source-7\.[0-9]+$/p' | sort -V | tail -n 1)
+	[ -n "$package" ] || return 0
 
 	progress "fetching $package from $suite"
 	rm -rf package "$tree"
@@ -64,7 +66,10 @@ fetch_source() {
 	local mirror suite
 	mirror=$(debian_mirror)
 	for suite in trixie-backports sid; do
-		fetch_suite "$mirror" "$suite" && apply_patches && return
+		fetch_suite "$mirror" "$suite"
+		if [ -n "$version" ] && apply_patches; then
+			return
+		fi
 	done
 	fail "no Linux 7 that the patches fit on $mirror"
 }

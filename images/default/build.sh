@@ -27,18 +27,37 @@ need npm npm
 need_space 3000 .
 need_space 800 "$out"
 
-mode=root
-TMPDIR=$PWD
-if [ "$(id -u)" != 0 ]; then
+# The scripts of packages run as the root of a user namespace, never as the
+# machine's. mmdebstrap makes one, unless root runs it: root gets one here. The files
+# then belong to users who may not pass through a private home directory.
+TMPDIR=/var/tmp
+if [ "$(id -u)" = 0 ]; then
+	# Above the users of sandboxes, and of nobody else.
+	first=$((0x7e000000))
+	mkdir tree
+	chown "$first:$first" tree
+	# In this mount namespace alone: what is left of a killed build is found here.
+	mount --bind tree "$TMPDIR"
+	exchange=$TMPDIR
+	# The namespace is there until the last process of the build has closed this pipe.
+	exec {keep}> >(exec unshare --user cat)
+	holder=$!
+	until [ "$(readlink "/proc/$holder/ns/user")" != "$(readlink /proc/self/ns/user)" ]; do
+		kill -0 "$holder" || fail "this machine has no user namespaces"
+		sleep 0.1
+	done
+	for map in uid_map gid_map; do
+		echo "0 $first 65536" >"/proc/$holder/$map"
+	done
+	inside=(nsenter "--user=/proc/$holder/ns/user" --setuid 0 --setgid 0 --)
+else
 	need uidmap newuidmap newgidmap
 	grep -q "^$(id -un):" /etc/subuid && grep -q "^$(id -un):" /etc/subgid ||
 		fail "no subordinate ids for $(id -un): usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $(id -un)"
-	# The files will belong to subordinate users, who may not pass through a
-	# private home directory.
-	mode=unshare
-	TMPDIR=/var/tmp
-	need_space 3000 "$TMPDIR"
+	exchange=$PWD
+	inside=()
 fi
+need_space 3000 "$TMPDIR"
 export TMPDIR
 # What is run in the new root must find its folders there, not where the caller keeps them.
 unset XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_STATE_HOME XDG_RUNTIME_DIR MPLCONFIGDIR
@@ -49,33 +68,38 @@ packages=$(grep -v '^#' "$here/packages" | paste -s -d ,)
 mirror=$(debian_mirror)
 security=$(debian_mirror -security)
 
-sources=("deb $mirror $suite main" "deb $mirror $suite-updates main")
-[ -z "$security" ] || sources+=("deb $security $suite-security main")
+sources=("deb $mirror $suite main" "deb $mirror $suite-updates main" "deb $security $suite-security main")
 
 progress "fetching $stripper from the registry that npm is set up for"
-archive=$(npm pack --silent --ignore-scripts --pack-destination . "$stripper") ||
+archive=$exchange/$(npm pack --silent --ignore-scripts --pack-destination "$exchange" "$stripper") ||
 	fail "npm cannot fetch $stripper"
 sha512sum --check --quiet <<<"$stripper_sha512  $archive" ||
 	fail "$stripper is not the package that this recipe was written for"
+chmod a+r "$archive"
 
 # The hooks are handed over as text, not as files: their user may be unable to
 # read this directory. The image is written into the tree it is made of, because
 # that is the one place that user can write, and copied out from there. What is
 # left of the tree afterwards is deleted whole, so it needs no cleaning.
 progress "installing Debian $suite and $(grep -cv '^#' "$here/packages") packages"
-mmdebstrap \
-	--mode="$mode" --variant=minbase --format=null --skip=cleanup \
+cd "$exchange"
+"${inside[@]}" mmdebstrap \
+	--mode=unshare --variant=minbase --format=null --skip=cleanup \
 	--keyring="$DEBIAN_KEYRING" \
 	--include="$packages" \
 	--aptopt='Acquire::Languages "none"' \
 	--aptopt='Acquire::Retries "3"' \
 	"${dpkg_options[@]}" \
-	--customize-hook="upload '$PWD/$archive' /run/stripper.tgz" \
+	--customize-hook="upload '$archive' /run/stripper.tgz" \
 	--customize-hook="$(cat "$here/customize.sh")" \
 	--customize-hook="$(cat "$here/pack.sh")" \
-	--customize-hook="download /run/root.erofs '$out/root.erofs'" \
-	--customize-hook="download /run/version '$out/version'" \
+	--customize-hook="download /run/root.erofs '$exchange/root.erofs'" \
+	--customize-hook="download /run/version '$exchange/version'" \
 	"$suite" /dev/null "${sources[@]}"
 
+# Read by who wrote them: a link that was put there leads nowhere else.
+for file in root.erofs version; do
+	"${inside[@]}" cat "$exchange/$file" >"$out/$file"
+done
 cp "$here/config.json" "$out/config.json"
 progress "root image: $(du -m "$out/root.erofs" | cut -f 1) MB, $(cat "$out/version")"

@@ -132,6 +132,9 @@ impl Recipe {
 }
 
 #[cfg(test)]
+mod script_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
