@@ -148,7 +148,7 @@ impl Watcher {
         let shared = Arc::new(Shared { gateway: Mutex::new(None), is_over: Mutex::new(false), wake });
         let its = Arc::clone(&shared);
         let thread = thread::Builder::new().name("addresses".to_owned()).stack_size(STACK);
-        let thread = Some(thread.spawn(move || watch(&changes, &its))?);
+        let thread = Some(sys::apart_from_signals(|| thread.spawn(move || watch(&changes, &its)))?);
         Ok(Self { shared, thread })
     }
 

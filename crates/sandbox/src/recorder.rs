@@ -213,10 +213,9 @@ impl<S: Sink, G: Supply> Listener<S, G> {
     /// Takes what the gateway has reported.
     fn read(&mut self) {
         let (mut messages, mut gone) = (Vec::new(), None);
-        while let Some(line) = self.gateways.line()
-            && messages.len() < AT_ONCE
-            && gone.is_none()
-        {
+        // Whatever it sends, the rest of the loop has its turn.
+        for _ in 0..AT_ONCE {
+            let Some(line) = self.gateways.line().filter(|_| gone.is_none()) else { break };
             match gateway::hear(&line.control) {
                 Word::Said(FromGateway::Failed(reason)) => gone = Some(reason.chars().take(500).collect()),
                 // The sandbox is at its end, which is not the gateway's doing.

@@ -61,6 +61,20 @@ fn write_lock(begin: i64, length: i64) -> libc::flock {
     range
 }
 
+/// Does work that starts a thread. No signal is ever for that thread: the process takes them where it waits for them.
+pub fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: both sets are initialized before use, by sigfillset and by the first call; masks are of this thread alone.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigemptyset(&raw mut before);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+        let result = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        result
+    }
+}
+
 /// Makes the kernel look at all of a request to its routing socket, also at the table that is asked for.
 pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
     let on: c_int = 1;

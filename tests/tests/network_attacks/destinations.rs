@@ -200,9 +200,7 @@ fn n2_sandboxes_do_not_reach_each_other() {
     let port = ports[0]["host"].as_u64().unwrap();
     let ask =
         format!("import socket; print(socket.create_connection(('127.0.0.1', {port}), 3).recv(9).decode())");
-    bathy_tests::kept::until("the victim listens", 5, || {
-        bathy_tests::world::guest::on_host(&world, "python3", &["-c", &ask]).stdout == "victim\n"
-    });
+    until("the victim listens", 5, || on_host(&world, "python3", &["-c", &ask]).stdout == "victim\n");
     let web = Guest::start(&world, "web", &[]);
     let attacks: Vec<_> = [
         ("192.0.0.2", 9000),

@@ -1,5 +1,6 @@
 //! Gateways that die or stop, and a monitor that does not listen: nothing slips through meanwhile.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -91,6 +92,42 @@ fn a_gateway_that_dies_again_and_again_leaves_a_sandbox_without_network_or_works
     let pid = gateway(&world, "web");
     world.ok(&["rm", "-f", "web"]);
     until("nothing of it is left", 3, || !is_alive(pid));
+}
+
+#[test]
+fn n9_a_new_gateway_brings_no_new_budget_for_names_and_ends_what_was_open() {
+    let world = World::new();
+    let web = Guest::start(&world, "web", &[]);
+    let url = format!("http://site.example/slow/{}", 200 * slowness());
+    world.ok(&["exec", "-d", "web", "--", "curl", "-sS", "-o", "/dev/null", &url]);
+    let is_open = |event: &Value| event["event"] == "net_allowed" && event["port"] == 80;
+    web.until_event("a connection", is_open);
+    let tunnel = "
+def tunnel(turn, count):
+    for index in range(count):
+        names([f'{turn}{index:03}' + 'x' * 50, 'tunnel', 'example'])
+    return {'outcome': 'done'}
+";
+    let began = Instant::now();
+    for turn in 0..5 {
+        web.try_with(tunnel, &[json!(["tunnel", turn, 120])]).remove(0).is("done");
+        let pid = gateway(&world, "web");
+        signal(pid, Signal::KILL);
+        until("there is a new one", 10, || find_gateway(&world, "web").is_some_and(|new| new != pid));
+    }
+    let asked: BTreeSet<_> =
+        world.asked_names().into_iter().filter(|name| name.ends_with("tunnel.example")).collect();
+    // 4 KiB of names with 54 bytes in each minute that was begun, whatever the number of gateways.
+    let minutes = usize::try_from(began.elapsed().as_secs() / 60).unwrap() + 2;
+    let told = format!("{} of 600 names got out", asked.len());
+    row("N9", "names through five gateways", &told, (50..=minutes * 4096 / 54).contains(&asked.len()));
+    web.until_event("the end of what was open", |event| {
+        let reason = event["reason"].as_str().unwrap_or_default();
+        event["event"] == "net_closed"
+            && event["port"] == 80
+            && event.get("sent").is_none()
+            && reason.contains("how many bytes it carried is not known")
+    });
 }
 
 #[test]

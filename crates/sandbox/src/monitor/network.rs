@@ -102,9 +102,9 @@ impl Monitor {
     pub(super) fn hear_gateway(&mut self, state: &mut Loop) {
         let mut events = Vec::new();
         let mut gone = None;
-        while let Some(gateway) = &self.sandbox.gateway
-            && events.len() < AT_ONCE
-        {
+        // Whatever it sends, others have their turn.
+        for _ in 0..AT_ONCE {
+            let Some(gateway) = &self.sandbox.gateway else { break };
             let word = gateway.hear();
             if let Word::Said(message) = &word {
                 self.sandbox.on_gateway_message(message);
@@ -153,14 +153,13 @@ impl Monitor {
             while messages.len() < AT_ONCE && !is_over {
                 match gateway.hear() {
                     Word::Nothing => break,
-                    Word::Said(message @ FromGateway::Event(_)) => messages.push(message),
-                    Word::Said(FromGateway::Ready | FromGateway::Changed { .. } | FromGateway::Spent(_)) => {}
                     Word::Gone | Word::Said(FromGateway::Unplugged | FromGateway::Failed(_)) => {
                         is_over = true
                     }
+                    Word::Said(message) => messages.push(message),
                 }
             }
-            is_over = is_over || !gateway.speaks_before(until);
+            is_over = is_over || Instant::now() >= until || !gateway.speaks_before(until);
             self.record_messages(messages);
         }
         let ends = self.sandbox.close_network();
