@@ -501,4 +501,50 @@ mod tests {
         assert_eq!(numbers[1], Placed { fd: far.as_raw_fd(), closed: true });
         assert!(numbers.iter().all(|placed| placed.fd >= 6) && numbers[0] != numbers[2]);
     }
+    fn launch(path: &CStr) -> Child {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let program = Program {
+            executable: Executable::Paths(vec![path.to_owned()]),
+            argv: vec![path.to_owned()],
+            env: Vec::new(),
+            cwd: c"/".to_owned(),
+            uid,
+            gid,
+            groups: vec![gid],
+            stdio: [null.as_fd(); 3],
+            extra: &[],
+            terminal: false,
+            confinement: Confinement::default(),
+        };
+        start(program).unwrap()
+    }
+
+    fn reap(child: &Child) {
+        let pid = i32::try_from(child.pid).ok().and_then(rustix::process::Pid::from_raw);
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+    }
+
+    #[test]
+    fn an_outcome_is_known_when_the_child_is_gone() {
+        let mut child = launch(c"/nowhere/to/be/found");
+        reap(&child);
+        let (step, error) = child.outcome().unwrap().unwrap_err();
+        assert_eq!((step, error.raw_os_error()), (Step::Exec, Some(libc::ENOENT)));
+        assert!(child.outcome().is_none() && child.decided().is_none());
+        let mut child = launch(c"/bin/true");
+        reap(&child);
+        assert!(child.outcome().unwrap().is_ok());
+    }
+
+    #[test]
+    fn memory_of_a_child_that_is_not_of_interest_is_freed_when_it_is_gone() {
+        let child = launch(c"/bin/true");
+        let pid = Child { pid: child.pid, borrowed: None };
+        drop(child);
+        assert_eq!(LEFT.with_borrow(Vec::len), 1);
+        reap(&pid);
+        free_left();
+        assert_eq!(LEFT.with_borrow(Vec::len), 0);
+    }
 }
