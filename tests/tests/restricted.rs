@@ -232,3 +232,27 @@ fn the_operators_floor_holds_for_whatever_is_asked() {
     let free = home.exec("before", &["sh", "-c", look]);
     assert!(free.stdout.starts_with("0\n") && free.stdout.ends_with("rw\n"), "{free:?}");
 }
+
+#[test]
+fn r12_a_floor_that_is_raised_later_holds_for_contexts_that_exist() {
+    let home = Home::new();
+    home.started("before", &[]);
+    let code =
+        |context: &[&'static str], code| [&["code", "--sandbox", "before", "-c", code], context].concat();
+    let look =
+        "import os; kept = 1; print(open('/proc/self/status').read().split('NoNewPrivs:')[1].split()[0])";
+    assert_eq!(home.ok(&code(&[], look)), "0\n");
+    assert_eq!(home.ok(&code(&["--context", "mine"], look)), "0\n");
+    let floor = home.path().join("floor.toml");
+    fs::write(&floor, "[floor]\nsecurity = \"restricted\"\n").unwrap();
+    let under = |arguments: &[&str]| finish(home.command(arguments).env("BATHYSPHERE_CONFIG", &floor), b"");
+    for context in [&[][..], &["--context", "mine"]] {
+        let ran = under(&code(context, look));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(125), ""), "{ran:?}");
+        assert!(ran.stderr.contains("fewer restrictions than apply now"), "{ran:?}");
+    }
+    let other = under(&code(&["--context", "new"], look));
+    assert_eq!((other.code, other.stdout.as_str()), (Some(0), "1\n"), "{other:?}");
+    // Without the floor the old ones still have their state.
+    assert_eq!(home.ok(&code(&[], "print(kept)")), "1\n");
+}

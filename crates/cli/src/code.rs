@@ -276,6 +276,7 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
     let cell = Cell {
         context: request.context_name().to_owned(),
         language: request.language,
+        restricted: surroundings.restricted,
         make: Some(surroundings),
         code: request.code.clone(),
         env: Vec::new(),

@@ -84,6 +84,9 @@ pub struct Cell {
     pub language: Language,
     /// Makes the context if it is not there, and what its interpreter is started with when it has to be started.
     pub make: Option<Surroundings>,
+    /// The least that its interpreter has to be held back by, as in [`crate::Exec::restricted`]. One that runs already, and is not, gets
+    /// no code.
+    pub restricted: Option<Restriction>,
     /// The code: at most [`MAX_CODE`] bytes.
     pub code: String,
     /// Variables of this cell only, as `NAME=value`.
@@ -116,6 +119,8 @@ pub enum ContextsRequest {
     Restart {
         /// Which.
         context: String,
+        /// The least that the new one has to be held back by.
+        restricted: Option<Restriction>,
     },
     /// Ends the interpreter and forgets the context.
     Remove {

@@ -242,6 +242,23 @@ pub struct Restriction {
     pub writable_root: bool,
 }
 
+impl Restriction {
+    /// What is held back by both of them.
+    pub fn stricter(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => {
+                Some(Self { writable_root: one.writable_root && other.writable_root })
+            }
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Whether what is held back by `present` is held back as far as `wanted` asks for.
+    pub fn covers(present: Option<Self>, wanted: Option<Self>) -> bool {
+        Self::stricter(present, wanted) == present
+    }
+}
+
 /// A copy of files into or out of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {

@@ -29,6 +29,7 @@ fuzz_target!(|data: &[u8]| {
         context: "python".into(),
         language: Language::Python,
         make: None,
+        restricted: None,
         code: String::new(),
         env: vec![],
         cwd: None,

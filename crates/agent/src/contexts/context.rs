@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use bathy_protocol::cell::{CellEnd, ContextInfo, Interrupter, Language, Surroundings};
-use bathy_protocol::{Exit, Refused};
+use bathy_protocol::{Exit, Refused, Restriction};
 use rustix::event::PollFlags;
 use rustix::process::Signal;
 
@@ -99,6 +99,25 @@ impl Context {
         self.refused = None;
         self.process = Some(Process::start(self.language, &self.surroundings, means)?);
         Ok(())
+    }
+
+    /// Whether its interpreter, if it has one, is held back as far as is asked for. One that runs cannot be held back further.
+    pub fn covers(&self, wanted: Option<Restriction>) -> bool {
+        self.process.is_none() || Restriction::covers(self.surroundings.restricted, wanted)
+    }
+
+    /// Why code that is restricted further does not run in it.
+    pub fn less_restricted(&self) -> String {
+        format!(
+            "the context {} was started with fewer restrictions than apply now: run the code in a new context, or \
+             restart this one, which loses its state",
+            self.name
+        )
+    }
+
+    /// The next interpreter is held back at least so far.
+    pub fn restrict(&mut self, restricted: Option<Restriction>) {
+        self.surroundings.restricted = Restriction::stricter(self.surroundings.restricted, restricted);
     }
 
     /// Whether its interpreter was executed, or why not; `None` while that is undecided.
@@ -436,15 +455,26 @@ impl Context {
             self.current = self.waiting.pop_front();
         }
         let Some(task) = self.current.as_mut().filter(|task| task.running.is_none()) else { return false };
+        let restricted = task.cell.restricted;
         match &self.process {
             None => {
                 if let Some(surroundings) = task.cell.make.take() {
                     self.surroundings = surroundings;
                 }
+                self.restrict(restricted);
                 if let Err(refused) = self.start(means) {
                     let end = CellEnd::NotStarted(refused.message);
                     done.extend(self.current.take().map(|task| task.end(end, false)));
                 }
+                true
+            }
+            // It was started for another cell while this one waited.
+            Some(process)
+                if process.end.is_none()
+                    && !Restriction::covers(self.surroundings.restricted, restricted) =>
+            {
+                let end = CellEnd::NotStarted(self.less_restricted());
+                done.extend(self.current.take().map(|task| task.end(end, false)));
                 true
             }
             Some(process) if process.ready && process.end.is_none() && process.held.is_none() => {

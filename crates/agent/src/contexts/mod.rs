@@ -110,6 +110,9 @@ impl Contexts {
                 cell.language.as_str()
             )));
         }
+        if !context.covers(cell.restricted) {
+            return Err(bad_request(&context.less_restricted()));
+        }
         if context.queue_length() >= MAX_WAITING {
             return Err(bad_request(&format!("{MAX_WAITING} cells wait in this context already")));
         }
@@ -132,11 +135,12 @@ impl Contexts {
                 self.pending.push(Pending { stream, context, made: true });
                 return Ok(None);
             }
-            ContextsRequest::Restart { context } => {
+            ContextsRequest::Restart { context, restricted } => {
                 let index = self.index(&context)?;
                 let (mut means, contexts, ending) = self.parts(tools);
                 if let Some(context) = contexts.get_mut(index) {
                     context.clear(&means, ending);
+                    context.restrict(restricted);
                     context.start(&mut means)?;
                 }
                 self.pending.push(Pending { stream, context, made: false });

@@ -1,6 +1,6 @@
 //! What clients ask for.
 
-use bathy_protocol::cell::ContextsRequest;
+use bathy_protocol::cell::{ContextsRequest, Surroundings};
 use bathy_protocol::frame;
 use bathy_protocol::message::decode;
 use bathy_protocol::{
@@ -147,19 +147,26 @@ impl Hub {
         }
         let message = match work {
             Work::Exec(mut exec) => {
-                exec.restricted = stricter(self.restricted, exec.restricted);
+                exec.restricted = Restriction::stricter(self.restricted, exec.restricted);
                 ToGuest::Exec(exec)
             }
             Work::Transfer(transfer) => ToGuest::Transfer(transfer),
             Work::Cell(mut cell) => {
+                cell.restricted = Restriction::stricter(self.restricted, cell.restricted);
                 if let Some(surroundings) = &mut cell.make {
-                    surroundings.restricted = stricter(self.restricted, surroundings.restricted);
+                    surroundings.restricted = Restriction::stricter(self.restricted, surroundings.restricted);
                 }
                 ToGuest::Cell(cell)
             }
             Work::Contexts(mut request) => {
-                if let ContextsRequest::Make { surroundings, .. } = &mut request {
-                    surroundings.restricted = stricter(self.restricted, surroundings.restricted);
+                match &mut request {
+                    ContextsRequest::Make { surroundings: Surroundings { restricted, .. }, .. }
+                    | ContextsRequest::Restart { restricted, .. } => {
+                        *restricted = Restriction::stricter(self.restricted, *restricted);
+                    }
+                    ContextsRequest::List
+                    | ContextsRequest::Remove { .. }
+                    | ContextsRequest::Interrupt { .. } => {}
                 }
                 ToGuest::Contexts(request)
             }
@@ -221,16 +228,6 @@ impl Hub {
         if let Some(client) = self.clients.get_mut(&holder.client) {
             client.say(holder.stream, answer);
         }
-    }
-}
-
-/// Both what every command of the sandbox is held back by and what was asked for this one.
-fn stricter(own: Option<Restriction>, asked: Option<Restriction>) -> Option<Restriction> {
-    match (own, asked) {
-        (Some(own), Some(asked)) => {
-            Some(Restriction { writable_root: own.writable_root && asked.writable_root })
-        }
-        (own, asked) => own.or(asked),
     }
 }
 

@@ -172,6 +172,7 @@ fn every_kind_of_work() -> [Work; 4] {
         context: "python".into(),
         language: Language::Python,
         make: None,
+        restricted: None,
         code: String::new(),
         env: Vec::new(),
         cwd: None,

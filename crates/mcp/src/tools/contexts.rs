@@ -131,7 +131,7 @@ fn context_restart() -> Spec {
         hints: SETTLES,
         takes: || vec![sandbox_id().required(), context_id()],
         returns,
-        run: |call, given| ask(call, given, |context| ContextsRequest::Restart { context }),
+        run: |call, given| ask(call, given, |context| ContextsRequest::Restart { context, restricted: None }),
     }
 }
 

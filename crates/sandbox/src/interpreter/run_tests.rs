@@ -95,6 +95,7 @@ fn a_cell() -> Cell {
         context: "python".into(),
         language: Language::Python,
         make: None,
+        restricted: None,
         code: "1+1".into(),
         env: vec![],
         cwd: None,

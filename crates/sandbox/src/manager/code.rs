@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bathy_audit::What;
 use bathy_audit::event::{argv, digest};
+use bathy_protocol::Restriction;
 use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
 
 use super::{Manager, ManagerError, Sandboxed};
@@ -56,6 +57,7 @@ impl Manager {
             context: request.context_name().to_owned(),
             language: request.language,
             make,
+            restricted: self.floor(sandbox),
             code: request.code.clone(),
             env: request.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
             cwd: request.cwd.clone(),
@@ -97,8 +99,11 @@ impl Manager {
     pub fn contexts(
         &mut self,
         sandbox: &Sandboxed,
-        request: ContextsRequest,
+        mut request: ContextsRequest,
     ) -> Result<Vec<ContextInfo>, ManagerError> {
+        if let ContextsRequest::Restart { restricted, .. } = &mut request {
+            *restricted = Restriction::stricter(self.floor(sandbox), *restricted);
+        }
         let mut connection = self.connect(sandbox)?;
         let tag = self.new_tag()?;
         Ok(interpreter::run_contexts(&mut connection, STREAM, request, tag)?)

@@ -251,6 +251,7 @@ pub fn python(code: &str) -> Cell {
         context: "python".into(),
         language: Language::Python,
         make: Some(surroundings()),
+        restricted: None,
         code: code.into(),
         env: Vec::new(),
         cwd: None,

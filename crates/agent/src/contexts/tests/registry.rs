@@ -1,5 +1,6 @@
 //! Which contexts there are, and what is refused.
 
+use bathy_protocol::Restriction;
 use bathy_protocol::cell::CellEnd;
 
 use super::*;
@@ -58,6 +59,28 @@ fn queues_and_registry_are_bounded() {
 }
 
 #[test]
+fn r12_code_that_is_restricted_further_does_not_run_in_a_context_that_is_not() {
+    let mut guest = Guest::new();
+    guest.run(python("x = 1"));
+    let (strict, loose) = (Restriction::default(), Restriction { writable_root: true });
+    let cell = |restricted| Cell { restricted: Some(restricted), make: None, ..python("print(x)") };
+    for restricted in [strict, loose] {
+        let said = refusal(&mut guest, cell(restricted));
+        assert!(said.contains("context python was started with fewer restrictions than apply now"), "{said}");
+    }
+    // The state of the context is untouched for what may still run in it.
+    assert_eq!(guest.run(python("print(x)")).text(Kind::Stdout), "1\n");
+    // It depends on what the interpreter was started with.
+    let context = &mut guest.contexts.contexts[0];
+    context.restrict(Some(loose));
+    assert!(context.covers(Some(loose)) && context.covers(None) && !context.covers(Some(strict)));
+    // A new interpreter is held back as far as is asked for, whoever made the context.
+    let restart = ContextsRequest::Restart { context: "python".into(), restricted: Some(strict) };
+    let _ = guest.change(restart);
+    assert_eq!(guest.contexts.contexts[0].surroundings.restricted, Some(strict));
+}
+
+#[test]
 fn a_context_is_made_listed_and_removed() {
     let mut guest = Guest::new();
     let [made] = <[ContextInfo; 1]>::try_from(guest.change(named("mine")).unwrap()).unwrap();
@@ -97,7 +120,7 @@ fn a_restart_begins_anew_and_an_interrupt_does_not() {
     guest.change(ContextsRequest::Interrupt { context: "python".into() }).unwrap();
     assert!(!guest.finish(running).ended().state_lost);
     assert_eq!(guest.run(python("print(x)")).text(Kind::Stdout), "1\n");
-    let list = guest.change(ContextsRequest::Restart { context: "python".into() }).unwrap();
+    let list = guest.change(ContextsRequest::Restart { context: "python".into(), restricted: None }).unwrap();
     assert!(list[0].pid.is_some());
     let seen = guest.run(python("print('x' in globals())"));
     assert_eq!(seen.text(Kind::Stdout), "False\n");
