@@ -10,7 +10,7 @@ use bathy_sandbox::recorder::{Hooks, Recorder};
 use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
 
 use crate::denials::Denials;
-use crate::{escape, output, sys};
+use crate::{escape, output};
 
 /// A sandbox in the record.
 pub struct Record {
@@ -130,8 +130,7 @@ impl Record {
             ));
         };
         let hooks = Hooks { event: Box::new(event), waits: Box::new(waits) };
-        let start = || Recorder::start(network, gateway, log, hooks);
-        Ok(Some(sys::apart_from_signals(start)?))
+        Ok(Some(Recorder::start(network, gateway, log, hooks)?))
     }
 
     /// What the sandbox was kept from, line by line.

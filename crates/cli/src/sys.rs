@@ -36,23 +36,6 @@ fn signals(wanted: &[i32]) -> io::Result<OwnedFd> {
     }
 }
 
-/// Does work that starts a thread. Signals that ask us to stop are never for that thread, whoever takes them later.
-pub fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
-    // SAFETY: both sets are initialized before use, by sigemptyset and by the first call; masks are of this thread alone.
-    unsafe {
-        let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigemptyset(&raw mut before);
-        for signal in STOPPING {
-            libc::sigaddset(&raw mut set, *signal);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before);
-        let result = work();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-        result
-    }
-}
-
 /// Drops what [`stop_signals`] has held back, and lets those signals end us again.
 pub fn forget_stop_signals() -> io::Result<()> {
     for signal in STOPPING {

@@ -18,6 +18,7 @@ use crate::ledger::Ledger;
 use crate::net_events::recorded;
 use crate::restarts::Restarts;
 use crate::spool::{Sink, Spool};
+use crate::sys;
 
 /// How many reports are recorded at once.
 const AT_ONCE: usize = 256;
@@ -75,7 +76,8 @@ impl Recorder {
             hooks,
         };
         let work = move || listener.listen();
-        Ok(Self { end, thread: thread::Builder::new().name("network".to_owned()).spawn(work)? })
+        let builder = thread::Builder::new().name("network".to_owned());
+        Ok(Self { end, thread: sys::apart_from_signals(|| builder.spawn(work))? })
     }
 
     /// The gateway's end is expected from now on.
