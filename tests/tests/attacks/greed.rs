@@ -19,6 +19,8 @@ const THROUGH_THE_STUB: &str = include_str!("stub.py");
 const ATTACKS: usize = 10;
 /// The name of a process that appears when a role has taken all it can.
 const DONE: &str = "all-taken";
+/// Users of their own for tests that use up what a user has: other tests run at the same time.
+const USERS: [u32; 3] = [64_101, 64_102, 64_103];
 /// How much longer a neighbour's commands may take.
 const FACTOR: u32 = 3;
 /// The machine has other work too: what does not hold fails in every round.
@@ -109,8 +111,8 @@ const PASS_A_DESCRIPTOR: &str = "import socket\n\
 
 #[test]
 fn u7_descriptors_in_flight_hurt_no_neighbour_and_no_program_of_the_user() {
-    const NAME: &str = "beside-descriptors";
-    let user = ordinary_user();
+    const NAME: &str = "neighbour";
+    let user = OrdinaryUser::with_number(USERS[0]);
     assert_ok("create", &user.bathy(&["create", "--name", NAME]));
     let _removed = OnDrop(|| drop(user.bathy(&["rm", "-f", NAME])));
     assert_ok("start", &user.bathy(&["start", NAME]));
@@ -132,7 +134,7 @@ fn u7_descriptors_in_flight_hurt_no_neighbour_and_no_program_of_the_user() {
 
 #[test]
 fn u9_the_tables_of_the_host_stay_usable() {
-    let user = ordinary_user();
+    let user = OrdinaryUser::with_number(USERS[2]);
     let open_files = || {
         let text = fs::read_to_string("/proc/sys/fs/file-nr").expect("Linux tells");
         let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -171,9 +173,9 @@ fn slowest_exec(user: &OrdinaryUser, name: &str) -> Duration {
 
 #[test]
 fn u8_four_hundred_spinning_processes_leave_a_neighbour_its_share() {
-    const NAME: &str = "beside-spinning";
+    const NAME: &str = "neighbour";
     // On one processor, or there would be no competition for it.
-    let user = ordinary_user().on_one_processor();
+    let user = OrdinaryUser::with_number(USERS[1]).on_one_processor();
     assert_ok("create", &user.bathy(&["create", "--name", NAME]));
     let _removed = OnDrop(|| drop(user.bathy(&["rm", "-f", NAME])));
     assert_ok("start", &user.bathy(&["start", NAME]));

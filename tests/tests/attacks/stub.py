@@ -28,8 +28,8 @@ call_at = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(ctypes.addressof(ctyp
 
 
 def call(number, *arguments):
-    words = [number, *arguments] + [0] * (6 - len(arguments)) + [gate]
-    return call_at(ctypes.addressof((ctypes.c_ulong * 8)(*words)))
+    words = (ctypes.c_ulong * 8)(number, *arguments, *[0] * (6 - len(arguments)), gate)
+    return call_at(ctypes.addressof(words))
 
 
 FREE = 0x2000_0000_0000

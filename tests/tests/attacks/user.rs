@@ -22,6 +22,7 @@ const IMAGE: i32 = 7;
 /// A place of its own with the product, its cache and the attacker's program.
 #[derive(Clone)]
 pub struct OrdinaryUser {
+    number: u32,
     folder: Arc<TempDir>,
     /// Whether its programs share one processor.
     one_processor: bool,
@@ -33,16 +34,17 @@ pub fn ordinary_user() -> Arc<OrdinaryUser> {
     // A test that failed while it held this has made no user.
     let mut shared = USER.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
-        let user = Arc::new(OrdinaryUser::create());
+        let user = Arc::new(OrdinaryUser::with_number(NOBODY));
         *shared = Arc::downgrade(&user);
         user
     })
 }
 
 impl OrdinaryUser {
-    fn create() -> Self {
+    /// A user of this number, which need not have a name.
+    pub fn with_number(number: u32) -> Self {
         let folder = tempfile::tempdir().expect("there is room in /tmp");
-        let user = Self { folder: Arc::new(folder), one_processor: false };
+        let user = Self { number, folder: Arc::new(folder), one_processor: false };
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(user.folder.path(), open).expect("our own folder");
         for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent"] {
@@ -56,7 +58,7 @@ impl OrdinaryUser {
             fs::create_dir_all(&target).expect("our own folder");
             run(Command::new("cp").arg("-r").arg(&entry).arg(target));
         }
-        run(Command::new("chown").args(["-R", &format!("{NOBODY}:{NOBODY}")]).arg(user.folder.path()));
+        run(Command::new("chown").args(["-R", &format!("{number}:{number}")]).arg(user.folder.path()));
         user
     }
 
@@ -86,22 +88,20 @@ impl OrdinaryUser {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let program = self.path("bathy");
-        let mut command = if self.one_processor {
-            let mut command = Command::new("taskset");
-            command.args(["-c", &first_processor().to_string()]).arg(program);
-            command
-        } else {
-            Command::new(program)
-        };
-        self.becomes(command.args(arguments));
+        // With the usual limit of descriptors, whatever that of the test is.
+        let mut command = Command::new("prlimit");
+        command.arg("--nofile=1024:");
+        if self.one_processor {
+            command.args(["taskset", "-c", &first_processor().to_string()]);
+        }
+        self.becomes(command.arg(self.path("bathy")).args(arguments));
         command
     }
 
     /// Has a command run as this user, with nothing of ours around it.
     pub fn becomes<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", self.folder.path()).current_dir("/");
-        command.uid(NOBODY).gid(NOBODY)
+        command.uid(self.number).gid(self.number)
     }
 }
 
