@@ -364,13 +364,15 @@ mod tests {
         }
     }
 
+    /// What each gateway but the first was started with.
+    type Started = Arc<Mutex<Vec<Option<Spent>>>>;
+
     /// Sockets that stand for gateways, one after the other.
     struct Sockets {
         line: Option<Line>,
         ledger: Ledger,
         next: Vec<OwnedFd>,
-        /// What each was started with.
-        started: Arc<Mutex<Vec<Option<Spent>>>>,
+        started: Started,
     }
 
     impl Supply for Sockets {
@@ -404,7 +406,7 @@ mod tests {
     }
 
     /// A recorder with as many gateways, their ends of the sockets in order, and what each but the first was started with.
-    fn scene_with(disk: &Disk, count: usize) -> (Recorder, Vec<OwnedFd>, Arc<Mutex<Vec<Option<Spent>>>>) {
+    fn scene_with(disk: &Disk, count: usize) -> (Recorder, Vec<OwnedFd>, Started) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let (mut next, mut gateways): (Vec<_>, Vec<_>) = std::iter::repeat_with(pair).take(count).unzip();
