@@ -141,6 +141,25 @@ fn u7_what_the_kernel_counts_for_each_user_is_counted_for_each_sandbox() {
 }
 
 #[test]
+fn r10_signals_pause_a_sandbox_where_no_control_group_can_be_had() {
+    let user = OrdinaryUser::create();
+    let ok = |arguments: &[&str]| {
+        let ran = user.run(arguments);
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+        ran.stdout
+    };
+    ok(&["create", "--start", "--name", "p", "--memory", "128M", "--disk", "64M", "--net", "none"]);
+    ok(&["exec", "-d", "p", "--", "sh", "-c", "while :; do :; done"]);
+    for _ in 0..2 {
+        ok(&["pause", "p"]);
+        assert!(ok(&["ls"]).contains("paused"));
+        ok(&["resume", "p"]);
+        assert_eq!(ok(&["exec", "p", "--", "echo", "goes on"]), "goes on\n");
+    }
+    ok(&["rm", "--force", "p"]);
+}
+
+#[test]
 fn a_user_who_may_not_use_kvm_is_told_the_group_that_may() {
     if !Path::new("/dev/kvm").exists() {
         // Nowhere to put one.

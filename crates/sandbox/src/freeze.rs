@@ -134,8 +134,7 @@ fn guest_processes(keeper: u32) -> Result<Vec<Process>, FreezeError> {
     if below.is_empty() { Err(FreezeError::NoGuest) } else { Ok(below) }
 }
 
-/// A pid namespace. The keeper is the first process of one, all processes of its guest are in it, no process of the host is,
-/// and no process ever leaves its own.
+/// A pid namespace. No process ever leaves its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Namespace {
     device: u64,
@@ -152,14 +151,35 @@ impl Namespace {
             Err(error) => Err(FreezeError::Signal(pid, error)),
         }
     }
+}
 
+/// The pid namespaces of a sandbox: the keeper is the first process of one, and its child, the guest kernel, of another, in
+/// which all processes of the guest are. No process of the host is in either.
+struct Namespaces(Vec<Namespace>);
+
+impl Namespaces {
     fn of_keeper(keeper: u32) -> Result<Self, FreezeError> {
-        Self::of(keeper)?.ok_or(FreezeError::NoGuest)
+        let mut found = vec![Namespace::of(keeper)?.ok_or(FreezeError::NoGuest)?];
+        // The keeper's number is its own until we have waited for it, so who has it as parent is its child.
+        let began = |pid| Process::read(pid).filter(|process| process.parent == keeper).map(|now| now.began);
+        for child in Processes::read().map_err(FreezeError::List)?.children_of(keeper) {
+            let before = began(child);
+            let namespace = Namespace::of(child)?;
+            if before.is_some() && before == began(child) {
+                found.extend(namespace);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Whether a process is in one of them.
+    fn have(&self, pid: u32) -> Result<bool, FreezeError> {
+        Ok(Namespace::of(pid)?.is_some_and(|namespace| self.0.contains(&namespace)))
     }
 }
 
 fn stop(keeper: u32) -> Result<(), FreezeError> {
-    let namespace = Namespace::of_keeper(keeper)?;
+    let namespaces = Namespaces::of_keeper(keeper)?;
     let begin = Instant::now();
     let mut attempt = begin;
     let mut quiet = 0;
@@ -182,7 +202,7 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
         }
         // The guest kernel is the first of them.
         for process in &running {
-            signal(process, namespace, Signal::STOP)?;
+            signal(process, &namespaces, Signal::STOP)?;
         }
         if !running.is_empty() {
             thread::sleep(PAUSE);
@@ -191,17 +211,17 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
 }
 
 fn go_on(keeper: u32) -> Result<(), FreezeError> {
-    let namespace = Namespace::of_keeper(keeper)?;
+    let namespaces = Namespaces::of_keeper(keeper)?;
     // The guest kernel last: then whatever it expects of its processes can happen.
-    guest_processes(keeper)?.iter().rev().try_for_each(|process| signal(process, namespace, Signal::CONT))
+    guest_processes(keeper)?.iter().rev().try_for_each(|process| signal(process, &namespaces, Signal::CONT))
 }
 
-/// Sends a signal to exactly this process if it is in this namespace. One that is gone needs none.
+/// Sends a signal to exactly this process if it is in one of these namespaces. One that is gone needs none.
 ///
 /// The list that it is from is no picture of one moment: a process of the guest can end during the pass, its number go to a
 /// process of the host, and the children of that one seem to be the guest's. So what the number stands for is looked at
 /// once more when a descriptor holds on to it, and what decides is not who its parent is.
-fn signal(process: &Process, namespace: Namespace, signal: Signal) -> Result<(), FreezeError> {
+fn signal(process: &Process, namespaces: &Namespaces, signal: Signal) -> Result<(), FreezeError> {
     let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
     let failed = |error: rustix::io::Errno| FreezeError::Signal(process.pid, error.into());
     let gone = |error: &rustix::io::Errno| *error == rustix::io::Errno::SRCH;
@@ -212,7 +232,7 @@ fn signal(process: &Process, namespace: Namespace, signal: Signal) -> Result<(),
     };
     // If the number goes to yet another process from here on, the descriptor's one has ended, and takes no signal.
     if Process::read(process.pid).is_none_or(|now| now.began != process.began)
-        || Namespace::of(process.pid)? != Some(namespace)
+        || !namespaces.have(process.pid)?
     {
         return Ok(());
     }
@@ -228,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// Stands for a keeper with a guest kernel and its processes: the first process of a pid namespace.
+    /// Stands for a keeper with a guest kernel and its processes: each the first process of a pid namespace.
     struct Keeper {
         unshare: Child,
         pid: u32,
@@ -239,7 +259,9 @@ mod tests {
             let guest = "while :; do :; done & sleep 100 & while :; do sleep 0.01; done";
             let mut unshare = Command::new("unshare");
             unshare.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"]);
-            let unshare = unshare.args(["/bin/sh", "-c", "sh -c \"$0\"; true", guest]).spawn().unwrap();
+            // What stands for the keeper waits for its child, the first process of the other namespace.
+            unshare.args(["unshare", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", guest]);
+            let unshare = unshare.spawn().unwrap();
             let mut keeper = Self { unshare, pid: u32::MAX };
             let begin = Instant::now();
             while Processes::read().unwrap().below(keeper.pid()).len() < 4 {
@@ -315,9 +337,9 @@ mod tests {
         });
         let listed = torn.below(keeper.pid());
         assert!(listed.iter().any(|process| process.pid == stranger.0.id()), "the test shows nothing");
-        let namespace = Namespace::of_keeper(keeper.pid()).unwrap();
+        let namespaces = Namespaces::of_keeper(keeper.pid()).unwrap();
         for process in &listed {
-            signal(process, namespace, Signal::STOP).unwrap();
+            signal(process, &namespaces, Signal::STOP).unwrap();
         }
         // What is the guest's has stopped, so the signals have been sent.
         let begin = Instant::now();
