@@ -80,7 +80,7 @@ fn limits_hold_for_soft_and_hard_value_and_are_not_raised() {
         }
     };
     let expected = "\
-        Core Some(0) Some(0)\n\
+        Core Some(1) Some(1)\n\
         Memlock Some(0) Some(0)\n\
         Msgqueue Some(0) Some(0)\n\
         Nice Some(0) Some(0)\n\
