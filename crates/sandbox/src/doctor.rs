@@ -6,7 +6,7 @@ use std::thread;
 
 use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
-use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, ONE_PROCESS};
+use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement};
 use serde::Serialize;
 
 use crate::assets;
@@ -158,12 +158,7 @@ fn landlock() -> Check {
 /// Whether a sandbox gets a group, by making one.
 fn cgroups() -> Check {
     const NAME: &str = "cgroups";
-    let limits = CgroupLimits {
-        cpu_weight: Some(ONE_PROCESS),
-        memory: Some(GIB),
-        pids: Some(100),
-        ..CgroupLimits::default()
-    };
+    let limits = CgroupLimits { memory: Some(GIB), pids: Some(100), ..CgroupLimits::default() };
     match Cgroup::create(&format!("doctor-{}", std::process::id()), &limits) {
         Ok(group) => cgroups_check(NAME, group.enforced()),
         Err(error) => Check::warning(NAME, error.to_string(), NO_GROUP),
@@ -174,16 +169,13 @@ fn cgroups() -> Check {
 const NO_GROUP: &str = "run untrusted code as root, or as a user whom systemd gives control groups (a login with `systemctl --user` running); each process of a sandbox has its own limits meanwhile, and all of them together have none";
 
 fn cgroups_check(name: &'static str, enforced: &Enforcement) -> Check {
-    let Enforcement { cpu, memory, processes, .. } = enforced;
-    let missing: Vec<_> = [("memory", memory), ("processor time", cpu), ("processes", processes)]
+    let Enforcement { memory, processes, .. } = enforced;
+    let missing: Vec<_> = [("memory", memory), ("processes", processes)]
         .into_iter()
         .filter_map(|(what, by)| Some(format!("{what} ({})", by.strip_prefix("none: ")?)))
         .collect();
     if missing.is_empty() {
-        return Check::ok(
-            name,
-            format!("memory by {memory}, processor time by {cpu}, processes by {processes}"),
-        );
+        return Check::ok(name, format!("memory by {memory}, processes by {processes}"));
     }
     Check::warning(name, format!("NO LIMIT for a sandbox as a whole: {}", missing.join(", ")), NO_GROUP)
 }

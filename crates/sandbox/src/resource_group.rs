@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupLimits, ONE_PROCESS, Priority};
+use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupLimits, Priority};
 
 use crate::engine::Chosen;
 use crate::spec::{CpuQuota, SandboxSpec};
@@ -47,7 +47,6 @@ fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits
     };
     CgroupLimits {
         cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
-        cpu_weight: Some(ONE_PROCESS * u64::from(spec.cpus)),
         memory: Some(spec.memory.0 + OVERHEAD + memory + files + gateway),
         pids: Some(tasks + HELPERS + gateways),
     }
@@ -184,7 +183,7 @@ mod tests {
         let spec = SandboxSpec { cpu_quota: Some(quota), cpus: 2, ..SandboxSpec::default() };
         for engine in Chosen::ALL {
             let limits = of(&spec, engine, false);
-            assert_eq!((limits.cpu_quota, limits.cpu_weight), (Some(1.5), Some(200)));
+            assert_eq!(limits.cpu_quota, Some(1.5));
         }
     }
 }

@@ -246,8 +246,7 @@ fn a_quota_of_processor_time_is_held() {
     let (slow, free) = (used("slow"), used("free"));
     println!("with a quota of 0.2: {slow:.2} processors, without: {free:.2}");
     assert!(free > 0.4, "a spin uses only {free}: nothing is shown");
-    let free = home.inspect("free")["enforcement"]["cpu"].as_str().unwrap().to_owned();
-    assert!(free.ends_with(" (weight)") || free.starts_with("scheduler priority (nice 5)"), "{free}");
+    assert!(home.inspect("free")["enforcement"]["cpu"].as_str().unwrap().starts_with("none"));
     if how.starts_with("cgroup") {
         assert!(slow <= 0.35, "{slow}");
         assert!(slow > 0.02, "{slow}");

@@ -42,9 +42,6 @@ pub const MIN_QUOTA: f64 = 0.01;
 /// The largest share that makes sense to ask for.
 pub const MAX_QUOTA: f64 = 1024.0;
 
-/// The weight of one process of ordinary priority, in the unit of version 2 groups.
-pub const ONE_PROCESS: u64 = 100;
-
 /// What went wrong with a group.
 #[derive(Debug, Error)]
 pub enum CgroupError {
@@ -92,17 +89,13 @@ pub enum CgroupError {
 pub struct CgroupLimits {
     /// CPUs' worth of time: 0.5 is half of one.
     pub cpu_quota: Option<f64>,
-    /// Its part of a CPU that others want as well, whatever the number of its processes: an ordinary process beside it has
-    /// [`ONE_PROCESS`].
-    pub cpu_weight: Option<u64>,
     /// Bytes of memory, of all processes together and without swapping.
     pub memory: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
 }
 
-/// By which mechanism each limit is held: `cgroup v1`, `cgroup v2`, or `none: why`. A share of a CPU that is a weight and no
-/// quota is `cgroup v1 (weight)`.
+/// By which mechanism each limit is held: `cgroup v1`, `cgroup v2`, or `none: why`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enforcement {
     /// The share of a CPU.
@@ -372,15 +365,6 @@ impl Drop for Cgroup {
 
 fn put(folder: &Path, pid: u32) -> Result<(), CgroupError> {
     folder::put(folder, pid).map_err(|source| CgroupError::Move { pid, folder: folder.to_owned(), source })
-}
-
-/// Notes that there is no quota, if there is none.
-fn by_weight(mechanism: String, limits: &CgroupLimits) -> String {
-    if is_held(&mechanism) && limits.cpu_quota.is_none() {
-        format!("{mechanism} (weight)")
-    } else {
-        mechanism
-    }
 }
 
 fn is_held(mechanism: &str) -> bool {

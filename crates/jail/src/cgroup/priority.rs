@@ -11,20 +11,16 @@ const POLITEST: i32 = 19;
 /// The share of a CPU, and less, for which a process is as polite as can be.
 const SMALLEST_SHARE: f64 = 0.1;
 
-/// Of a sandbox without a quota that no group gives a weight: a third of the time of an ordinary process beside it.
-const WITHOUT_QUOTA: i32 = 5;
-
-/// A scheduler priority that stands in for a quota or a weight, if one has to.
+/// A scheduler priority that stands in for a quota, if one has to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priority {
     nice: Option<i32>,
 }
 
 impl Priority {
-    /// What it takes for this quota, or for none, besides the group.
+    /// What it takes for a quota that was asked for, besides the group.
     pub fn for_quota(group: &Cgroup, quota: Option<f64>) -> Self {
-        let is_held = is_held(&group.enforced().cpu);
-        Self { nice: (!is_held).then(|| quota.map_or(WITHOUT_QUOTA, nice_for)) }
+        Self { nice: quota.filter(|_| !is_held(&group.enforced().cpu)).map(nice_for) }
     }
 
     /// Gives a process, and all that it forks from now on, this priority, unless it has a lower one.
@@ -37,7 +33,7 @@ impl Priority {
         Ok(())
     }
 
-    /// By which mechanism its share is held: the group's, or `scheduler priority (nice N): why not a group`.
+    /// By which mechanism the quota is held: the group's, or `scheduler priority (nice N): why not a group`.
     pub fn describe(self, group: &Cgroup) -> String {
         let group = &group.enforced().cpu;
         match self.nice {

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::hierarchy::Hierarchies;
 use super::{
-    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, ONE_PROCESS, PERIOD_US, Version, by_weight, folder,
-    make_folder, quota_us,
+    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, folder, make_folder, quota_us,
 };
 
 /// The controllers that we use.
@@ -14,8 +13,6 @@ pub const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer
 
 const HELD: &str = "cgroup v1";
 const UNWANTED: &str = "none: no limit was asked for";
-/// What version 1 calls the weight of a process of ordinary priority.
-const SHARES_OF_ONE_PROCESS: u64 = 1024;
 
 /// Adds the limits that version 1 trees offer to `group`.
 pub fn make_limits(
@@ -26,11 +23,9 @@ pub fn make_limits(
 ) -> Result<(), CgroupError> {
     // Without it CPU time is measured by other means: no limit depends on it.
     let _ = join(group, trees, "cpuacct", name)?;
-    group.enforced.cpu = if limits.cpu_quota.is_none() && limits.cpu_weight.is_none() {
-        UNWANTED.to_owned()
-    } else {
-        let held = hold(group, trees, "cpu", name, |folder| limit_cpu(folder, limits))?;
-        by_weight(held, limits)
+    group.enforced.cpu = match limits.cpu_quota {
+        None => UNWANTED.to_owned(),
+        Some(quota) => hold(group, trees, "cpu", name, |folder| limit_cpu(folder, quota))?,
     };
     group.enforced.memory = match limits.memory {
         None => UNWANTED.to_owned(),
@@ -113,16 +108,9 @@ pub fn make_freezer(group: &mut Cgroup, trees: &Hierarchies, name: &str) -> Resu
     Ok(())
 }
 
-fn limit_cpu(folder: &Path, limits: &CgroupLimits) -> io::Result<()> {
-    if let Some(weight) = limits.cpu_weight {
-        let shares = weight.saturating_mul(SHARES_OF_ONE_PROCESS) / ONE_PROCESS;
-        folder::write(folder, "cpu.shares", &shares.to_string())?;
-    }
-    if let Some(quota) = limits.cpu_quota {
-        folder::write(folder, "cpu.cfs_period_us", &PERIOD_US.to_string())?;
-        folder::write(folder, "cpu.cfs_quota_us", &quota_us(quota).to_string())?;
-    }
-    Ok(())
+fn limit_cpu(folder: &Path, quota: f64) -> io::Result<()> {
+    folder::write(folder, "cpu.cfs_period_us", &PERIOD_US.to_string())?;
+    folder::write(folder, "cpu.cfs_quota_us", &quota_us(quota).to_string())
 }
 
 fn limit_memory(folder: &Path, bytes: u64) -> io::Result<()> {

@@ -7,8 +7,8 @@ use rustix::fs::{Access, access};
 
 use super::hierarchy::Hierarchies;
 use super::{
-    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, by_weight, folder, is_held,
-    make_folder, quota_us,
+    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, folder, is_held, make_folder,
+    quota_us,
 };
 
 const HELD: &str = "cgroup v2";
@@ -34,13 +34,13 @@ impl Layout {
 }
 
 /// What is asked of the version 2 tree: what version 1 trees have not given.
-struct Wanted<'a> {
-    cpu: Option<&'a CgroupLimits>,
+struct Wanted {
+    cpu: Option<f64>,
     memory: Option<u64>,
     pids: Option<u64>,
 }
 
-impl Wanted<'_> {
+impl Wanted {
     fn controllers(&self) -> Vec<&'static str> {
         let wanted =
             [("cpu", self.cpu.is_some()), ("memory", self.memory.is_some()), ("pids", self.pids.is_some())];
@@ -77,9 +77,7 @@ pub fn make(
     limits: &CgroupLimits,
 ) -> Result<(), CgroupError> {
     let wanted = Wanted {
-        cpu: (limits.cpu_quota.is_some() || limits.cpu_weight.is_some())
-            .then_some(limits)
-            .filter(|_| !is_held(&group.enforced.cpu)),
+        cpu: limits.cpu_quota.filter(|_| !is_held(&group.enforced.cpu)),
         memory: limits.memory.filter(|_| !is_held(&group.enforced.memory)),
         pids: limits.pids.filter(|_| !is_held(&group.enforced.processes)),
     };
@@ -128,7 +126,7 @@ fn make_folders(
 }
 
 /// Nothing can be had: say why.
-fn explain(group: &mut Cgroup, wanted: &Wanted<'_>, why: &str) {
+fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
     let enforced = &mut group.enforced;
     for (wanted, place) in [
         (wanted.cpu.is_some(), &mut enforced.cpu),
@@ -142,12 +140,13 @@ fn explain(group: &mut Cgroup, wanted: &Wanted<'_>, why: &str) {
     }
 }
 
-fn hold(group: &mut Cgroup, wanted: &Wanted<'_>, parent: &Path) {
+fn hold(group: &mut Cgroup, wanted: &Wanted, parent: &Path) {
     let Some(layout) = &group.v2 else { return };
     let enforced = &mut group.enforced;
-    if let Some(limits) = wanted.cpu {
-        say(&mut enforced.cpu, control(parent, "cpu", || limit_cpu(&layout.top, limits)));
-        enforced.cpu = by_weight(std::mem::take(&mut enforced.cpu), limits);
+    if let Some(quota) = wanted.cpu {
+        let value = format!("{} {PERIOD_US}", quota_us(quota));
+        let limit = || folder::write(&layout.top, "cpu.max", &value);
+        say(&mut enforced.cpu, control(parent, "cpu", limit));
     }
     if let Some(bytes) = wanted.memory {
         let limit = || {
@@ -167,16 +166,6 @@ fn hold(group: &mut Cgroup, wanted: &Wanted<'_>, parent: &Path) {
         let why = "this kernel cannot freeze control groups of version 2 (it takes Linux 5.2)";
         say(&mut enforced.freezer, Err(why.to_owned()));
     }
-}
-
-fn limit_cpu(top: &Path, limits: &CgroupLimits) -> io::Result<()> {
-    if let Some(weight) = limits.cpu_weight {
-        folder::write(top, "cpu.weight", &weight.to_string())?;
-    }
-    if let Some(quota) = limits.cpu_quota {
-        folder::write(top, "cpu.max", &format!("{} {PERIOD_US}", quota_us(quota)))?;
-    }
-    Ok(())
 }
 
 /// Notes how it went; a version 1 tree that is there and refuses has the better reason.

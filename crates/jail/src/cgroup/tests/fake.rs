@@ -9,19 +9,16 @@ use std::time::Duration;
 
 use super::{Cgroup, CgroupError, CgroupLimits, Folders, Hierarchies, Priority};
 
-const LIMITS: CgroupLimits =
-    CgroupLimits { cpu_quota: Some(0.5), cpu_weight: Some(50), memory: Some(64 << 20), pids: Some(40) };
+const LIMITS: CgroupLimits = CgroupLimits { cpu_quota: Some(0.5), memory: Some(64 << 20), pids: Some(40) };
 
 /// What the kernel puts into a new group, version 2 and version 1 alike: code that reads the wrong file finds a wrong
 /// value.
-const FILES: [(&str, &str); 21] = [
+const FILES: [(&str, &str); 19] = [
     ("cgroup.procs", ""),
     ("cgroup.freeze", "0\n"),
     ("cgroup.events", "populated 0\nfrozen 0\n"),
     ("cgroup.kill", ""),
     ("cpu.max", "max 100000\n"),
-    ("cpu.weight", "100\n"),
-    ("cpu.shares", "1024\n"),
     ("cpu.stat", "usage_usec 1500\nuser_usec 1000\n"),
     ("memory.max", "max\n"),
     ("memory.swap.max", "max\n"),
@@ -148,7 +145,6 @@ fn v2_limits_are_set_on_the_group_above_guest_and_keeper() {
     }
     let top = "v2/own/bathysphere-x";
     assert_eq!(fake.read(&format!("{top}/cpu.max")), "50000 100000");
-    assert_eq!(fake.read(&format!("{top}/cpu.weight")), "50");
     assert_eq!(fake.read(&format!("{top}/memory.max")), (64 << 20).to_string());
     assert_eq!(fake.read(&format!("{top}/memory.swap.max")), "0");
     assert_eq!(fake.read(&format!("{top}/pids.max")), "40");
@@ -258,7 +254,6 @@ fn v1_limits_are_set_in_each_tree() {
     let name = "own/bathysphere-x";
     assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/cpu.cfs_quota_us")), "50000");
     assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/cpu.cfs_period_us")), "100000");
-    assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/cpu.shares")), "512");
     for file in ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"] {
         assert_eq!(fake.read(&format!("memory/{name}/{file}")), (64 << 20).to_string());
     }
@@ -286,23 +281,6 @@ fn v1_trees_without_a_part_in_the_limits_are_left_alone() {
         .collect();
     assert_eq!(made, ["cpuacct", "freezer"]);
     assert_eq!(group.enforced().memory, "none: no limit was asked for");
-}
-
-#[test]
-fn a_weight_without_a_quota_is_told_as_such() {
-    let limits = CgroupLimits { cpu_weight: Some(100), ..CgroupLimits::default() };
-    for (fake, file, found) in [
-        (Fake::new().v1("cpu").v1("freezer"), "cpu/own/bathysphere-x/cpu.cfs_quota_us", "-1"),
-        (Fake::new().v2("cpu"), "v2/own/bathysphere-x/cpu.max", "max 100000"),
-    ] {
-        let group = Cgroup::create_in(&fake.trees(), "x", &limits).unwrap();
-        assert!(group.enforced().cpu.ends_with(" (weight)"), "{:?}", group.enforced());
-        assert_eq!(fake.read(file), found, "no quota");
-        assert_eq!(Priority::for_quota(&group, None).describe(&group), group.enforced().cpu);
-    }
-    let group = Cgroup::create_in(&Fake::new().trees(), "x", &limits).unwrap();
-    let priority = Priority::for_quota(&group, None).describe(&group);
-    assert!(priority.starts_with("scheduler priority (nice 5): this machine has no cpu"), "{priority}");
 }
 
 #[test]
