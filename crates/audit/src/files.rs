@@ -21,7 +21,7 @@ const LOCK: &str = "audit.lock";
 /// How long another process may hold the lock. Writers need it for a fraction of a millisecond, or for as long as the disk
 /// takes for a flush.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same if it is stopped, and the same for who has waited in vain before: a monitor that waits serves nobody.
+/// The same if the holder is stopped, and after a first timeout: a waiting monitor serves no client.
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 const NO_PATIENCE: Duration = Duration::from_millis(100);
 

@@ -43,7 +43,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// Somebody else could have put something into it.
+    /// Another user could have put something into it.
     #[error(transparent)]
     Trust(#[from] TrustError),
     /// The build failed.

@@ -12,7 +12,7 @@ use thiserror::Error;
 const ROOT: u32 = 0;
 const WRITTEN_BY_GROUP: u32 = 0o020;
 const WRITTEN_BY_ALL: u32 = 0o002;
-/// Nobody removes or renames what is another's in such a folder.
+/// In such a folder users cannot remove or rename each other's files.
 const STICKY: u32 = 0o1000;
 
 /// A file or folder that is not used.

@@ -106,7 +106,7 @@ fn a_missing_security_archive_ends_the_build() {
 #[test]
 fn scripts_of_packages_never_run_as_the_machines_root() {
     if !rustix::process::geteuid().is_root() {
-        // Nobody else could be taken for it.
+        // No other process can be mistaken for it.
         return;
     }
     let stubbed = Stubbed::new();

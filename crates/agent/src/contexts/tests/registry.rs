@@ -74,7 +74,7 @@ fn r12_code_that_is_restricted_further_does_not_run_in_a_context_that_is_not() {
     let context = &mut guest.contexts.contexts[0];
     context.restrict(Some(loose));
     assert!(context.covers(Some(loose)) && context.covers(None) && !context.covers(Some(strict)));
-    // A new interpreter is held back as far as is asked for, whoever made the context.
+    // A new interpreter is restricted as requested, whichever request made the context.
     let restart = ContextsRequest::Restart { context: "python".into(), restricted: Some(strict) };
     let _ = guest.change(restart);
     assert_eq!(guest.contexts.contexts[0].surroundings.restricted, Some(strict));
