@@ -151,7 +151,9 @@ impl World {
     pub fn contacts(&self) -> Vec<Contact> {
         let log = self.contact_log();
         let new = log.get(self.forgotten.load(Ordering::SeqCst)..).unwrap_or_default();
-        new.lines().map(Contact::from_line).collect()
+        // A server may be in the middle of its next line.
+        let whole = new.rfind('\n').map_or("", |end| &new[..end]);
+        whole.lines().map(Contact::from_line).collect()
     }
 
     /// As [`World::contacts`], of one port at one address.

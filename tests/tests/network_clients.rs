@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bathy_tests::world::addresses::{self, SITE, SITE_V6};
-use bathy_tests::world::guest::{AT_ONCE, GATEWAY, Guest};
+use bathy_tests::world::guest::{AT_ONCE, GATEWAY, Guest, PATIENT};
 use bathy_tests::world::{Kind, World};
 use bathy_tests::{finish, limit};
 use serde_json::json;
@@ -59,12 +59,9 @@ except OSError:
 fn names_that_do_not_resolve() {
     let world = World::new();
     let web = Guest::start(&world, "web", &[]);
-    let outcomes = web.try_all(&[
-        json!(["curl", "http://no-such-name.example/"]),
-        json!(["curl", "http://fails.example/"]),
-        json!(["curl", "http://nowhere.example/"]),
-        json!(["curl", "http://empty.example/"]),
-    ]);
+    let names = ["no-such-name", "fails", "nowhere", "empty"];
+    let rows = names.map(|name| json!(["curl", format!("http://{name}.example/")]));
+    let outcomes = web.try_with(PATIENT, &rows);
     for outcome in &outcomes {
         outcome.is("unresolved");
     }
@@ -86,7 +83,7 @@ fn names_that_do_not_resolve() {
             && event["host"] == "silent.example"
             && event["reason"] == "the host's resolvers gave no answer"
     });
-    web.try_one(json!(["curl", "http://late.example/"])).is("status 200");
+    web.try_with(PATIENT, &[json!(["curl", "http://late.example/"])])[0].is("status 200");
 }
 
 #[test]
@@ -99,7 +96,7 @@ fn the_hosts_resolver_is_down() {
     assert_eq!(bathy(&["create", "--name", "web"]).code, Some(0));
     assert_eq!(bathy(&["start", "web"]).code, Some(0));
     let web = Guest { world: &world, name: "web" };
-    let answer = web.try_with("SECONDS = 20 * SLOWNESS", &[json!(["names", "site.example"])]).remove(0);
+    let answer = web.try_with(PATIENT, &[json!(["names", "site.example"])]).remove(0);
     answer.is("code 2");
     web.until_event("who is silent", |event| event["reason"] == "the host's resolvers gave no answer");
     // Addresses need no resolver.

@@ -30,9 +30,17 @@ impl fmt::Display for Holder {
 pub(crate) fn of(file: &File) -> Option<Holder> {
     let wanted = file.metadata().ok()?;
     let wanted = (wanted.dev(), wanted.ino());
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    let pid = locks.lines().filter_map(|line| locker(line, wanted.1)).find(|pid| has_open(*pid, wanted))?;
+    let pid = (0..LOOKS).find_map(|_| pid_in_table(wanted))?;
     Some(Holder { pid, is_stopped: is_stopped(pid) })
+}
+
+/// How often the table is read before a lock counts as not listed. The kernel hands it out a page at a time: a lock that is
+/// released between two pages moves the rest up, and one entry is skipped.
+const LOOKS: usize = 8;
+
+fn pid_in_table(wanted: (u64, u64)) -> Option<u32> {
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().filter_map(|line| locker(line, wanted.1)).find(|pid| has_open(*pid, wanted))
 }
 
 /// The process of a line of /proc/locks, if that is about a lock by flock of the file with this number. One that waits is none.

@@ -14,6 +14,9 @@ pub const GATEWAY: &str = "192.0.0.1";
 /// How long a denial may take.
 pub const AT_ONCE: Duration = Duration::from_secs(1);
 
+/// For [`Guest::try_with`]: rows whose answer is only as quick as a resolver and a busy machine let it be.
+pub const PATIENT: &str = "SECONDS = 20 * SLOWNESS";
+
 /// The probe for a machine of this speed, with more Python before its rows.
 pub fn probe(more: &str) -> String {
     PROBE.replacen("SLOWNESS = 1", &format!("SLOWNESS = {}", slowness()), 1).replacen(
@@ -113,8 +116,8 @@ impl<'world> Guest<'world> {
     /// Ordinary traffic still works.
     #[track_caller]
     pub fn still_works(&self) {
-        let outcome = self.try_one(serde_json::json!(["curl", "http://site.example/still"]));
-        outcome.is("status 200");
+        let row = serde_json::json!(["curl", "http://site.example/still"]);
+        self.try_with(PATIENT, &[row])[0].is("status 200");
     }
 }
 

@@ -87,7 +87,7 @@ def datagram(host, port, text, seconds=1):
 def curl(*arguments):
     """curl: its exit code, the status, and the beginning of the body."""
     command = ["curl", "-sS", "-g", "-k", "-m", str(SECONDS), "-w", "\n%{http_code} %{http_version}", *arguments]
-    ran = subprocess.run(command, capture_output=True, timeout=SECONDS + 5)
+    ran = subprocess.run(command, capture_output=True, timeout=SECONDS + 60)
     body, _, last = ran.stdout.decode("latin-1").rpartition("\n")
     status, version = last.split() if " " in last else ("000", "0")
     words = {6: "unresolved", 7: "refused", 28: "timeout", 35: "alert", 52: "reset", 55: "reset", 56: "reset", 3: "malformed"}
@@ -241,7 +241,7 @@ def resolved(name):
 def shell(script):
     """A script; SECONDS in it is how long something may take."""
     script = script.replace("SECONDS", str(SECONDS))
-    ran = subprocess.run(["sh", "-c", script], capture_output=True, timeout=10 * SECONDS)
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, timeout=10 * SECONDS + 60)
     return {"outcome": f"exit {ran.returncode}", "heard": ran.stdout.decode("latin-1"), "said": ran.stderr.decode("latin-1")}
 
 
