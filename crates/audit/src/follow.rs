@@ -196,7 +196,7 @@ impl Follower {
             return Ok(None);
         }
         // Listed after the newest was opened: whatever is between the present one and that has its name by now.
-        for first in self.folder.rotated()?.into_iter().filter(|first| *first > self.floor) {
+        for first in self.put_aside()? {
             if let Some(file) = self.folder.file(&rotated_name(first), OFlags::RDONLY)?
                 && !same(&file, present)?
             {
@@ -206,9 +206,22 @@ impl Follower {
         Ok(current.map(|file| (file, 0)))
     }
 
+    /// The first numbers of the files that were put aside and not read yet, without a gap at the beginning.
+    ///
+    /// A list may lack a file that was put aside while it was made, and have a later one. The second list has whatever was put
+    /// aside before the files of the first.
+    fn put_aside(&self) -> io::Result<Vec<u64>> {
+        let mut firsts = self.folder.rotated()?;
+        if firsts.last().is_some_and(|last| *last > self.floor) {
+            firsts = self.folder.rotated()?;
+        }
+        firsts.retain(|first| *first > self.floor);
+        Ok(firsts)
+    }
+
     fn first_file(&self) -> io::Result<Option<(File, u64)>> {
         let current = self.folder.file(CURRENT, OFlags::RDONLY)?;
-        for first in self.folder.rotated()? {
+        for first in self.put_aside()? {
             if let Some(file) = self.folder.file(&rotated_name(first), OFlags::RDONLY)?
                 && !self.is_too_old(&file)?
             {

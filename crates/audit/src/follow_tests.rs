@@ -58,6 +58,25 @@ fn a_follower_beside_writers_misses_nothing() {
 }
 
 #[test]
+fn a_follower_misses_no_file_that_is_put_aside_while_it_looks() {
+    let scene = Scene::new();
+    // A file for each event, so that it looks for the next one all the time.
+    let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
+    let mut follower = follow(&scene, Filter::default());
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| (0..1000).for_each(|number| log.append(&[event(number)]).unwrap()));
+        let mut seqs = vec![];
+        while !writer.is_finished() {
+            seqs.extend(std::iter::from_fn(|| follower.next().unwrap()).map(|entry| entry.seq));
+        }
+        seqs.extend(std::iter::from_fn(|| follower.next().unwrap()).map(|entry| entry.seq));
+        let missed = (1..).zip(&seqs).find(|(wanted, seq)| wanted != *seq);
+        assert_eq!(missed, None);
+        assert!(seqs.len() >= 1000);
+    });
+}
+
+#[test]
 fn filters_choose_by_id_name_and_time() {
     let scene = Scene::new();
     let named = Event { name: Some("web".into()), sandbox: Some("s2".into()), ..event(3) };
