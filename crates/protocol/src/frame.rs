@@ -113,6 +113,20 @@ impl Decoder {
 
     /// The next whole frame, or `None` until more bytes arrive.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
+        let Some(frame) = self.peek()? else { return Ok(None) };
+        let end = self.start + HEADER_LEN + frame.payload.len();
+        let (stream, channel) = (frame.stream, frame.channel);
+        let begin = std::mem::replace(&mut self.start, end) + HEADER_LEN;
+        let payload = self.buffer.get(begin..end).unwrap_or_default();
+        Ok(Some(Frame { stream, channel, payload }))
+    }
+
+    /// Whether [`next_frame`](Self::next_frame) would tell anything now: a frame, or an error.
+    pub fn has_frame(&self) -> bool {
+        !matches!(self.peek(), Ok(None))
+    }
+
+    fn peek(&self) -> Result<Option<Frame<'_>>, FrameError> {
         let unread = self.buffer.get(self.start..).unwrap_or_default();
         let Some((header, rest)) = unread.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
         let [l0, l1, l2, l3, s0, s1, s2, s3, channel, reserved @ ..] = *header;
@@ -125,9 +139,7 @@ impl Decoder {
         if length > limit {
             return Err(FrameError::TooLong { length, limit });
         }
-        let length = length as usize;
-        let Some(payload) = rest.get(..length) else { return Ok(None) };
-        self.start += HEADER_LEN + length;
+        let Some(payload) = rest.get(..length as usize) else { return Ok(None) };
         Ok(Some(Frame { stream: u32::from_le_bytes([s0, s1, s2, s3]), channel, payload }))
     }
 
@@ -182,6 +194,24 @@ mod tests {
         decoder.reset();
         decoder.push(&[0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0]);
         assert_eq!(decoder.next_frame(), Err(FrameError::Reserved));
+    }
+
+    #[test]
+    fn a_whole_frame_or_an_error_can_be_told_from_a_part() {
+        let mut wire = Vec::new();
+        encode(1, Channel::Stdout, b"hello", &mut wire);
+        for end in 0..wire.len() {
+            let mut decoder = Decoder::new(16);
+            decoder.push(&wire[..end]);
+            assert!(!decoder.has_frame(), "{end}");
+            decoder.push(&wire[end..]);
+            assert!(decoder.has_frame(), "{end}");
+            decoder.next_frame().unwrap().unwrap();
+            assert!(!decoder.has_frame(), "{end}");
+        }
+        let mut decoder = Decoder::new(16);
+        decoder.push(&[0, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0]);
+        assert!(decoder.has_frame());
     }
 
     #[test]

@@ -39,8 +39,8 @@ impl Hub {
             }
         }
         if let Some(client) = self.clients.get_mut(&id) {
+            client.backlog = decoder.has_frame();
             client.decoder = decoder;
-            client.backlog = count == most;
         }
         Ok(demands)
     }

@@ -24,8 +24,8 @@ impl Hub {
             self.hear_frame(&frame, now)?;
             count += 1;
         }
+        self.guest_backlog = decoder.has_frame();
         self.from_guest = decoder;
-        self.guest_backlog = count == MAX_FRAMES;
         Ok(count)
     }
 

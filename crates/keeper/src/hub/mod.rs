@@ -134,7 +134,7 @@ pub struct Logged {
 /// One connected client.
 struct Client {
     decoder: Decoder,
-    /// The decoder may have whole frames.
+    /// The decoder has whole frames.
     backlog: bool,
     outbox: Vec<u8>,
     /// The client's stream numbers and the agent's.
@@ -163,7 +163,7 @@ pub struct Hub {
     restricted: Option<Restriction>,
     clients: BTreeMap<ClientId, Client>,
     from_guest: Decoder,
-    /// The decoder may have whole frames.
+    /// The decoder has whole frames.
     guest_backlog: bool,
     to_guest: Vec<u8>,
     to_log: Vec<Logged>,
@@ -242,12 +242,12 @@ impl Hub {
         self.to_guest.drain(..count);
     }
 
-    /// Whether frames of the guest may wait to be handled. Until they are, no more bytes should be taken from it.
+    /// Whether frames of the guest wait to be handled. Until they are, no more bytes should be taken from it.
     pub fn has_guest_backlog(&self) -> bool {
         self.guest_backlog
     }
 
-    /// Whether frames of a client may wait to be handled. Until they are, no more bytes should be read from it.
+    /// Whether frames of a client wait to be handled. Until they are, no more bytes should be read from it.
     pub fn has_backlog(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(|client| client.backlog)
     }

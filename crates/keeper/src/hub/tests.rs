@@ -401,6 +401,21 @@ fn c7_a_client_that_sends_small_frames_leaves_others_their_turn() {
 }
 
 #[test]
+fn c7_a_turn_that_ends_with_the_last_frame_leaves_nothing_to_wait_for() {
+    let mut hub = hub();
+    let part_of_a_frame = &data(1, Channel::Stdout, 1)[..3];
+    for rest in [&[][..], part_of_a_frame] {
+        let wire = [&small_frames(MAX_FRAMES), rest].concat();
+        assert_eq!(hub.hear_guest(&wire, NOW).unwrap(), MAX_FRAMES);
+        assert!(!hub.has_guest_backlog(), "no more would be taken from the guest, and nothing else handled");
+    }
+    assert!(hub.add_client(OTHER));
+    let wire: Vec<u8> = (0..MAX_FRAMES).flat_map(|_| message(1, &Request::Signal(2))).collect();
+    hub.hear_client(OTHER, &wire).unwrap();
+    assert!(!hub.has_backlog(OTHER));
+}
+
+#[test]
 fn c7_output_in_small_frames_is_logged_in_one_piece() {
     let mut hub = ready_hub();
     hub.hear_client(OWNER, &message(1, &start(1, Some(4)))).unwrap();
