@@ -144,6 +144,24 @@ fn j10_sandboxes_of_several_state_folders_have_no_user_in_common() {
     }
 }
 
+#[test]
+fn j10_root_of_a_container_without_the_numbers_is_refused_and_told_so() {
+    let home = Home::new();
+    let inside = |arguments: &[&str]| {
+        // A container's user namespace has fewer numbers than the machine; this one has that of root only.
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--"]).arg(bathy_tests::bathy()).args(arguments);
+        finish(command.env("XDG_STATE_HOME", home.path()).env_remove("BATHYSPHERE_CONFIG"), b"")
+    };
+    for way in WAYS.into_iter().filter(|way| *way != ["create"]) {
+        let ran = inside(way);
+        let told = ran.stderr.contains("user numbers of its own") && ran.stderr.contains("2013265920");
+        assert!(ran.code == Some(125) && told, "{way:?}: {ran:?}");
+    }
+    let ran = inside(&["doctor"]);
+    assert!(ran.code == Some(1) && ran.stdout.contains("FAIL  user numbers"), "{ran:?}");
+}
+
 fn cache() -> PathBuf {
     let base = std::env::var_os("XDG_CACHE_HOME")
         .map_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"), PathBuf::from);

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::assets;
 use crate::engine::{self, Chosen};
 use crate::host;
+use crate::identity;
 use crate::kvm_probe::Verdict;
 use crate::paths::Paths;
 use crate::spec::SandboxSpec;
@@ -109,6 +110,7 @@ fn checks(paths: &Paths) -> Vec<Check> {
     let store = Store::new(paths.cache.clone());
     let mut checks = vec![
         user_namespaces(),
+        user_numbers(),
         seccomp(),
         landlock(),
         cgroups(),
@@ -128,6 +130,24 @@ fn user_namespaces() -> Check {
     match bathy_jail::spawn::try_namespaces() {
         Ok(()) => Check::ok(NAME, "can be created"),
         Err(error) => Check::failed(NAME, "cannot be created", error.to_string()),
+    }
+}
+
+/// Whether sandboxes can have users of their own, as those of root must.
+fn user_numbers() -> Check {
+    const NAME: &str = "user numbers";
+    if !rustix::process::geteuid().is_root() {
+        return Check::ok(NAME, "sandboxes have those of /etc/subuid, or else your own");
+    }
+    match identity::missing_of_root() {
+        None => {
+            Check::ok(NAME, format!("each sandbox has three of its own, of {}", identity::range_of_root()))
+        }
+        Some(missing) => Check::failed(
+            NAME,
+            format!("this user namespace does not have {missing}, of which root's sandboxes have theirs"),
+            "use a container that has these numbers, or run bathy as an ordinary user",
+        ),
     }
 }
 

@@ -42,8 +42,13 @@ impl Identities {
         Subordinates::of_user(uid.as_raw()).and_then(|ranges| ranges.take(place)).unwrap_or_else(Self::own)
     }
 
-    /// The caller's own number for all of them, which is all that every user has.
-    pub fn own() -> Self {
+    /// Those to try when these cannot be mapped. Root has no others: its own number is not one for a guest.
+    pub fn instead(&self) -> Option<Self> {
+        matches!(self.keeper, Identity::Subordinate { .. }).then(Self::own)
+    }
+
+    /// The caller's own number for all of them, which is all that every ordinary user has.
+    fn own() -> Self {
         let uid = rustix::process::geteuid().as_raw();
         let own = Identity::Own { uid, gid: rustix::process::getegid().as_raw() };
         Self { keeper: own, gateway: own }
@@ -53,6 +58,24 @@ impl Identities {
     pub fn guest_has_its_own(&self) -> bool {
         matches!(self.keeper, Identity::Pair { .. } | Identity::Subordinate { .. })
     }
+}
+
+/// The numbers of root's sandboxes that this user namespace does not have, as text. A container's often has only 65,536 in all.
+pub fn missing_of_root() -> Option<String> {
+    let map = |file: &str| fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
+    (!has_all_of_root(&map("uid_map")) || !has_all_of_root(&map("gid_map"))).then(range_of_root)
+}
+
+/// The numbers of root's sandboxes.
+pub fn range_of_root() -> String {
+    format!("{FIRST_SANDBOX_USER} to {}", FIRST_GATEWAY_USER + slot::SLOTS - 1)
+}
+
+/// Whether a namespace with this map has the numbers. The kernel maps none that are of two lines of it.
+fn has_all_of_root(map: &str) -> bool {
+    let ranges: Vec<Range> = map.lines().filter_map(Range::of_map).collect();
+    let has = |first, count| ranges.iter().any(|range| range.contains(Range { first, count }));
+    has(FIRST_SANDBOX_USER, 2 * slot::SLOTS) && has(FIRST_GATEWAY_USER, slot::SLOTS)
 }
 
 /// Numbers that the system has set aside for an ordinary user.
@@ -102,6 +125,18 @@ impl Range {
         };
         text.lines().filter_map(parse).max_by_key(|range| range.count)
     }
+
+    /// What a line of a namespace's map has, by the namespace's own numbers.
+    fn of_map(line: &str) -> Option<Self> {
+        let mut fields = line.split_whitespace();
+        let first = fields.next()?.parse().ok()?;
+        Some(Self { first, count: fields.nth(1)?.parse().ok()? })
+    }
+
+    fn contains(self, other: Self) -> bool {
+        let end = |range: Self| u64::from(range.first) + u64::from(range.count);
+        self.first <= other.first && end(other) <= end(self)
+    }
 }
 
 fn name_of(uid: u32, passwd: &str) -> Option<&str> {
@@ -146,6 +181,30 @@ mod tests {
         assert_eq!((ranges.take(2), ranges.take(u32::MAX)), (None, None));
         let at_the_end = Range { first: u32::MAX - 1, count: 100 };
         assert_eq!(Subordinates { uids: at_the_end, gids: at_the_end }.take(1), None);
+    }
+
+    #[test]
+    fn j10_a_namespace_without_roots_numbers_is_told_from_one_with_them() {
+        let has = |map: &str| has_all_of_root(map);
+        assert!(has("         0          0 4294967295\n"));
+        assert!(has("0 100000 65536\n2013265920 5 134217728\n"));
+        assert!(!has("         0     100000      65536\n") && !has("0 0 1\n") && !has(""));
+        assert!(!has("0 2013265920 134217728\n"), "the numbers outside do not count");
+        assert!(!has("2013265921 5 134217728\n") && !has("2013265920 5 100663295\n"));
+        assert!(has("2013265920 5 100663296\n"), "as many as there are");
+    }
+
+    #[test]
+    fn j10_root_gives_no_sandbox_its_own_number() {
+        let root = Identities {
+            keeper: Identity::Pair { first: FIRST_SANDBOX_USER },
+            gateway: Identity::One { id: FIRST_GATEWAY_USER },
+        };
+        assert_eq!(root.instead(), None);
+        let range = Range { first: 1000, count: 3 };
+        let ordinary = Subordinates { uids: range, gids: range }.take(0).unwrap();
+        assert_eq!(ordinary.instead(), Some(Identities::own()));
+        assert_eq!(Identities::own().instead(), None, "it was tried");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::disk::{self, DiskError};
 use crate::ending;
 use crate::engine::Chosen;
 use crate::gateway::{self, Gateway, GatewayError, Network};
-use crate::identity::Identities;
+use crate::identity::{self, Identities};
 use crate::kvm_probe::{self, Verdict};
 use crate::ledger::Ledger;
 use crate::paths::Paths;
@@ -52,6 +52,15 @@ pub enum LaunchError {
     /// Its namespaces.
     #[error("Cannot start the sandbox's keeper. `bathy doctor` tells what this machine lacks")]
     Spawn(#[from] SpawnError),
+    /// The user numbers of a sandbox of root.
+    #[error(
+        "Cannot give the sandbox user numbers of its own: {why}. Those of root's sandboxes are {}, which this user namespace may lack. Use a container that has them, or run bathy as an ordinary user",
+        identity::range_of_root()
+    )]
+    Users {
+        /// What the kernel said.
+        why: String,
+    },
     /// A socket or configuration.
     #[error("Cannot prepare the sandbox's keeper")]
     Prepare(#[source] io::Error),
@@ -154,7 +163,7 @@ impl Sandbox {
         };
         // A guest that is no process needs no processor of its own, but the numbers that come with it.
         let slot = slot::take(&paths.state)?;
-        let mut identities = Identities::of(&slot);
+        let identities = Identities::of(&slot);
         let policies = spec.policies(ceilings);
         let (mut network, mut link) = (None, None);
         if policies.has_network() {
@@ -186,11 +195,11 @@ impl Sandbox {
         };
         let spawned_unix_ns = unix_ns();
         let (spawned, ours) = match keeper.spawn(&identities) {
-            // The system's helpers are missing or not privileged: the caller's own number is what everybody has.
-            Err(LaunchError::Spawn(SpawnError::Map(_))) if identities != Identities::own() => {
-                identities = Identities::own();
-                network.iter_mut().for_each(|network| network.identity = identities.gateway);
-                keeper.spawn(&identities)?
+            Err(LaunchError::Spawn(SpawnError::Map(error))) => {
+                // The system's helpers are missing or not privileged: the caller's own number is what every ordinary user has.
+                let instead = identities.instead().ok_or_else(|| not_mapped(error))?;
+                network.iter_mut().for_each(|network| network.identity = instead.gateway);
+                keeper.spawn(&instead)?
             }
             spawned => spawned?,
         };
@@ -360,6 +369,14 @@ impl KeeperLaunch<'_> {
         })?;
         Ok((spawned, ours))
     }
+}
+
+/// Why a sandbox cannot have its users.
+fn not_mapped(error: io::Error) -> LaunchError {
+    if rustix::process::geteuid().is_root() {
+        return LaunchError::Users { why: error.to_string() };
+    }
+    SpawnError::Map(error).into()
 }
 
 fn config_file(config: &Launch) -> io::Result<File> {
