@@ -28,10 +28,16 @@ const CHANGES: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 const PART: usize = 64 * 1024;
 /// How long the kernel may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// How often a list is read that changes meanwhile.
+/// How often a list is asked for that changes meanwhile, or that the kernel has no room for.
 const TRIES: u32 = 8;
+/// How long is waited before the second try; longer before each further one.
+const TRY_PAUSE: Duration = Duration::from_millis(2);
+/// The number of every request: it is the only one on its socket.
+const SEQUENCE: u32 = 1;
 /// How many parts an answer has at most: more addresses than a message to the gateway can hold.
 const MOST_PARTS: usize = 4096;
+/// How long the list may be in a message to the gateway, which has other things to be told: 16,384 networks of IPv4, or 5,461 of IPv6.
+const MOST_BYTES: usize = 96 * 1024;
 /// How soon after a look the next one is taken: on a host whose routes change all the time, not more often than this.
 const PAUSE: Duration = Duration::from_millis(200);
 const STACK: usize = 256 * 1024;
@@ -45,6 +51,22 @@ pub enum AddressesError {
     /// What it said.
     #[error(transparent)]
     Answer(#[from] NetlinkError),
+    /// More than can be told.
+    #[error(
+        "This machine has {0} separate addresses and networks of its own, more than a sandbox's gateway can be told to keep off. Use --net none"
+    )]
+    TooMany(usize),
+}
+
+impl AddressesError {
+    /// Whether it may be gone in a moment: the list changed, or the socket had no room for a part of it.
+    fn passes(&self) -> bool {
+        match self {
+            Self::Socket(error) => *error == Errno::NOBUFS,
+            Self::Answer(error) => error.passes(),
+            Self::TooMany(_) => false,
+        }
+    }
 }
 
 /// All addresses and networks that are the host's own now.
@@ -52,33 +74,51 @@ pub enum AddressesError {
 /// # Errors
 /// When the kernel does not tell.
 pub fn read() -> Result<Vec<OwnNetwork>, AddressesError> {
+    let mut own = Vec::new();
+    for (kind, family) in [(GET_ADDRESS, INET), (GET_ADDRESS, INET6), (GET_ROUTE, INET), (GET_ROUTE, INET6)] {
+        own.extend(patiently(|| read_kind(kind, family))?);
+    }
+    shortest(own)
+}
+
+/// Asks again while the answer is one that another moment's may differ from.
+fn patiently<T>(mut ask: impl FnMut() -> Result<T, AddressesError>) -> Result<T, AddressesError> {
+    for pause in 1..TRIES {
+        match ask() {
+            Err(error) if error.passes() => thread::sleep(TRY_PAUSE * pause),
+            answer => return answer,
+        }
+    }
+    ask()
+}
+
+/// A list of the same addresses without what others of it contain, if it is short enough to be told.
+fn shortest(mut own: Vec<OwnNetwork>) -> Result<Vec<OwnNetwork>, AddressesError> {
+    own.sort_unstable();
+    // A network's first address comes before all others of it.
+    own.dedup_by(|next, kept| kept.prefix <= next.prefix && kept.contains(next.address));
+    let length = |network: &OwnNetwork| if network.address.is_ipv4() { 6 } else { 18 };
+    if own.iter().map(length).sum::<usize>() > MOST_BYTES {
+        return Err(AddressesError::TooMany(own.len()));
+    }
+    Ok(own)
+}
+
+fn read_kind(kind: u16, family: u8) -> Result<Vec<OwnNetwork>, AddressesError> {
+    // One of its own for each try: what is left of an answer that was given up would be in the next one's way.
     let socket = routing_socket(0, SocketFlags::empty())?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_TIME))?;
     // A kernel that cannot choose the table sends all of them.
     let _ = sys::set_strict_requests(&socket);
-    let mut own = Vec::new();
-    let kinds = [(GET_ADDRESS, INET), (GET_ADDRESS, INET6), (GET_ROUTE, INET), (GET_ROUTE, INET6)];
-    for ((kind, family), number) in kinds.into_iter().zip(0..) {
-        own.extend(read_kind(&socket, kind, family, number * TRIES)?);
+    send(&socket, &netlink::request(kind, family, SEQUENCE), SendFlags::empty())?;
+    match read_parts(&socket) {
+        // A network namespace that never had an address has no table for them yet.
+        Err(AddressesError::Answer(error)) if kind == GET_ROUTE && error.is_absence() => Ok(Vec::new()),
+        answer => answer,
     }
-    own.sort_unstable();
-    own.dedup();
-    Ok(own)
 }
 
-fn read_kind(socket: &OwnedFd, kind: u16, family: u8, first: u32) -> Result<Vec<OwnNetwork>, AddressesError> {
-    let mut result = Err(NetlinkError::Interrupted.into());
-    for sequence in first..first + TRIES {
-        send(socket, &netlink::request(kind, family, sequence), SendFlags::empty())?;
-        result = read_parts(socket, sequence);
-        if !matches!(result, Err(AddressesError::Answer(NetlinkError::Interrupted))) {
-            break;
-        }
-    }
-    result
-}
-
-fn read_parts(socket: &OwnedFd, sequence: u32) -> Result<Vec<OwnNetwork>, AddressesError> {
+fn read_parts(socket: &OwnedFd) -> Result<Vec<OwnNetwork>, AddressesError> {
     let (mut own, mut buffer) = (Vec::new(), vec![0; PART]);
     for _ in 0..MOST_PARTS {
         let length = match recv(socket, &mut buffer[..], RecvFlags::TRUNC) {
@@ -87,7 +127,7 @@ fn read_parts(socket: &OwnedFd, sequence: u32) -> Result<Vec<OwnNetwork>, Addres
             Err(error) => return Err(error.into()),
         };
         let part = buffer.get(..length).ok_or(NetlinkError::Malformed)?;
-        if netlink::read_answer(part, sequence, &mut own)? {
+        if netlink::read_answer(part, SEQUENCE, &mut own)? {
             return Ok(own);
         }
     }
@@ -228,6 +268,8 @@ fn tell(told: &mut Told) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]
@@ -236,6 +278,78 @@ mod tests {
         let contains = |text: &str| own.iter().any(|network| network.contains(text.parse().unwrap()));
         assert!(contains("127.0.0.1") && contains("127.77.0.1"), "{own:?}");
         assert!(!contains("93.184.215.14"), "{own:?}");
+    }
+
+    #[test]
+    fn n10_a_network_without_addresses_has_an_empty_list_and_one_with_many_a_whole_one() {
+        const INSIDE: &str = "BATHY_TEST_NETWORK";
+        if std::env::var_os(INSIDE).is_none() {
+            let name = "addresses::tests::n10_a_network_without_addresses_has_an_empty_list_and_one_with_many_a_whole_one";
+            let mut again = std::process::Command::new("unshare");
+            again.args(["--map-root-user", "--net"]).arg(std::env::current_exe().unwrap());
+            let output = again.args(["--exact", name]).env(INSIDE, "1").output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            return;
+        }
+        assert_eq!(read().unwrap(), []);
+        // An answer in many parts.
+        let lines = (0..2000_u32).map(|at| format!("address add 10.{}.{}.1/32 dev lo\n", at / 250, at % 250));
+        let batch = format!("link set lo up\n{}", lines.collect::<String>());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), batch).unwrap();
+        let done = std::process::Command::new("ip").arg("-batch").arg(file.path()).status().unwrap();
+        assert!(done.success());
+        let own = read().unwrap();
+        // Loopback has a network of each family besides.
+        assert_eq!(own.iter().filter(|network| network.prefix == 32).count(), 2000);
+        assert!(own.len() < 2010, "{}", own.len());
+    }
+
+    #[test]
+    fn n10_a_list_that_changes_is_asked_for_again_and_not_for_ever() {
+        let busy = || NetlinkError::Refused(Errno::BUSY.raw_os_error()).into();
+        let interrupted = || NetlinkError::Interrupted.into();
+        let passing: [&dyn Fn() -> AddressesError; 3] = [&busy, &interrupted, &|| Errno::NOBUFS.into()];
+        for error in passing {
+            let mut asked = 0;
+            let answer = patiently(|| {
+                asked += 1;
+                if asked < TRIES { Err(error()) } else { Ok(asked) }
+            });
+            assert_eq!(answer.unwrap(), TRIES);
+            asked = 0;
+            let never = patiently(|| {
+                asked += 1;
+                Err::<(), _>(error())
+            });
+            assert!(never.is_err() && asked == TRIES, "{never:?} {asked}");
+        }
+        let mut asked = 0;
+        let refused = patiently(|| {
+            asked += 1;
+            Err::<(), _>(NetlinkError::Refused(Errno::PERM.raw_os_error()).into())
+        });
+        assert!(refused.is_err() && asked == 1);
+    }
+
+    #[test]
+    fn n10_a_list_has_nothing_twice_and_is_refused_if_it_is_too_long() {
+        let network = |address: u32, prefix| OwnNetwork { address: IpAddr::V4(address.into()), prefix };
+        let own = vec![
+            network(0x7f00_0001, 32),
+            network(0x7f00_0000, 8),
+            network(0x7f00_0000, 32),
+            network(0x8000_0000, 32),
+            network(0x7f00_0001, 32),
+        ];
+        assert_eq!(shortest(own).unwrap(), [network(0x7f00_0000, 8), network(0x8000_0000, 32)]);
+        let many = |count: u32| (0..count).map(|at| network(at * 2, 32)).collect::<Vec<_>>();
+        let longest = shortest(many(16_384)).unwrap();
+        assert!(encode(&ToGateway::Own(longest)).unwrap().len() < MOST_BYTES + 8);
+        assert!(matches!(shortest(many(16_385)), Err(AddressesError::TooMany(16_385))));
+        let v6 = |at: u128| OwnNetwork { address: IpAddr::V6((at * 2).into()), prefix: 128 };
+        let longest = shortest((0..5461).map(v6).collect()).unwrap();
+        assert!(encode(&ToGateway::Own(longest)).unwrap().len() < MOST_BYTES + 8);
     }
 
     #[test]

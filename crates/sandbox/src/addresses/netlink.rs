@@ -7,8 +7,9 @@ use bathy_protocol::network::OwnNetwork;
 use thiserror::Error;
 
 const HEADER: usize = 16;
-const DONE: u16 = 3;
+const NOTHING: u16 = 1;
 const ERROR: u16 = 2;
+const DONE: u16 = 3;
 const NEW_ADDRESS: u16 = 20;
 pub const GET_ADDRESS: u16 = 22;
 const NEW_ROUTE: u16 = 24;
@@ -45,6 +46,18 @@ pub enum NetlinkError {
     Interrupted,
 }
 
+impl NetlinkError {
+    /// Whether it may be gone in a moment.
+    pub fn passes(&self) -> bool {
+        *self == Self::Interrupted || *self == Self::Refused(libc::EBUSY)
+    }
+
+    /// Whether there is nothing to be listed.
+    pub fn is_absence(&self) -> bool {
+        *self == Self::Refused(libc::ENOENT)
+    }
+}
+
 /// A request for all addresses or local routes of one family.
 pub fn request(kind: u16, family: u8, sequence: u32) -> Vec<u8> {
     let mut body = vec![0; if kind == GET_ROUTE { ROUTE_HEADER } else { ADDRESS_HEADER }];
@@ -78,16 +91,28 @@ pub fn read_answer(mut bytes: &[u8], sequence: u32, own: &mut Vec<OwnNetwork>) -
                 return Err(NetlinkError::Interrupted);
             }
             match kind {
-                DONE => return Ok(true),
-                ERROR => return Err(NetlinkError::Refused(number(body, 0)?.cast_signed().wrapping_neg())),
+                // The end tells whether it came too early.
+                DONE => return failure(body).map_or(Ok(true), Err),
+                ERROR => return Err(failure(body).unwrap_or(NetlinkError::Malformed)),
                 NEW_ADDRESS => own.extend(address(body)?),
                 NEW_ROUTE => own.extend(route(body)?),
-                _ => {}
+                NOTHING => {}
+                // Among others, that something was lost.
+                _ => return Err(NetlinkError::Malformed),
             }
         }
         bytes = bytes.get(aligned(length)..).unwrap_or_default();
     }
     Ok(false)
+}
+
+/// The error that a message is about, if it is about one.
+fn failure(body: &[u8]) -> Option<NetlinkError> {
+    match number(body, 0).map(u32::cast_signed) {
+        Ok(0) => None,
+        Ok(error) => Some(NetlinkError::Refused(error.wrapping_neg())),
+        Err(error) => Some(error),
+    }
 }
 
 fn address(body: &[u8]) -> Result<Option<OwnNetwork>, NetlinkError> {
@@ -241,6 +266,12 @@ mod tests {
     fn n10_an_answer_that_is_not_whole_is_none() {
         let refused = message(ERROR, 0, SEQUENCE, &(-1_i32).to_ne_bytes());
         assert_eq!(read(&refused), Err(NetlinkError::Refused(1)));
+        let cut_short = message(DONE, 2, SEQUENCE, &(-12_i32).to_ne_bytes());
+        assert_eq!(read(&cut_short), Err(NetlinkError::Refused(12)));
+        for (kind, body) in [(DONE, &[0; 3][..]), (ERROR, &[0; 4]), (4, &[0; 4]), (99, &[])] {
+            assert_eq!(read(&message(kind, 2, SEQUENCE, body)), Err(NetlinkError::Malformed), "{kind}");
+        }
+        assert_eq!(read(&message(NOTHING, 2, SEQUENCE, &[])), Ok((Vec::new(), false)));
         let interrupted = message(DONE, INTERRUPTED, SEQUENCE, &[0; 4]);
         assert_eq!(read(&interrupted), Err(NetlinkError::Interrupted));
         let whole = a_route(255, 2, 32, &[93, 184, 78, 2]);
