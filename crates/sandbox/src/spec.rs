@@ -37,6 +37,11 @@ pub const MAX_PORTS: usize = 64;
 /// The most connections at once.
 pub const MAX_CONNECTIONS: u32 = 16_384;
 
+/// The most bytes of a sandbox's variables, names and values together.
+pub const MAX_ENVIRONMENT: usize = 128 * 1024;
+/// The most labels.
+pub const MAX_LABELS: usize = 64;
+
 const MAX_LABEL_KEY: usize = 63;
 const MAX_LABEL_VALUE: usize = 256;
 const MAX_USER: usize = 128;
@@ -137,6 +142,14 @@ pub enum SpecError {
     /// A user that nobody can be.
     #[error("{0:?} is not a user. Write a name or a number, with :group if wanted")]
     User(String),
+    /// More variables than a sandbox may have.
+    #[error(
+        "The sandbox's environment variables have {0} bytes; the most is {MAX_ENVIRONMENT}. Copy what is longer into a file, with bathy cp"
+    )]
+    Environment(usize),
+    /// More labels than a sandbox may have.
+    #[error("{0} labels are too many. The most is {MAX_LABELS}")]
+    Labels(usize),
     /// A label that cannot be written as a flag.
     #[error(
         "{0:?} is not a label. Write key=value: the key has 1 to {MAX_LABEL_KEY} letters, digits, '.', '_', '/' or '-', the value at most {MAX_LABEL_VALUE} characters, none of them a control character"
@@ -348,6 +361,14 @@ impl SandboxSpec {
                 return Err(SpecError::Variable(format!("{name}={value}")));
             }
         }
+        // As a program gets it: NAME=value, and an end.
+        let environment = self.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+        if environment > MAX_ENVIRONMENT {
+            return Err(SpecError::Environment(environment));
+        }
+        if self.labels.len() > MAX_LABELS {
+            return Err(SpecError::Labels(self.labels.len()));
+        }
         let impossible =
             |path: &&String| !path.starts_with('/') || path.contains('\0') || path.len() > MAX_PATH;
         if let Some(path) = self.workdir.as_ref().filter(impossible) {
@@ -497,6 +518,23 @@ mod tests {
         let labels = BTreeMap::from([("a b".to_owned(), "x".to_owned())]);
         let error = SandboxSpec { labels, ..SandboxSpec::default() }.checked().unwrap_err();
         assert_eq!(error, SpecError::Label("a b=x".to_owned()));
+    }
+
+    #[test]
+    fn c8_variables_and_labels_have_a_most_in_all() {
+        let with = |env: &[(&str, usize)]| {
+            let env = env.iter().map(|(name, length)| ((*name).to_owned(), "x".repeat(*length))).collect();
+            SandboxSpec { env, ..SandboxSpec::default() }.checked().map(drop)
+        };
+        let half = MAX_ENVIRONMENT / 2 - 3;
+        assert_eq!(with(&[("A", half), ("B", half)]), Ok(()));
+        let error = with(&[("A", half), ("B", half + 1)]).unwrap_err();
+        assert_eq!(error, SpecError::Environment(MAX_ENVIRONMENT + 1));
+        let labelled = |count| {
+            let labels = (0..count).map(|number| (format!("l{number}"), String::new())).collect();
+            SandboxSpec { labels, ..SandboxSpec::default() }.checked().map(drop)
+        };
+        assert_eq!((labelled(64), labelled(65)), (Ok(()), Err(SpecError::Labels(65))));
     }
 
     #[test]

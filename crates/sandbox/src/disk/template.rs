@@ -5,6 +5,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use bathy_image::trust;
 
@@ -14,6 +15,10 @@ use crate::launch::unix_ns;
 use crate::spec::Size;
 
 const DIGEST_LENGTH: usize = 64;
+/// How many templates are kept: those that were used last. Each has some hundred kilobytes, with a journal up to a gigabyte.
+const KEPT: usize = 8;
+/// After how long a template that is being made counts as left over.
+const LEFT_OVER: Duration = Duration::from_secs(3600);
 
 /// A file with an empty file system.
 pub(super) struct Template {
@@ -30,6 +35,8 @@ impl Template {
         match File::options().read(true).custom_flags(flags).open(&self.path) {
             Ok(file) => {
                 let data = file.metadata()?;
+                // Only how long it is kept depends on it.
+                let _ = file.set_modified(SystemTime::now());
                 Ok((data.is_file() && data.len() == size.0).then_some(file))
             }
             // A link, or discarded by another process that found it damaged.
@@ -80,6 +87,7 @@ pub(super) fn make(cache: &Path, size: Size, journal: Journal) -> Result<Templat
     let made = make_fresh(&fresh, size, journal).and_then(|digest| {
         let path = folder.join(format!("{beginning}{digest}"));
         fs::rename(&fresh, &path).and_then(|()| sync_folder(&folder)).map_err(failed)?;
+        make_room(&folder, SystemTime::now());
         Ok(Template { path, digest })
     });
     if made.is_err() {
@@ -87,6 +95,27 @@ pub(super) fn make(cache: &Path, size: Size, journal: Journal) -> Result<Templat
         let _ = fs::remove_file(&fresh);
     }
     made
+}
+
+/// Removes the templates that were not used for longest. One that is being copied meanwhile stays whole until it is closed; who
+/// has found one and not opened it yet makes it again.
+fn make_room(folder: &Path, now: SystemTime) {
+    let mut templates = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let used = entry.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let is_fresh = entry.file_name().as_encoded_bytes().starts_with(b".");
+        let age = now.duration_since(used).unwrap_or_default();
+        if !is_fresh {
+            templates.push((used, entry.path()));
+        } else if age > LEFT_OVER {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    templates.sort_unstable_by(|one, other| other.cmp(one));
+    for (_, path) in templates.into_iter().skip(KEPT) {
+        // What cannot be removed takes space, no more.
+        let _ = fs::remove_file(path);
+    }
 }
 
 fn make_fresh(path: &Path, size: Size, journal: Journal) -> Result<String, DiskError> {
@@ -179,6 +208,36 @@ mod tests {
             let after = find(&cache, SIZE, Journal::With).unwrap();
             assert_eq!(digest(&File::open(&path).unwrap()), after.digest, "{what}");
         }
+    }
+
+    #[test]
+    fn c8_the_templates_that_were_used_last_are_kept() {
+        let (_home, cache, state) = home();
+        let size = |number: usize| Size((16 + number as u64) << 20);
+        let make = |number: usize, name: &str| {
+            make_kept(&cache, &state.join(format!("{name}-{number}")), size(number)).unwrap();
+        };
+        let left_over = cache.join("disk/.ext4-1-1");
+        for number in 0..KEPT {
+            make(number, "first");
+        }
+        fs::write(&left_over, "").unwrap();
+        let long_ago = SystemTime::now() - 2 * LEFT_OVER;
+        File::options().write(true).open(&left_over).unwrap().set_modified(long_ago).unwrap();
+        fs::write(cache.join("disk/.ext4-2-2"), "").unwrap();
+        // The oldest is used again, and one more is made: the second is the one to go, though somebody copies it.
+        make(0, "again");
+        let copied = find(&cache, size(1), Journal::With).unwrap();
+        let open = File::open(&copied.path).unwrap();
+        make(KEPT, "last");
+        let is_there = |number: usize| find(&cache, size(number), Journal::With).is_some();
+        assert_eq!((0..=KEPT).map(is_there).filter(|there| *there).count(), KEPT);
+        assert!(is_there(0) && !is_there(1) && is_there(KEPT));
+        assert_eq!(digest(&open), copied.digest);
+        assert!(!left_over.exists() && cache.join("disk/.ext4-2-2").exists());
+        // Found, and gone before it is opened.
+        assert!(copied.open(size(1)).unwrap().is_none());
+        make(1, "anew");
     }
 
     #[test]

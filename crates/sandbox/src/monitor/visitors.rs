@@ -58,13 +58,12 @@ impl Monitor {
             _ => return,
         }
         match visitor.decoder.next_frame() {
-            Ok(Some(frame)) => {
-                if let Ok(question) = decode(frame.payload) {
-                    self.answer(visitor.socket, &question, state);
-                }
-            }
+            Ok(Some(frame)) => match decode(frame.payload) {
+                Ok(question) => self.answer(visitor.socket, &question, state),
+                Err(error) => refuse(&visitor.socket, &not_understood(&error)),
+            },
             Ok(None) => state.visitors.push(visitor),
-            Err(_) => {}
+            Err(error) => refuse(&visitor.socket, &not_understood(&error)),
         }
     }
 
@@ -124,6 +123,13 @@ fn try_passing(descriptor: &OwnedFd) -> Result<(), Errno> {
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(&from, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+/// What the sender of a request is told that is too long, or that this version does not know.
+fn not_understood(error: &dyn std::error::Error) -> String {
+    format!(
+        "the sandbox's monitor does not understand the request: {error}. A sandbox that another version of bathy started understands all of them after a restart"
+    )
 }
 
 pub(super) fn say(socket: &OwnedFd, answer: &FromMonitor) {
