@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -104,6 +104,43 @@ fn of_several_at_once_one_takes_the_last_place() {
             code => assert!(code == Some(125) && said.contains("the operator allows 1"), "{code:?}: {said}"),
         }
     }
+}
+
+#[test]
+fn the_operators_ceiling_holds_at_each_start() {
+    let limited = Limited::to(9);
+    limited.allows(&["create", "--name", "older", "--memory", "256M", "--disk", "64M", "--net", "none"]);
+    fs::write(&limited.file, "[ceiling]\nmemory = \"128M\"\n").unwrap();
+    for way in [&["start", "older"][..], &["exec", "older", "--", "true"]] {
+        let ran = limited.run(way);
+        let told = ran.stderr.contains("Memory of 256M") && ran.stderr.contains("operator.toml");
+        assert!(ran.code == Some(125) && told, "{way:?}: {ran:?}");
+    }
+    // What was left open is set, for as long as the operator says so.
+    fs::write(&limited.file, "[ceiling]\nmax_duration = 3\n").unwrap();
+    limited.allows(&["start", "older"]);
+    until("its time is up", 30, || limited.home.status("older") == "stopped");
+    fs::write(&limited.file, "").unwrap();
+    limited.allows(&["start", "older"]);
+    limited.allows(&["rm", "--force", "older"]);
+}
+
+#[test]
+fn c8_a_request_that_a_monitor_does_not_understand_is_answered() {
+    let home = Home::new();
+    home.started("one", &["--memory", "128M", "--disk", "64M", "--net", "none"]);
+    let door = fs::read_dir(home.state().join("sandboxes")).unwrap().flatten();
+    let door = door.map(|entry| entry.path().join("control.sock")).find(|path| path.exists()).unwrap();
+    // A control message of the connection: one that is longer than any request, and one that is none.
+    for (length, body) in [(5000_u32, vec![0; 64]), (4, vec![255; 4])] {
+        let mut socket = std::os::unix::net::UnixStream::connect(&door).unwrap();
+        socket.write_all(&[&length.to_le_bytes()[..], &[0; 8], &body].concat()).unwrap();
+        let mut answer = Vec::new();
+        socket.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(answer.contains("does not understand the request"), "{length}: {answer:?}");
+    }
+    assert_eq!(home.sh("one", "echo still there"), "still there\n");
 }
 
 /// The users of a process, by their numbers on the host.

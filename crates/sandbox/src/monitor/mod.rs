@@ -168,7 +168,9 @@ impl Monitor {
         let folder = Folder::of(&paths, id);
         let listener = door::listen(folder.path()).map_err(MonitorError::Prepare)?;
         // Not before: whoever changes it now, and finds nobody to tell, has written it down for us.
-        let record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
+        let mut record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
+        // The sandbox may be older than what the operator says. Only this run is bound by it: what is written stays.
+        record.spec = policy.apply(record.spec)?.spec;
         let at_ns = unix_ns();
         let started = Change::Started { at_ns, monitor_pid: process::id() };
         // We hold the life lock, so whatever else is written there is out of date.
@@ -192,7 +194,8 @@ impl Monitor {
         });
         match launched {
             Ok((updated, launched)) => {
-                let record = updated.unwrap_or(record);
+                let spec = record.spec.clone();
+                let record = Record { spec, ..updated.unwrap_or(record) };
                 let keeper_pid = launched.sandbox.keeper_pid();
                 let run = Run { started_ns: at_ns, monitor_pid: process::id(), keeper_pid };
                 if let Err(error) = write_running(&life, run) {
