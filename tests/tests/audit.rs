@@ -65,6 +65,17 @@ fn a_flipped_bit_anywhere_is_found_and_its_line_named() {
 }
 
 #[test]
+fn the_share_of_a_processor_is_recorded_for_every_kind_of_sandbox() {
+    let home = Home::new();
+    home.ok(&["run", "--cpu-quota", "0.9", "--", "true"]);
+    home.ok(&["create", "--name", "kept", "--cpu-quota", "0.8", "--disk", "16M"]);
+    let text = fs::read_to_string(home.state().join("audit/audit.jsonl")).unwrap();
+    for share in ["0.9", "0.8"] {
+        assert_eq!(text.matches(&format!("\"cpu\":\"{share}\"")).count(), 1, "{share}: {text}");
+    }
+}
+
+#[test]
 fn removed_moved_and_inserted_lines_are_found() {
     let (home, file) = recorded();
     let original = fs::read_to_string(&file).unwrap();

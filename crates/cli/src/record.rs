@@ -58,7 +58,7 @@ impl Record {
             disk: spec.disk.0,
             security: spec.security.as_str().to_owned(),
             processes: Some(spec.processes.into()),
-            cpu: None,
+            cpu: spec.cpu_quota.map(|quota| quota.to_string()),
             max_duration_ms: spec.max_duration.map(|limit| limit.as_millis()),
             idle_timeout_ms: None,
         };
