@@ -100,12 +100,13 @@ impl Subordinates {
         Some(Self { uids: range("/etc/subuid")?, gids: range("/etc/subgid")? })
     }
 
-    /// The numbers of the sandbox at this place, if there are that many.
+    /// The numbers of the sandbox at this place, if there are that many. They are counted from the end: podman, buildah and others
+    /// give theirs from the beginning, and their containers would have the same.
     fn take(self, place: u32) -> Option<Identities> {
-        let offset = place.checked_mul(EACH)?;
-        let fits = |range: Range| offset.checked_add(EACH).is_some_and(|end| end <= range.count);
-        let uid = self.uids.first.checked_add(offset).filter(|_| fits(self.uids))?;
-        let gid = self.gids.first.checked_add(offset).filter(|_| fits(self.gids))?;
+        let back = place.checked_add(1)?.checked_mul(EACH)?;
+        let first =
+            |range: Range| range.count.checked_sub(back).and_then(|offset| range.first.checked_add(offset));
+        let (uid, gid) = (first(self.uids)?, first(self.gids)?);
         Some(Identities {
             keeper: Identity::Subordinate { uid, gid, count: 2 },
             gateway: Identity::Subordinate { uid: uid + 2, gid: gid + 2, count: 1 },
@@ -176,11 +177,11 @@ mod tests {
             keeper: Identity::Subordinate { uid, gid, count: 2 },
             gateway: Identity::Subordinate { uid: uid + 2, gid: gid + 2, count: 1 },
         };
-        assert_eq!(ranges.take(0), Some(taken(1000, 2000)));
-        assert_eq!(ranges.take(1), Some(taken(1003, 2003)));
+        assert_eq!(ranges.take(0), Some(taken(1004, 2003)), "the last ones");
+        assert_eq!(ranges.take(1), Some(taken(1001, 2000)));
         assert_eq!((ranges.take(2), ranges.take(u32::MAX)), (None, None));
         let at_the_end = Range { first: u32::MAX - 1, count: 100 };
-        assert_eq!(Subordinates { uids: at_the_end, gids: at_the_end }.take(1), None);
+        assert_eq!(Subordinates { uids: at_the_end, gids: at_the_end }.take(0), None);
     }
 
     #[test]
