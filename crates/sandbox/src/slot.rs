@@ -8,7 +8,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -88,12 +88,23 @@ fn take_of(file: File, path: &Path) -> Result<Slot, SlotError> {
             let byte = u64::from(cpu) * DEPTH + level;
             let number = u32::try_from(byte).ok().filter(|number| *number < SLOTS);
             let number = number.ok_or_else(|| SlotError::Full(SLOTS.into()))?;
-            if sys::lock_byte(&file, byte).map_err(|error| SlotError::File(path.to_owned(), error))? {
-                return Ok(Slot { cpu, number, lock: file });
+            let failed = |error| SlotError::File(path.to_owned(), error);
+            if sys::lock_byte(&file, byte).map_err(failed)? {
+                let lock = for_keeper(&file, byte).map_err(failed)?;
+                return Ok(Slot { cpu, number, lock });
             }
         }
     }
     Err(SlotError::Full(DEPTH * cpus.len() as u64))
+}
+
+/// The same lock for a keeper, which must not be able to write to a file that others share: it could fill the file system, which
+/// is `/run` for root's.
+fn for_keeper(file: &File, byte: u64) -> io::Result<File> {
+    let readable = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    // Nobody else can get the byte meanwhile: it is locked by the one until the other has it.
+    let is_ours = sys::share_byte(file, byte)? && sys::share_byte(&readable, byte)?;
+    if is_ours { Ok(readable) } else { Err(io::ErrorKind::WouldBlock.into()) }
 }
 
 fn state_file(state: &Path, path: &Path) -> io::Result<File> {
@@ -162,6 +173,26 @@ mod tests {
         assert_eq!(numbers.len(), slots.len());
         drop(slots);
         assert_eq!(u64::from(take().number) % DEPTH, 0);
+    }
+
+    #[test]
+    fn j11_a_keepers_lock_holds_and_is_not_for_writing() {
+        use std::io::Write;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let file = || state_file(folder.path(), &path).unwrap();
+        let slot = take_of(file(), &path).unwrap();
+        let byte = u64::from(slot.number);
+        assert!((&slot.lock).write_all(b"x").is_err() && slot.lock.set_len(1 << 30).is_err());
+        assert!(!sys::lock_byte(&file(), byte).unwrap(), "it is taken");
+        assert_ne!(take_of(file(), &path).unwrap().number, slot.number);
+        // As a keeper's copy outlives the one that it was started with.
+        let copy = slot.lock.try_clone().unwrap();
+        drop(slot);
+        assert!(!sys::lock_byte(&file(), byte).unwrap());
+        drop(copy);
+        assert!(sys::lock_byte(&file(), byte).unwrap());
     }
 
     #[test]

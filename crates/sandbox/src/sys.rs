@@ -13,7 +13,17 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 /// Locks one byte of `file` for this open file, if nobody else has. The lock goes with the open file's last descriptor,
 /// in whatever process that is.
 pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
-    let range = write_lock(i64::try_from(byte).map_err(io::Error::other)?, 1);
+    set_lock(file, byte, WRITE_LOCK)
+}
+
+/// The same for an open file that may only be read. Others of these may share the byte, and none of [`lock_byte`] gets it.
+/// A lock of [`lock_byte`] by the same open file becomes such a one.
+pub fn share_byte(file: &File, byte: u64) -> io::Result<bool> {
+    set_lock(file, byte, READ_LOCK)
+}
+
+fn set_lock(file: &File, byte: u64, kind: i16) -> io::Result<bool> {
+    let range = lock(kind, i64::try_from(byte).map_err(io::Error::other)?, 1);
     // SAFETY: the argument is a valid `flock` for the duration of the call.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
         0 => Ok(true),
@@ -42,7 +52,7 @@ fn locked_within(file: &File, begin: i64, end: i64) -> io::Result<Option<i64>> {
     if begin >= end {
         return Ok(None);
     }
-    let mut range = write_lock(begin, end - begin);
+    let mut range = lock(WRITE_LOCK, begin, end - begin);
     // SAFETY: the argument is a valid `flock` for the duration of the call.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } {
         0 if range.l_type == UNLOCKED => Ok(None),
@@ -51,10 +61,10 @@ fn locked_within(file: &File, begin: i64, end: i64) -> io::Result<Option<i64>> {
     }
 }
 
-fn write_lock(begin: i64, length: i64) -> libc::flock {
+fn lock(kind: i16, begin: i64, length: i64) -> libc::flock {
     // SAFETY: `flock` is plain data, for which zero is a valid value of every field.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = WRITE_LOCK;
+    range.l_type = kind;
     range.l_whence = FROM_START;
     range.l_start = begin;
     range.l_len = length;
@@ -95,7 +105,8 @@ pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
 /// `NETLINK_GET_STRICT_CHK`.
 const STRICT_REQUESTS: c_int = 12;
 
-/// `F_WRLCK`, `F_UNLCK` and `SEEK_SET` in the width of `flock`'s fields.
+/// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` and `SEEK_SET` in the width of `flock`'s fields.
+const READ_LOCK: i16 = 0;
 const WRITE_LOCK: i16 = 1;
 const UNLOCKED: i16 = 2;
 const FROM_START: i16 = 0;
