@@ -25,7 +25,6 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getsockname, listen, recv, send,
     socket_with, socketpair,
 };
-use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
 use crate::addresses::{self, AddressesError, Watcher};
@@ -238,8 +237,7 @@ impl Gateway {
 
     /// Ends it at once. What it had sent by then, and was not read.
     pub fn end_now(self) -> Vec<FromGateway> {
-        let _ = pidfd_send_signal(&self.process.pidfd, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.process.pidfd.as_fd()), WaitIdOptions::EXITED);
+        ending::kill_or_say(&self.process);
         let mut messages = Vec::new();
         // No more than fits into a socket, now that nothing is added.
         while let Word::Said(message) = self.hear() {
@@ -257,8 +255,7 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         // The first process of its pid namespace, and the only one.
-        let _ = pidfd_send_signal(&self.process.pidfd, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.process.pidfd.as_fd()), WaitIdOptions::EXITED);
+        ending::kill_or_say(&self.process);
     }
 }
 

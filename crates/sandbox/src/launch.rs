@@ -16,7 +16,7 @@ use bathy_protocol::launch::{self, Launch};
 use bathy_protocol::network::FromGateway;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use rustix::process::{Signal, pidfd_send_signal};
 use thiserror::Error;
 
 use crate::addresses::Watcher;
@@ -300,8 +300,7 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
-        let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.keeper.pidfd.as_fd()), WaitIdOptions::EXITED);
+        ending::kill_or_say(&self.keeper);
         if let Some(gateway) = self.gateway.take() {
             gateway.leave();
         }
