@@ -127,9 +127,13 @@ const PROCESSES: Group = Group {
         any(SYS_exit),
         any(SYS_exit_group),
         only(SYS_prctl, &[&[is(0, PR_SET_PDEATHSIG)], &[is(0, PR_SET_NAME)], &[is(0, PR_SET_NO_NEW_PRIVS)]]),
-        only(SYS_seccomp, &[&[is(0, SET_MODE_FILTER), is(1, NO_FLAGS)]]),
         any(SYS_arch_prctl),
     ],
+};
+
+const FILTERS: Group = Group {
+    purpose: "trap the calls of guest programs, by a filter in each host process that runs one",
+    rules: &[only(SYS_seccomp, &[&[is(0, SET_MODE_FILTER), is(1, NO_FLAGS)]])],
 };
 
 const START: Group = Group {
@@ -182,10 +186,10 @@ const TRACING: Group = Group {
 pub const GUEST_SECCOMP: Filter = Filter {
     name: "guest (seccomp mode)",
     otherwise: Otherwise::Refuse,
-    groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, START],
+    groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, FILTERS, START],
 };
 
-/// The guest's filter in ptrace mode.
+/// The guest's filter in ptrace mode. A tracer needs no filters, whose memory no limit of the sandbox's counts (attack U11).
 pub const GUEST_PTRACE: Filter = Filter {
     name: "guest (ptrace mode)",
     otherwise: Otherwise::Refuse,

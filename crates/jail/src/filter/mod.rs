@@ -291,16 +291,26 @@ mod tests {
     }
 
     #[test]
-    fn u6_u10_a_guest_maps_counted_memory_and_adds_filters_without_flags() {
+    fn u6_u8_a_guest_maps_counted_memory_and_begins_no_session() {
         for filter in [GUEST_SECCOMP, GUEST_PTRACE] {
             let mmap = filter.rules().find(|rule| rule.call == libc::SYS_mmap).unwrap();
             let of_a_file = Condition { argument: 3, test: Test::Without(0x4_0120) };
             let private = Condition { argument: 3, test: Test::Masked { mask: 0x4_010f, value: 2 } };
             let expected: [&[Condition]; 2] = [&[of_a_file], &[private]];
             assert_eq!(mmap.forms, expected, "{}", filter.name);
-            let [mode, flags] = [(0, 1), (1, 0)].map(|(argument, value)| is(argument, value));
-            assert_eq!(form(&filter, libc::SYS_seccomp), [mode, flags], "{}", filter.name);
             assert!(!filter.rules().any(|rule| rule.call == libc::SYS_setsid), "U8: {}", filter.name);
+        }
+    }
+
+    #[test]
+    fn u10_u11_a_guest_adds_filters_without_flags_and_in_ptrace_mode_none() {
+        let [mode, flags] = [(0, 1), (1, 0)].map(|(argument, value)| is(argument, value));
+        assert_eq!(form(&GUEST_SECCOMP, libc::SYS_seccomp), [mode, flags]);
+        assert!(!GUEST_PTRACE.rules().any(|rule| rule.call == libc::SYS_seccomp));
+        for filter in [GUEST_SECCOMP, GUEST_PTRACE] {
+            let prctl = filter.rules().find(|rule| rule.call == libc::SYS_prctl).unwrap();
+            let set_seccomp = is(0, libc::PR_SET_SECCOMP);
+            assert!(!prctl.forms.iter().any(|form| form.contains(&set_seccomp)), "{}", filter.name);
         }
     }
 
