@@ -9,12 +9,15 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
-use crate::filter::Filter;
+use crate::filter::{Filter, KEEPER};
 use crate::limits::{self, Limit};
 use crate::sys::{self, Side, Transition};
 use crate::{FilterError, LimitsError, PrivilegesError, privileges};
@@ -241,6 +244,50 @@ pub fn try_namespaces() -> Result<(), SpawnError> {
     }
 }
 
+/// What became of a filter that was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// It was installed.
+    Installed,
+    /// The kernel refused it.
+    Refused,
+    /// The kernel did not return from installing it.
+    Stuck,
+}
+
+/// Installs a filter in a child. A kernel whose memory for filters is blocked returns neither from that nor from killing the
+/// child (attack U11), so the child has no descriptor that another process could wait for, and is abandoned after `limit`.
+pub fn try_filter(limit: Duration) -> Result<Tried, SpawnError> {
+    let program = KEEPER.compile()?;
+    try_in_child(limit, || Filter::install(&program).is_ok())
+}
+
+/// The work makes nothing but system calls.
+fn try_in_child(limit: Duration, work: impl FnOnce() -> bool) -> Result<Tried, SpawnError> {
+    let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
+    // SAFETY: the child only makes system calls, as required of a process with many threads.
+    match unsafe { sys::fork_into(0) }.map_err(SpawnError::Prepare)? {
+        Side::Child => {
+            sys::close_all();
+            sys::leave(i32::from(!work()))
+        }
+        Side::Parent(child) => {
+            let limit = Timespec::try_from(limit)
+                .map_err(|_| SpawnError::Prepare(io::ErrorKind::InvalidInput.into()))?;
+            let mut ended = [PollFd::new(&child.pidfd, PollFlags::IN)];
+            if retry_on_intr(|| poll(&mut ended, Some(&limit))).map_err(prepare)? == 0 {
+                // Has no effect before the call returns.
+                let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);
+                return Ok(Tried::Stuck);
+            }
+            let status =
+                waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).map_err(prepare)?;
+            let installed = status.and_then(|status| status.exit_status()) == Some(0);
+            Ok(if installed { Tried::Installed } else { Tried::Refused })
+        }
+    }
+}
+
 /// A guest kernel to start from inside the keeper's jail.
 pub struct Guest<'a> {
     /// The program.
@@ -343,7 +390,7 @@ fn high_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
 mod tests {
     use std::cell::Cell;
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
 
@@ -441,7 +488,7 @@ mod tests {
         }
         let descriptors = descriptors();
         let environment = fs::read(file("environ")).unwrap();
-        rustix::process::pidfd_send_signal(&spawned.pidfd, rustix::process::Signal::KILL).unwrap();
+        pidfd_send_signal(&spawned.pidfd, Signal::KILL).unwrap();
         exit_status(&spawned);
 
         assert_eq!(descriptors, expected);
@@ -453,6 +500,17 @@ mod tests {
         let expected = if uid == 0 { [70_000; 2] } else { [uid, gid] };
         let ids = [line("Uid:"), line("Gid:")].map(str::to_owned);
         assert_eq!(ids, expected.map(|id| vec![id.to_string(); 4].join("\t")));
+    }
+
+    #[test]
+    fn u11_a_filter_is_tried_and_a_kernel_that_does_not_return_is_noticed() {
+        assert_eq!(try_filter(Duration::from_secs(60)).unwrap(), Tried::Installed);
+        assert_eq!(try_in_child(Duration::from_secs(60), || false).unwrap(), Tried::Refused);
+        let never = || {
+            thread::sleep(Duration::from_secs(1000));
+            true
+        };
+        assert_eq!(try_in_child(Duration::from_millis(100), never).unwrap(), Tried::Stuck);
     }
 
     #[test]

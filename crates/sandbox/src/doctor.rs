@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
 use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement};
+use bathy_jail::spawn::{Tried, try_filter};
 use serde::Serialize;
 
 use crate::assets;
@@ -21,6 +23,8 @@ use crate::sys;
 const GIB: u64 = 1 << 30;
 /// Room that the cache and a few disks need.
 const DISK_NEEDED: u64 = 3 * GIB;
+/// Installing a filter takes less than a millisecond.
+const FILTER_LIMIT: Duration = Duration::from_secs(10);
 
 /// How a check went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -155,14 +159,22 @@ fn seccomp() -> Check {
     const NAME: &str = "seccomp";
     const NEEDED: [&str; 3] = ["errno", "trap", "kill_process"];
     let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
-    if NEEDED.iter().all(|needed| actions.split_whitespace().any(|action| action == *needed)) {
-        Check::ok(NAME, "filters with errno, trap and kill_process")
-    } else {
-        Check::failed(
+    if !NEEDED.iter().all(|needed| actions.split_whitespace().any(|action| action == *needed)) {
+        return Check::failed(
             NAME,
             format!("the kernel offers only: {}", actions.trim()),
             "use a kernel with CONFIG_SECCOMP_FILTER, 4.14 or later",
-        )
+        );
+    }
+    match try_filter(FILTER_LIMIT) {
+        Ok(Tried::Installed) => Check::ok(NAME, "filters with errno, trap and kill_process"),
+        Ok(Tried::Refused) => Check::failed(NAME, "a filter was refused", "allow seccomp() where bathy runs"),
+        Ok(Tried::Stuck) => Check::failed(
+            NAME,
+            format!("the kernel is stuck: a filter was not installed after {} s", FILTER_LIMIT.as_secs()),
+            "restart this machine",
+        ),
+        Err(error) => Check::failed(NAME, error.to_string(), "check the limit of processes"),
     }
 }
 
