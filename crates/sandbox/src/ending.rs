@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_process_that_does_not_end_is_not_waited_for_for_ever() {
-        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         // As one that cannot be killed looks: it is still there when the time is up.
         let patience = Duration::from_millis(20);
@@ -106,5 +106,6 @@ mod tests {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
         assert!(status.is_err(), "it was collected: {status:?}");
         assert_eq!(collect(pidfd.as_fd(), child.id(), patience), Ok(()), "and need not be again");
+        assert!(child.wait().is_err(), "by nobody else either");
     }
 }
