@@ -255,23 +255,23 @@ impl Command {
 
     fn signal(&self, signal: Signal) {
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        match (&self.launching, group) {
-            (Some(launching), _) => launching.signal(signal),
-            (None, Some(group)) => {
-                // Fails only if the group is gone already.
-                let _ = kill_process_group(group, signal);
-            }
-            (None, None) => {}
+        // The program may have been executed, and have started others, before that is known here. Fails if the group has ended
+        // or is not there yet.
+        let is_sent = group.is_some_and(|group| kill_process_group(group, signal).is_ok());
+        if let Some(launching) = self.launching.as_ref().filter(|_| !is_sent) {
+            launching.signal(signal);
         }
     }
 
     /// Nobody waits for it any more: it is ended, and only its end is reported.
     pub fn abandon(&mut self, processes: &Processes) {
         self.abandoned = true;
-        match &self.launching {
-            Some(launching) => launching.signal(Signal::KILL),
-            None if self.exit.is_none() => processes.end_session(self.pid),
-            None => {}
+        if let Some(launching) = &self.launching {
+            launching.signal(Signal::KILL);
+        }
+        // Also while it is launching: it may have been executed, and have started others, before that is known here.
+        if self.exit.is_none() {
+            processes.end_session(self.pid);
         }
         // The programs of a terminal are hung up by this, too.
         self.stdin = None;
@@ -297,4 +297,61 @@ pub fn say(stream: u32, message: &ToHost, outbox: &mut Vec<u8>) {
 /// The channel check for bytes that come from the host.
 pub fn is_input(channel: Channel) -> bool {
     channel == Channel::Stdin
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+    use std::fs::File;
+    use std::io::{BufRead, BufReader};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use bathy_protocol::Exec;
+    use rustix::process::{WaitOptions, test_kill_process, waitpid};
+
+    use super::*;
+    use crate::spawn::Launcher;
+
+    fn pid(number: u32) -> Pid {
+        Pid::from_raw(number.cast_signed()).unwrap()
+    }
+
+    /// A shell in a session of its own, and what it started: it was executed, which is not known here yet.
+    fn just_executed(processes: &Processes) -> (Command, Pid) {
+        let own_program = File::open("/proc/self/exe").unwrap().into();
+        let launcher = Launcher { restricted: None, own_program };
+        // In a group of its own, as a shell's background command.
+        let argv = ["/bin/bash", "-c", "set -m; sleep 1000 & echo $!; wait"];
+        let argv = argv.map(|part| part.as_bytes().to_vec()).to_vec();
+        let (user, cwd) = (rustix::process::getuid().as_raw().to_string(), Some(b"/".to_vec()));
+        let started = launcher.exec(&Exec { argv, user, cwd, ..Exec::default() }).unwrap();
+        let mut command = Command::new(1, started);
+        let output = command.outputs[0].pipe.take().unwrap();
+        rustix::io::ioctl_fionbio(&output, false).unwrap();
+        let mut line = String::new();
+        BufReader::new(File::from(output)).read_line(&mut line).unwrap();
+        let below = pid(line.trim().parse().unwrap());
+        assert!(command.launching.is_some() && processes.any_left());
+        (command, below)
+    }
+
+    #[test]
+    fn a_command_that_is_abandoned_before_it_is_known_to_run_ends_with_what_it_started() {
+        let processes = Processes::open().unwrap();
+        let (mut command, below) = just_executed(&processes);
+        command.abandon(&processes);
+        let ended = waitpid(Some(pid(command.pid)), WaitOptions::empty()).unwrap().unwrap().1;
+        assert_eq!(ended.terminating_signal(), Some(Signal::KILL.as_raw()));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let is_alive = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", below.as_raw_nonzero()));
+            test_kill_process(below).is_ok() && stat.is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        while is_alive() {
+            assert!(Instant::now() < deadline, "what the command started lives");
+            sleep(Duration::from_millis(5));
+        }
+    }
 }

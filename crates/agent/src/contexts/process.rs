@@ -188,10 +188,11 @@ impl Process {
 
     /// Ends it with its session.
     pub fn kill(&self, processes: &Processes) {
-        match &self.launching {
-            Some(launching) => launching.signal(Signal::KILL),
-            None => processes.end_session(self.pid),
+        if let Some(launching) = &self.launching {
+            launching.signal(Signal::KILL);
         }
+        // Also while it is launching: it may have been executed, and have started others, before that is known here.
+        processes.end_session(self.pid);
     }
 
     /// Puts a request to the interpreter, which has answered the one before.
