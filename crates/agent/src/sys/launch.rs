@@ -13,9 +13,8 @@ use std::arch::asm;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use rustix::io::Errno;
@@ -132,7 +131,9 @@ impl Launch {
     }
 }
 
-const CHILD_STACK: usize = 16 * 1024;
+/// The child's stack: its system calls take a few hundred bytes of it, and it calls nothing that takes more.
+#[repr(C, align(16))]
+struct Stack([u8; 16 * 1024]);
 
 /// Where a program finds the first descriptor beyond the standard ones.
 const FIRST_EXTRA: c_int = 3;
@@ -143,8 +144,9 @@ const TIOCSCTTY: c_int = 0x540e;
 /// The memory that a child uses until it executes or exits. It is freed by [`Self::free`] and not by being dropped: the
 /// child may still use it.
 struct Borrowed {
-    launch: ManuallyDrop<Box<Launch>>,
-    stack: ManuallyDrop<Vec<u8>>,
+    /// Both were boxed. A box would claim that nothing else leads there.
+    launch: NonNull<Launch>,
+    stack: NonNull<Stack>,
     /// Ends when the child does not need the memory any more.
     ended: OwnedFd,
 }
@@ -155,8 +157,11 @@ impl Borrowed {
     }
 
     fn free(self) -> Result<(), (Step, io::Error)> {
-        drop(ManuallyDrop::into_inner(self.stack));
-        ManuallyDrop::into_inner(self.launch).outcome()
+        // SAFETY: both came from boxes in `start`, only this turns them back, and it takes `self`. It is called when the
+        // child does not use them any more.
+        let (launch, _stack) =
+            unsafe { (Box::from_raw(self.launch.as_ptr()), Box::from_raw(self.stack.as_ptr())) };
+        launch.outcome()
     }
 }
 
@@ -236,18 +241,25 @@ pub fn start(program: Program<'_>) -> Result<Child, (Step, io::Error)> {
         failed_step: AtomicU8::new(0),
         errno: AtomicI32::new(0),
     });
-    let mut stack = vec![0u8; CHILD_STACK];
+    let borrowed = Borrowed {
+        launch: NonNull::from(Box::leak(launch)),
+        stack: NonNull::from(Box::leak(Box::new(Stack([0; _])))),
+        ended,
+    };
     let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: the stack and `launch` outlive the child's use of them: they are freed when `ended` has ended, which is
-    // after the child has executed or exited. Neither is moved, both are on the heap. Only the atomic fields change. The
-    // stack pointer is the aligned end of the buffer. The child makes system calls and nothing else.
+    // after the child has executed or exited. Of `launch` only the atomic fields change. The stack pointer is the aligned
+    // end of the stack. The child makes system calls and nothing else.
     let pid = unsafe {
-        let top = stack.as_mut_ptr().add(CHILD_STACK);
-        let top = top.sub(top.addr() % 16);
-        libc::clone(child, top.cast::<c_void>(), flags, (&raw const *launch).cast_mut().cast::<c_void>())
+        let top = borrowed.stack.add(1).as_ptr();
+        libc::clone(child, top.cast::<c_void>(), flags, borrowed.launch.as_ptr().cast::<c_void>())
     };
-    let pid = u32::try_from(pid).map_err(|_| (Step::Exec, io::Error::last_os_error()))?;
-    let borrowed = Borrowed { launch: ManuallyDrop::new(launch), stack: ManuallyDrop::new(stack), ended };
+    let Ok(pid) = u32::try_from(pid) else {
+        let error = io::Error::last_os_error();
+        // There is no child that could have failed.
+        let _ = borrowed.free();
+        return Err((Step::Exec, error));
+    };
     Ok(Child { pid, borrowed: Some(borrowed) })
 }
 
