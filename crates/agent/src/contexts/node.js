@@ -30,6 +30,25 @@ function writeFully(fd, bytes) {
   }
 }
 
+// --- What an interrupt must not tear
+
+let depth = 0;
+let postponed = false;
+
+/** Runs `work`, which does not take long, to its end; an interrupt takes effect afterwards. */
+function uninterrupted(work) {
+  depth++;
+  try {
+    return work();
+  } finally {
+    depth--;
+    if (postponed && !depth) {
+      postponed = false;
+      interrupt();
+    }
+  }
+}
+
 // --- Replies
 
 let token;
@@ -57,6 +76,10 @@ class Output extends Writable {
     this.fd = fd;
     this._type = 'pipe';
     this.on('error', () => {});
+  }
+  // An interrupt in the middle would leave the stream waiting for ever for the end of this write.
+  write(...rest) {
+    return uninterrupted(() => super.write(...rest));
   }
   _write(chunk, encoding, done) {
     try {
@@ -391,16 +414,19 @@ signal.start(2);
 setInterval(() => {}, 2 ** 30);
 require('node:worker_threads').parentPort.postMessage('watching');
 `;
-Object.defineProperty(globalThis, INTERRUPT, {
-  value() {
-    const mine = cell;
-    if (!mine) return;
-    mine.interrupted = true;
-    abandoned.push(mine.promise);
-    setImmediate(() => finish(mine, errorReply(new SourceError('Interrupted', INTERRUPTED))));
-    session.post('Runtime.terminateExecution');
-  },
-});
+function interrupt() {
+  const mine = cell;
+  if (!mine) return;
+  if (depth) {
+    postponed = true;
+    return;
+  }
+  mine.interrupted = true;
+  abandoned.push(mine.promise);
+  setImmediate(() => finish(mine, errorReply(new SourceError('Interrupted', INTERRUPTED))));
+  session.post('Runtime.terminateExecution');
+}
+Object.defineProperty(globalThis, INTERRUPT, { value: interrupt });
 const ignore = () => {};
 // Node has signals for its main thread only; the class behind them, which works in any, is internal.
 const watcher = new Worker(WATCHER, {
