@@ -286,17 +286,17 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
         max_output: request.max_output,
     };
     let work = |tag| code_started(&cell, tag);
+    let ceilings = Policy::load()?.network();
     let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
-    let (id, ceilings) = (record.id(), Policy::load()?.network());
+    let id = record.id();
     let start = Ephemeral { id, spec, engine, assets: &assets, paths: &paths, ceilings };
-    let mut sandbox = match start.start() {
-        Ok(sandbox) => sandbox,
+    let (mut sandbox, network) = match record.start(start) {
+        Ok(started) => started,
         Err(error) => {
             record.end(None).into_iter().for_each(output::note);
-            return Err(error.into());
+            return Err(error);
         }
     };
-    let network = record.network(&mut sandbox)?;
     let told = perform(&mut sandbox.connection, cell, record.tag(), show, false);
     let last_words = match &told {
         Ok(Told { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),

@@ -6,6 +6,7 @@ use bathy_audit::{Actor, Event, Log, What};
 use bathy_protocol::WorkEnd;
 use bathy_sandbox::engine::Chosen;
 use bathy_sandbox::ephemeral::Place;
+use bathy_sandbox::launch::Ephemeral;
 use bathy_sandbox::recorder::{Hooks, Recorder};
 use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
 
@@ -104,8 +105,15 @@ impl Record {
         ))
     }
 
+    /// Starts the sandbox, and the record of its network.
+    pub fn start(&self, sandbox: Ephemeral<'_>) -> Result<(Sandbox, Option<Recorder>), Box<dyn Error>> {
+        let mut sandbox = sandbox.start()?;
+        let network = self.network(&mut sandbox)?;
+        Ok((sandbox, network))
+    }
+
     /// Records what the sandbox's gateways report, until the sandbox is gone.
-    pub fn network(&self, sandbox: &mut Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
+    fn network(&self, sandbox: &mut Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
         let Some((network, gateway)) = sandbox.take_network() else { return Ok(None) };
         let (log, id) = (audit_log(&Paths::of_user()?, &Policy::load()?)?, self.id.clone());
         let (actor, denials) = (Actor::this_process(self.program), self.denials.clone());

@@ -115,21 +115,24 @@ impl Ephemeral {
         let mut ends = Ends::new(wiring)?;
         let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
         let work = |tag| command::exec_started(&exec, tag, None);
+        let ceilings = Policy::load()?.network();
         let record =
             Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
-        let (id, ceilings) = (record.id(), Policy::load()?.network());
+        let id = record.id();
         let start = launch::Ephemeral { id, spec, engine: engine.engine, assets: &assets, paths, ceilings };
-        let mut sandbox = match start.start() {
-            Ok(sandbox) => sandbox,
+        let started = record.start(start).and_then(|started| {
+            ends.enter()?;
+            Ok(started)
+        });
+        let (mut sandbox, network) = match started {
+            Ok(started) => started,
             Err(error) => {
                 record.end(None).into_iter().for_each(output::note);
-                return Err(error.into());
+                return Err(error);
             }
         };
-        let network = record.network(&mut sandbox)?;
         let spawned = sandbox.spawned_unix_ns;
         let what = What::Start { exec, tag: record.tag(), job: None, leave: false };
-        ends.enter()?;
         let finished =
             Attach::start(&mut sandbox.connection, what, command.timeout, ends.stdio()).and_then(Attach::run);
         let last_words = if finished.is_err() { sandbox.failure() } else { None };
