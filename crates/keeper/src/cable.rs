@@ -61,7 +61,7 @@ impl Cable {
                 Ok(_) => card.drop_frame(),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.writable = false,
-                Err(Errno::NOBUFS) => return Moved::Short,
+                Err(Errno::NOBUFS | Errno::NOMEM) => return Moved::Short,
                 Err(_) => return Moved::Gone,
             }
             count += 1;
