@@ -119,6 +119,10 @@ fn boundaries(wanted: &SandboxSpec, usual: &SandboxSpec) -> Option<Refusal> {
         );
         return Some(Refusal::new("user", user, why, "--user"));
     }
+    if wanted.auto_remove && !usual.auto_remove {
+        let why = "removes the sandbox's disk and logs when it stops";
+        return Some(Refusal::new("auto_remove", true, why, "--rm"));
+    }
     if let Some(label) = wanted.labels.get(AGENTS_LABEL) {
         let why = "shows the sandbox to agents";
         return Some(Refusal::new("labels", format!("{AGENTS_LABEL}={label}"), why, "--label"));

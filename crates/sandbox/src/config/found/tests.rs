@@ -5,7 +5,8 @@ use crate::config::{FILE_NAME, Layers, fields, load};
 use crate::spec::{Security, Size};
 
 /// Each with what is in the way, the limit, and the option that says it instead.
-const TOO_MUCH: [(&str, &str, &str, &str, &str); 30] = [
+const TOO_MUCH: [(&str, &str, &str, &str, &str); 31] = [
+    ("auto_remove = true", "auto_remove", "true", "disk and logs", "--rm"),
     ("[network]\npreset = \"open\"", "network", "open", "public addresses", "--allow"),
     (
         "[network]\nrules = [\"allow a.example\", \"allow private:443\"]",
@@ -106,7 +107,7 @@ fn c6_a_file_that_was_only_found_holds_the_sandbox_back() {
     for text in [
         "memory = \"512M\"\nengine = \"kvm\"\nprocesses = 16\ndisk = \"64M\"\nlog_size = \"1M\"\ncpu_quota = 0.5",
         "security = \"restricted\"\numl_mode = \"ptrace\"\nuser = \"1000:65534\"\nready_timeout_ms = 1",
-        "max_duration = 5\nidle_timeout = 5\npause_idle = 60\nauto_remove = true\nworkdir = \"/tmp\"",
+        "max_duration = 5\nidle_timeout = 5\npause_idle = 60\nworkdir = \"/tmp\"",
         "command = [\"true\"]\n[env]\nA = \"b\"\n[labels]\nteam = \"a\"",
         "[network]\npreset = \"none\"\n[network_limits]\nconnections = 1024\nqueries = 1",
         "ports = [\"8080:80\", \"[::1]:8080:80\", \"0:22\"]\n[network]\nrules = [\"allow *.example:443\", \"deny public\"]",
@@ -140,8 +141,7 @@ fn variables_and_labels_of_the_file_stay_beside_those_of_the_caller() {
 }
 
 /// What a file may set as it likes: it costs the host nothing and is a matter of the guest alone, or can only hold back.
-const FREE: [&str; 8] =
-    ["image", "env", "workdir", "command", "cpu_quota", "max_duration", "idle_timeout", "auto_remove"];
+const FREE: [&str; 7] = ["image", "env", "workdir", "command", "cpu_quota", "max_duration", "idle_timeout"];
 
 #[test]
 fn c6_every_field_of_the_description_is_decided_about() {
