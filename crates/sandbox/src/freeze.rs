@@ -142,13 +142,14 @@ struct Namespace {
 }
 
 impl Namespace {
-    /// Of this process, unless it is gone.
+    /// Of this process; none if it has ended, or belongs to somebody whose processes we may not look at. The guest's we may.
     fn of(pid: u32) -> Result<Option<Self>, FreezeError> {
         match fs::metadata(format!("/proc/{pid}/ns/pid")) {
             Ok(found) => Ok(Some(Self { device: found.dev(), inode: found.ino() })),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-            Err(error) => Err(FreezeError::Signal(pid, error)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ESRCH | libc::EACCES | libc::EPERM) => Ok(None),
+                _ => Err(FreezeError::Signal(pid, error)),
+            },
         }
     }
 }
@@ -213,7 +214,11 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
 fn go_on(keeper: u32) -> Result<(), FreezeError> {
     let namespaces = Namespaces::of_keeper(keeper)?;
     // The guest kernel last: then whatever it expects of its processes can happen.
-    guest_processes(keeper)?.iter().rev().try_for_each(|process| signal(process, &namespaces, Signal::CONT))
+    let processes = guest_processes(keeper)?;
+    // One that cannot be signalled keeps no other from going on.
+    let results: Vec<_> =
+        processes.iter().rev().map(|process| signal(process, &namespaces, Signal::CONT)).collect();
+    results.into_iter().collect()
 }
 
 /// Sends a signal to exactly this process if it is in one of these namespaces. One that is gone needs none.
