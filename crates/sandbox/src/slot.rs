@@ -82,7 +82,9 @@ pub fn take(state: &Path) -> Result<Slot, SlotError> {
 
 fn take_of(file: File, path: &Path) -> Result<Slot, SlotError> {
     let mut cpus = usable_cpus().map_err(SlotError::Processors)?;
-    cpus.sort_by_key(|cpu| busy_time(*cpu));
+    // Read once: an order that changes while it is made is none.
+    let usage = fs::read_to_string("/proc/stat").unwrap_or_default();
+    cpus.sort_by_cached_key(|cpu| busy_time(&usage, *cpu));
     for level in 0..DEPTH {
         for &cpu in &cpus {
             let byte = u64::from(cpu) * DEPTH + level;
@@ -142,10 +144,9 @@ fn roots_own(file: File) -> io::Result<File> {
 }
 
 /// Time that a processor was not idle since the machine started; decides only between equally used ones.
-fn busy_time(cpu: u32) -> u64 {
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+fn busy_time(usage: &str, cpu: u32) -> u64 {
     let name = format!("cpu{cpu} ");
-    let line = text.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
+    let line = usage.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
     let fields = line.split_whitespace().map(|field| field.parse::<u64>().unwrap_or(0)).enumerate();
     // Fields 3 and 4 are idle time and waiting for disks.
     fields.filter(|(index, _)| *index != 3 && *index != 4).map(|(_, ticks)| ticks).sum()
