@@ -119,6 +119,10 @@ impl Monitor {
                 Word::Said(FromGateway::Unplugged) => {
                     self.sandbox.gateway = None;
                     state.network.held = false;
+                    // The next one starts with the new policy, and answers for no change of the old one's.
+                    for socket in state.network.abandoned() {
+                        refuse(&socket, GONE);
+                    }
                     state.network.restarts.want(Instant::now() + UNPLUGGED_PAUSE);
                     events.extend(self.sandbox.close_network());
                 }
