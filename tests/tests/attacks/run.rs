@@ -108,6 +108,11 @@ impl Run {
         Family { keeper, gateway, guest, stubs }
     }
 
+    /// What it has printed so far.
+    pub fn printed(&mut self) -> String {
+        read(&mut self.stdout)
+    }
+
     /// Waits until a guest program runs and prints `word`; returns the sandbox's processes.
     pub fn when_printed(&mut self, word: &str) -> Family {
         let deadline = Instant::now() + patience(Duration::from_secs(20));
@@ -184,6 +189,21 @@ pub struct Family {
     pub gateway: Option<Process>,
     pub guest: Option<Process>,
     pub stubs: Vec<Process>,
+}
+
+impl Family {
+    /// Kilobytes of memory that they have besides the guest's, which is a file that they share.
+    pub fn private_memory(&self) -> u64 {
+        let all =
+            [self.keeper, self.gateway, self.guest].into_iter().flatten().chain(self.stubs.iter().copied());
+        let of = |process: Process| {
+            // One that has just ended has none.
+            let status = fs::read_to_string(format!("/proc/{}/status", process.number)).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or_default();
+            line.trim().trim_end_matches(" kB").parse().unwrap_or(0)
+        };
+        all.map(of).sum()
+    }
 }
 
 /// Sends a signal to a process of a sandbox.
