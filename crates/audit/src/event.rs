@@ -290,7 +290,7 @@ pub enum What {
         /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// Bytes that the sandbox sent, unless its gateway was gone before it could report them.
+        /// Bytes that the sandbox sent, unless its gateway died and had not counted them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sent: Option<u64>,
         /// Bytes that it received, likewise.

@@ -12,6 +12,7 @@ use bathy_policy::HostName;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
+use crate::counts::Meter;
 use crate::frame::Segment;
 use crate::host;
 use crate::inspect::{Found, Inspector, Next, Speech};
@@ -80,7 +81,6 @@ pub enum Pumped {
     Ended(String),
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Connection {
     /// The guest's end.
@@ -100,7 +100,7 @@ pub struct Connection {
     /// When it began.
     pub started: Instant,
     /// Bytes from the guest and to it.
-    pub moved: (u64, u64),
+    pub moved: Meter,
     /// Whether it was written down as begun.
     pub is_noted: bool,
     /// When it wants its next turn, as it was last told.
@@ -127,7 +127,7 @@ impl Connection {
             found: None,
             rule: String::new(),
             started: now,
-            moved: (0, 0),
+            moved: Meter::default(),
             is_noted: false,
             timer: None,
             is_queued: false,
@@ -425,7 +425,7 @@ impl Connection {
             _ => match &mut self.inspector {
                 Some(inspector) if !inspector.is_done() => {
                     let taken = read_into(inspector, stack);
-                    self.moved.0 += taken;
+                    self.moved.add_sent(taken);
                     match inspector.read_on() {
                         Next::Judge(found) => return Some(Pumped::Judge(found)),
                         Next::Refused(why) => return Some(Pumped::Unreadable(why)),
@@ -463,7 +463,7 @@ impl Connection {
             });
             match sent {
                 Ok(Ok(count)) => {
-                    self.moved.0 += u64::try_from(count).unwrap_or(0);
+                    self.moved.add_sent(u64::try_from(count).unwrap_or(0));
                     *left = left.saturating_sub(count);
                 }
                 Ok(Err(Errno::AGAIN)) => host.writable = false,
@@ -495,7 +495,7 @@ impl Connection {
                     Ok(Ok(0)) => host.ended = true,
                     Ok(Ok(count)) => {
                         let bytes = u64::try_from(count).unwrap_or(0);
-                        self.moved.1 += bytes;
+                        self.moved.add_received(bytes);
                         *down = down.saturating_sub(bytes);
                         *left = left.saturating_sub(count);
                     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sendto};
 
+use crate::counts::Meter;
 use crate::judge::Place;
 use crate::stack::Ends;
 
@@ -42,7 +43,7 @@ pub struct Flow {
     /// When it began.
     pub started: Instant,
     /// Bytes from the guest and to it.
-    pub moved: (u64, u64),
+    pub moved: Meter,
     last: Instant,
 }
 
@@ -85,7 +86,7 @@ impl Flows {
     /// A new one.
     pub fn add(&mut self, ends: Ends, place: Place, way: Way, now: Instant) -> u64 {
         self.last += 1;
-        let flow = Flow { ends, place, way, started: now, moved: (0, 0), last: now };
+        let flow = Flow { ends, place, way, started: now, moved: Meter::default(), last: now };
         self.by_ends.insert(ends, self.last);
         self.by_number.insert(self.last, flow);
         self.last
@@ -134,7 +135,7 @@ impl Flow {
         if let (Err(Errno::CONNREFUSED), Way::Out(socket)) = (sent, &self.way) {
             let _ = send(socket, payload, SendFlags::NOSIGNAL);
         }
-        self.moved.0 += u64::try_from(payload.len()).unwrap_or(0);
+        self.moved.add_sent(u64::try_from(payload.len()).unwrap_or(0));
     }
 
     /// Takes a datagram for the guest from a flow's own socket.
@@ -155,6 +156,6 @@ impl Flow {
     /// A datagram for the guest came.
     pub fn received(&mut self, count: usize, now: Instant) {
         self.last = now;
-        self.moved.1 += u64::try_from(count).unwrap_or(0);
+        self.moved.add_received(u64::try_from(count).unwrap_or(0));
     }
 }

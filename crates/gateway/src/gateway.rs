@@ -21,6 +21,7 @@ use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
 use crate::connection::Connection;
+use crate::counts::Counts;
 use crate::flows::Flows;
 use crate::frame::{self, Heard};
 use crate::judge::Judge;
@@ -107,6 +108,7 @@ pub struct Gateway {
     pub(crate) resolver: Resolver,
     pub(crate) table: Table,
     pub(crate) flows: Flows,
+    pub(crate) counts: Counts,
     pub(crate) allowance: Allowance,
     pub(crate) ports: Vec<OwnedFd>,
     pub(crate) bound: Vec<BoundPort>,
@@ -161,6 +163,7 @@ impl Gateway {
             resolver,
             table: Table::default(),
             flows: Flows::new(now),
+            counts: Counts::default(),
             allowance,
             ports,
             bound: launch.ports,
@@ -182,6 +185,12 @@ impl Gateway {
             watch(&gateway.epoll, port.as_fd(), Token::Port(number)).map_err(events)?;
         }
         Ok(gateway)
+    }
+
+    /// Counts bytes in memory that outlives the process.
+    pub(crate) fn counting_in(mut self, counts: Counts) -> Self {
+        self.counts = counts;
+        self
     }
 
     /// Serves until the keeper or whoever started it is gone.

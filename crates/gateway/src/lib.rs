@@ -6,6 +6,7 @@
 
 mod change;
 mod connection;
+mod counts;
 pub mod dns;
 mod flows;
 pub mod frame;
@@ -24,6 +25,7 @@ mod questions;
 mod reply;
 mod resolver;
 mod stack;
+mod sys;
 mod table;
 mod tcp;
 mod udp;

@@ -8,5 +8,6 @@ use bathy_protocol::network::fd;
 fn main() -> ExitCode {
     // SAFETY: the launcher opened these numbers for this process, and nothing has run before.
     let inherit = |number| unsafe { OwnedFd::from_raw_fd(number) };
-    bathy_gateway::run(inherit(fd::CONFIG).into(), inherit(fd::CONTROL), inherit(fd::LINK), inherit)
+    let [control, link, counts] = [fd::CONTROL, fd::LINK, fd::COUNTS].map(inherit);
+    bathy_gateway::run(inherit(fd::CONFIG).into(), control, link, counts, inherit)
 }

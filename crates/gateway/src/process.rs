@@ -15,6 +15,7 @@ use rustix::net::SendFlags;
 use rustix::process::Resource;
 use thiserror::Error;
 
+use crate::counts::Counts;
 use crate::gateway::{Gateway, GatewayError};
 
 /// Descriptors besides those of connections: questions for names, the event queue, what it was given.
@@ -34,6 +35,8 @@ enum StartError {
     Root(#[from] root::RootError),
     #[error("The gateway cannot be limited")]
     Limits(#[from] LimitsError),
+    #[error("The memory for the gateway's byte counts cannot be mapped")]
+    Counts(#[source] io::Error),
     #[error("The gateway cannot drop its privileges")]
     Privileges(#[from] PrivilegesError),
     #[error("The gateway's system calls cannot be filtered")]
@@ -43,10 +46,16 @@ enum StartError {
 }
 
 /// The whole life of a gateway, with the descriptors that it was started with: its configuration, the control socket, the
-/// link, and the published ports.
-pub fn run(config: File, control: OwnedFd, link: OwnedFd, ports: impl Fn(i32) -> OwnedFd) -> ExitCode {
+/// link, the memory for its byte counts, and the published ports.
+pub fn run(
+    config: File,
+    control: OwnedFd,
+    link: OwnedFd,
+    counts: OwnedFd,
+    ports: impl Fn(i32) -> OwnedFd,
+) -> ExitCode {
     let Ok(copy) = control.try_clone() else { return ExitCode::FAILURE };
-    match start(config, control, link, ports) {
+    match start(config, control, link, counts, ports) {
         Ok(gateway) => {
             report_panics(copy);
             if gateway.run().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -80,6 +89,7 @@ fn start(
     config: File,
     control: OwnedFd,
     link: OwnedFd,
+    counts: OwnedFd,
     ports: impl Fn(i32) -> OwnedFd,
 ) -> Result<Gateway, StartError> {
     let mut bytes = Vec::new();
@@ -96,7 +106,9 @@ fn start(
         Limit { resource: Resource::Fsize, value: 0 },
         Limit { resource: Resource::Nproc, value: 1 },
     ])?;
-    let gateway = Gateway::new(launch, control, link, ports)?;
+    // Before the filter, which lets no file be mapped.
+    let counts = Counts::map(counts).map_err(StartError::Counts)?;
+    let gateway = Gateway::new(launch, control, link, ports)?.counting_in(counts);
     privileges::drop_all()?;
     Filter::install(&GATEWAY.compile()?)?;
     Ok(gateway)

@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use bathy_policy::{Protocol, Verdict};
-use bathy_protocol::network::{GATEWAY_V4, NetEvent, Peer, Transport};
+use bathy_protocol::network::{GATEWAY_V4, Peer, Transport};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, acceptfrom_with, recvfrom};
 
 use crate::connection::Connection;
 use crate::flows::{TURN, Way};
-use crate::gateway::{Gateway, flows_number};
+use crate::gateway::Gateway;
 use crate::host;
 use crate::judge::Place;
 use crate::stack::{Ends, Stack};
@@ -149,7 +149,7 @@ impl Gateway {
         let place =
             Place { protocol: Protocol::Udp, remote: unmapped(caller), is_host: false, names: Vec::new() };
         let number = self.flows.add(ends, place, Way::Back(index, caller), self.now);
-        self.notes.event(NetEvent::Allowed { number: flows_number(number), peer, rule });
+        self.note_flow(number, peer, rule);
         Some(number)
     }
 }

@@ -184,11 +184,12 @@ impl Gateway {
         self.table.set_timer(number, self.now);
     }
 
-    fn note_beginning(&mut self, number: u64) {
+    pub(crate) fn note_beginning(&mut self, number: u64) {
         let Some(connection) = self.table.get_mut(number) else { return };
         connection.is_noted = true;
-        let (peer, rule) = (peer_of(connection), connection.rule.clone());
-        self.notes.event(NetEvent::Allowed { number: connections_number(number), peer, rule });
+        let (number, peer, rule) = (connections_number(number), peer_of(connection), connection.rule.clone());
+        self.counts.begin(number, &mut connection.moved);
+        self.notes.event(NetEvent::Allowed { number, peer, rule });
     }
 
     fn judge_found(&mut self, number: u64, found: Found) {
@@ -237,15 +238,18 @@ impl Gateway {
         let Some(mut connection) = self.table.remove(number) else { return };
         connection.bury(self.now, &mut self.link);
         self.resolver.forget(number);
+        let number = connections_number(number);
         if connection.was_only_dialled() {
             // Somebody outside has heard of it, although it never stood.
             let (peer, rule) = (peer_of(&connection), connection.rule.clone());
-            self.notes.event(NetEvent::Allowed { number: connections_number(number), peer, rule });
+            self.counts.begin(number, &mut connection.moved);
+            self.notes.event(NetEvent::Allowed { number, peer, rule });
         }
         if connection.is_noted || !connection.is_local() {
-            let number = connections_number(number);
-            self.note_end(number, peer_of(&connection), connection.moved, connection.started, reason);
+            let moved = connection.moved.bytes();
+            self.note_end(number, peer_of(&connection), moved, connection.started, reason);
         }
+        self.counts.end(connection.moved);
     }
 
     pub(crate) fn on_asked(&mut self, asked: Asked) {

@@ -58,7 +58,7 @@ impl Gateway {
         match host::datagrams(ends.remote) {
             Ok(socket) => {
                 let number = self.flows.add(ends, place, Way::Out(socket), self.now);
-                self.notes.event(NetEvent::Allowed { number: flows_number(number), peer, rule });
+                self.note_flow(number, peer, rule);
                 self.watch_flow(number);
                 if let Some(flow) = self.flows.get_mut(number) {
                     flow.send(datagram.payload, &self.ports, self.now);
@@ -68,6 +68,15 @@ impl Gateway {
                 self.note_end(NEVER_BEGAN, peer, (0, 0), self.now, &format!("not sent: {error}"));
             }
         }
+    }
+
+    /// Writes down that a flow begins.
+    pub(crate) fn note_flow(&mut self, flow: u64, peer: Peer, rule: String) {
+        let number = flows_number(flow);
+        if let Some(flow) = self.flows.get_mut(flow) {
+            self.counts.begin(number, &mut flow.moved);
+        }
+        self.notes.event(NetEvent::Allowed { number, peer, rule });
     }
 
     fn watch_flow(&mut self, number: u64) {
@@ -114,7 +123,8 @@ impl Gateway {
             if let Way::Back(..) = flow.way {
                 peer = Peer { inbound: true, port: flow.ends.guest_port, ..peer };
             }
-            self.note_end(flows_number(number), peer, flow.moved, flow.started, reason);
+            self.note_end(flows_number(number), peer, flow.moved.bytes(), flow.started, reason);
+            self.counts.end(flow.moved);
         }
     }
 

@@ -43,8 +43,10 @@ pub mod fd {
     pub const CONTROL: i32 = 4;
     /// Frames to and from the keeper.
     pub const LINK: i32 = 5;
+    /// The memory of [`crate::counts`].
+    pub const COUNTS: i32 = 6;
     /// Sockets that are bound to the published ports, in their order.
-    pub const FIRST_PORT: i32 = 6;
+    pub const FIRST_PORT: i32 = 7;
 }
 
 /// How much of the network a sandbox may use. Rates have a burst of one second's worth.

@@ -28,6 +28,7 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::addresses::{self, AddressesError, Watcher};
+use crate::counts::Counts;
 use crate::ending;
 use crate::ledger::Ledger;
 use crate::resource_group::ResourceGroup;
@@ -118,7 +119,7 @@ pub struct Network {
 
 impl Network {
     /// Starts a gateway at the link. There is no other one.
-    pub fn start(&self) -> Result<Gateway, GatewayError> {
+    pub fn start(&mut self) -> Result<Gateway, GatewayError> {
         let prepare = |error: Errno| GatewayError::Prepare(error.into());
         let bound = |(port, _): &(PublishedPort, OwnedFd)| BoundPort {
             guest: port.guest,
@@ -139,7 +140,8 @@ impl Network {
         config.write_all(&encode(&launch)?).map_err(GatewayError::Prepare)?;
         rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0)).map_err(prepare)?;
         let (control, its_control) = pair()?;
-        let given = [config.as_fd(), its_control.as_fd(), self.link.as_fd()];
+        let counts = Counts::new(self.limits.connections).map_err(GatewayError::Prepare)?;
+        let given = [config.as_fd(), its_control.as_fd(), self.link.as_fd(), counts.fd()];
         let descriptors: Vec<_> =
             given.into_iter().chain(self.ports.iter().map(|(_, socket)| socket.as_fd())).collect();
         let process = spawn::gateway(&Program {
@@ -151,6 +153,7 @@ impl Network {
         })?;
         rustix::io::ioctl_fionbio(&control, true).map_err(prepare)?;
         let gateway = Gateway { control, process };
+        self.ledger.begin(counts);
         self.addresses.serve(gateway.control.try_clone().map_err(GatewayError::Prepare)?, own);
         Ok(gateway)
     }

@@ -207,7 +207,7 @@ impl Sandbox {
         let mut sandbox =
             Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
         // After the keeper: the guest boots meanwhile.
-        if let Some(network) = &sandbox.network {
+        if let Some(network) = &mut sandbox.network {
             sandbox.gateway = Some(network.start()?);
         }
         Ok(sandbox)

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bathy_audit::What;
+use bathy_protocol::counts;
 use bathy_protocol::network::{FromGateway, NEVER_BEGAN, NetEvent, NetworkLimits, Peer, Spent};
 
+use crate::counts::Counts;
 use crate::net_events;
 
 /// Why a connection ended whose gateway did not say so.
-const LOST: &str = "its gateway is gone; how many bytes it carried is not known";
+const LOST: &str = "its gateway is gone; bytes as far as that had counted them";
+const LOST_UNCOUNTED: &str = "its gateway is gone; how many bytes it carried is not known";
 
 /// What was used, and what is open.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub struct Ledger {
     /// What was last reported as used, and when its window began.
     spent: Option<(Spent, Instant)>,
     open: BTreeMap<u64, (Peer, Instant)>,
+    /// Where the present gateway counts bytes.
+    counts: Option<Counts>,
     /// How many are open at most, of a gateway that keeps to its limits.
     most_open: usize,
     /// How many more were reported.
@@ -30,7 +35,12 @@ impl Ledger {
     /// Of a sandbox that has had no gateway.
     pub fn new(limits: &NetworkLimits) -> Self {
         let most_open = usize::try_from(limits.connections).unwrap_or(usize::MAX);
-        Self { has_lost: false, spent: None, open: BTreeMap::new(), most_open, uncounted: 0 }
+        Self { has_lost: false, spent: None, open: BTreeMap::new(), counts: None, most_open, uncounted: 0 }
+    }
+
+    /// There is a gateway, which counts bytes here.
+    pub fn begin(&mut self, counts: Counts) {
+        self.counts = Some(counts);
     }
 
     /// Takes note of a gateway's message.
@@ -67,11 +77,14 @@ impl Ledger {
     /// The gateway is gone, and all of its messages were read. The ends of what it had open.
     pub fn close(&mut self, now: Instant) -> Vec<What> {
         self.has_lost = true;
-        let end = |(peer, began): (Peer, Instant)| {
+        let moved = self.take_counts();
+        let end = |(number, (peer, began)): (u64, (Peer, Instant))| {
             let took = now.saturating_duration_since(began).as_millis();
-            net_events::lost(peer, u64::try_from(took).unwrap_or(u64::MAX), LOST)
+            let moved = moved.get(&number).copied();
+            let reason = if moved.is_some() { LOST } else { LOST_UNCOUNTED };
+            net_events::lost(peer, moved, u64::try_from(took).unwrap_or(u64::MAX), reason)
         };
-        let mut ends: Vec<_> = std::mem::take(&mut self.open).into_values().map(end).collect();
+        let mut ends: Vec<_> = std::mem::take(&mut self.open).into_iter().map(end).collect();
         let uncounted = std::mem::take(&mut self.uncounted);
         if uncounted > 0 {
             let detail = format!("of {uncounted} the end is not known, since the gateway is gone");
@@ -79,11 +92,27 @@ impl Ledger {
         }
         ends
     }
+
+    /// What the gateway had counted of what is open, by number. A gateway that was taken over counts what it likes, but only what
+    /// it had reported as open, and each once.
+    fn take_counts(&mut self) -> BTreeMap<u64, (u64, u64)> {
+        let mut moved = BTreeMap::new();
+        let Some(counts) = self.counts.take().filter(|_| !self.open.is_empty()) else { return moved };
+        // Memory that the host does not give back is counts that are not known.
+        for count in counts::read(&counts.read().unwrap_or_default()) {
+            if self.open.contains_key(&count.number) {
+                moved.entry(count.number).or_insert((count.sent, count.received));
+            }
+        }
+        moved
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::net::{IpAddr, Ipv4Addr};
+    use std::os::unix::fs::FileExt;
 
     use bathy_protocol::network::Transport;
     use serde_json::{Value, json};
@@ -125,10 +154,46 @@ mod tests {
         assert_eq!(ends.len(), 1, "{ends:?}");
         let expected = json!({
             "event": "net_closed", "protocol": "tcp", "direction": "out", "address": "192.0.2.7", "port": 443,
-            "took_ms": 2000, "reason": LOST,
+            "took_ms": 2000, "reason": LOST_UNCOUNTED,
         });
         assert_eq!(ends[0], expected, "neither zero bytes nor any other number");
         assert!(ledger.close(start).is_empty(), "once");
+    }
+
+    /// What a gateway that has these open, and these words in its memory when it dies, leaves: bytes from and to the guest.
+    fn left(open: &[u64], words: &[u64]) -> Vec<(Value, Value)> {
+        let (mut ledger, now) = (ledger(), Instant::now());
+        let counts = Counts::new(3).unwrap();
+        let bytes: Vec<_> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        File::from(counts.fd().try_clone_to_owned().unwrap()).write_all_at(&bytes, 0).unwrap();
+        ledger.begin(counts);
+        open.iter().for_each(|number| ledger.on_message(&allowed(*number, 80), now));
+        let ends = written(ledger.close(now));
+        let is_known = |end: &Value| end["reason"] == LOST && end.get("sent").is_some();
+        let is_unknown = |end: &Value| end["reason"] == LOST_UNCOUNTED && end.get("received").is_none();
+        assert!(ends.iter().all(|end| is_known(end) || is_unknown(end)), "{ends:?}");
+        assert!(ledger.close(now).is_empty() && ledger.counts.is_none(), "once");
+        ends.iter().map(|end| (end["sent"].clone(), end["received"].clone())).collect()
+    }
+
+    #[test]
+    fn n9_what_a_gateway_had_counted_is_recorded_when_it_died() {
+        let known = |sent: u64, received: u64| (json!(sent), json!(received));
+        let unknown = || (Value::Null, Value::Null);
+        let counted = [4, 500_000, 300_000, 2, 10, 0, 6, 1, 2];
+        assert_eq!(left(&[2, 4], &counted), [known(10, 0), known(500_000, 300_000)], "6 was closed");
+        assert_eq!(left(&[2, 3], &counted), [known(10, 0), unknown()], "it had no slot");
+        assert_eq!(left(&[4], &[]), [unknown()]);
+        assert_eq!(left(&[], &counted), []);
+    }
+
+    #[test]
+    fn n9_what_a_gateway_makes_up_stays_its_word_for_its_own_connections() {
+        let most = u64::MAX;
+        assert_eq!(left(&[most], &[most; 9]), [(json!(most), json!(most))]);
+        assert_eq!(left(&[4], &[4, 1, 2, 4, 3, 4, 4, 5, 6]), [(json!(1), json!(2))], "the first one holds");
+        assert_eq!(left(&[NEVER_BEGAN], &[0; 9]), [(Value::Null, Value::Null)], "an empty slot is nobody's");
+        assert_eq!(left(&[2], &[3, 1, 1, 5, 1, 1, 7, 1, 1]), [(Value::Null, Value::Null)]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod attach;
 pub mod command;
 pub mod config;
 pub mod connection;
+mod counts;
 pub mod description;
 pub mod disk;
 pub mod doctor;

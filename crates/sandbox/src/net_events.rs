@@ -42,9 +42,10 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
     }
 }
 
-/// The end of a connection or flow that its gateway could not report.
-pub fn lost(peer: Peer, took_ms: u64, reason: &str) -> What {
-    What::NetClosed { peer: of(peer), sent: None, received: None, took_ms, reason: reason.to_owned() }
+/// The end of a connection or flow that its gateway could not report, with the bytes from and to the guest if they are known.
+pub fn lost(peer: Peer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str) -> What {
+    let (sent, received) = moved.unzip();
+    What::NetClosed { peer: of(peer), sent, received, took_ms, reason: reason.to_owned() }
 }
 
 /// What would have to be allowed for a name. Nothing, if it may be asked for and was refused for another reason.

@@ -1,8 +1,8 @@
-//! The frame decoder and the messages: no input makes them panic, and what decodes encodes to the same meaning.
+//! The frame decoder, the messages and a gateway's counts: no input makes them panic, and what decodes encodes to the same meaning.
 #![no_main]
 
 use bathy_protocol::message::{decode, encode};
-use bathy_protocol::{Channel, Decoder, FromKeeper, MAX_PAYLOAD, ToHost};
+use bathy_protocol::{Channel, Decoder, FromKeeper, MAX_PAYLOAD, ToHost, counts};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -24,6 +24,7 @@ fuzz_target!(|data: &[u8]| {
             }
         }
     }
+    assert!(counts::read(bytes).count() <= bytes.len() / 24);
     if let Ok(message) = decode::<ToHost>(bytes) {
         let mut wire = Vec::new();
         encode(1, &message, &mut wire).expect("what decodes encodes");

@@ -20,8 +20,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-use super::{Gateway, Token};
+use super::{Gateway, Token, connections_number, flows_number};
 use crate::connection::Connection;
+use crate::counts::tests::{found, memory};
 use crate::flows::Way;
 use crate::judge::Place;
 use crate::link::{Kind, Received};
@@ -144,6 +145,33 @@ fn a_token_is_found_again_by_its_number() {
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), 4 * 4 + 2, "no two have the same");
+}
+
+#[test]
+fn n9_what_begins_is_counted_in_the_owners_memory_until_it_ends() {
+    let mut scene = Scene::idle(LIMITS);
+    let (counts, file) = memory(2);
+    scene.gateway = scene.gateway.counting_in(counts);
+    let connection = scene.connect(1, true);
+    let flow = scene.flow(2, back());
+    let peer = crate::judge::peer(&scene.gateway.flows.get_mut(flow).unwrap().place, None);
+    scene.gateway.table.get_mut(connection).unwrap().moved.add_received(3);
+    assert_eq!(found(&file), [], "nothing was reported as begun");
+    scene.gateway.note_beginning(connection);
+    scene.gateway.note_flow(flow, peer, String::new());
+    scene.gateway.flows.get_mut(flow).unwrap().moved.add_sent(5);
+    scene.gateway.flows.get_mut(flow).unwrap().received(7, Instant::now());
+    scene.gateway.table.get_mut(connection).unwrap().moved.add_sent(4);
+    let (first, second) = (connections_number(connection), flows_number(flow));
+    let counted = [(first, 4, 3), (second, 5, 7)];
+    assert_eq!(found(&file), counted);
+    scene.gateway.end(connection, "ended");
+    scene.gateway.end_flow(flow, "ended");
+    assert_eq!(found(&file), counted, "the owner may not have been sent the ends yet");
+    // One that is given up while it is dialled begins and ends at once.
+    let third = scene.connect(3, false);
+    scene.gateway.end(third, "not connected");
+    assert_eq!(found(&file), [(connections_number(third), 0, 0), counted[1]]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod decisions;
 mod hold;
+mod killed;
 mod local;
 mod scene;
 

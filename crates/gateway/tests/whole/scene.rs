@@ -92,7 +92,9 @@ impl Scene {
 
     pub(crate) fn read_events(&mut self) {
         let mut message = vec![0; 65536];
-        while let Ok((count, _)) = recv(&self.owner, &mut message, RecvFlags::empty()) {
+        while let Ok((count, _)) = recv(&self.owner, &mut message, RecvFlags::empty())
+            && count > 0
+        {
             if let FromGateway::Event(event) = decode(&message[..count]).unwrap() {
                 self.events.push(event);
             }

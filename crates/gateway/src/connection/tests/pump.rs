@@ -11,6 +11,7 @@ use super::super::{
     ANSWER_TIME, Connection, DIAL_TIME, HALF_OPEN_TIME, Pumped, QUESTIONS_TIME, READING_TIME, TURN,
 };
 use super::ends;
+use crate::counts::Meter;
 use crate::inspect::{Found, Inspector, Speech};
 use crate::link::Link;
 use crate::stack::guest::Guest;
@@ -71,7 +72,7 @@ impl Scene {
         scene.say(b"x");
         scene.settle();
         assert_eq!(read(&mut server), b"x");
-        scene.connection.moved = (0, 0);
+        scene.connection.moved = Meter::default();
         (scene, server)
     }
 
@@ -212,9 +213,9 @@ fn a_turn_ends_when_its_bytes_are_used_up_and_goes_on_later() {
     scene.say(&up);
     scene.connection.wake();
     assert!(matches!(scene.pump(), Pumped::More), "there is more to do");
-    assert_eq!(scene.connection.moved, (150_000, TURN as u64 - 150_000));
+    assert_eq!(scene.connection.moved.bytes(), (150_000, TURN as u64 - 150_000));
     assert!(matches!(scene.pump(), Pumped::Idle));
-    assert_eq!(scene.connection.moved, (150_000, 150_000));
+    assert_eq!(scene.connection.moved.bytes(), (150_000, 150_000));
     assert_eq!(drain(&mut server), up.len());
 }
 
@@ -224,7 +225,7 @@ fn a_guest_alone_uses_up_a_turn_too() {
     scene.say(&vec![b'u'; TURN + 1000]);
     scene.connection.wake();
     assert!(matches!(scene.pump(), Pumped::More), "there is more to do");
-    assert_eq!(scene.connection.moved, (TURN as u64, 0));
+    assert_eq!(scene.connection.moved.bytes(), (TURN as u64, 0));
     assert!(matches!(scene.pump(), Pumped::Idle));
     assert_eq!(drain(&mut server), TURN + 1000);
 }
@@ -237,7 +238,7 @@ fn a_turn_that_its_bytes_just_suffice_for_goes_on_too() {
     scene.connection.wake();
     assert!(matches!(scene.pump(), Pumped::More), "it does not know whether there is more");
     assert!(matches!(scene.pump(), Pumped::Idle));
-    assert_eq!(scene.connection.moved, (TURN as u64 / 2, TURN as u64 / 2));
+    assert_eq!(scene.connection.moved.bytes(), (TURN as u64 / 2, TURN as u64 / 2));
 }
 
 #[test]
@@ -247,12 +248,12 @@ fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
     scene.connection.wake();
     let mut share = 4;
     assert!(matches!(scene.pump_within(&mut share), Pumped::More), "there is more to do");
-    assert_eq!((share, scene.connection.moved), (0, (0, 4)));
+    assert_eq!((share, scene.connection.moved.bytes()), (0, (0, 4)));
     assert!(matches!(scene.pump_within(&mut share), Pumped::More), "it waits for its share");
-    assert_eq!(scene.connection.moved, (0, 4));
+    assert_eq!(scene.connection.moved.bytes(), (0, 4));
     let mut share = 100;
     assert!(matches!(scene.pump_within(&mut share), Pumped::Idle));
-    assert_eq!((share, scene.connection.moved), (94, (0, 10)));
+    assert_eq!((share, scene.connection.moved.bytes()), (94, (0, 10)));
     assert_eq!(scene.came(), b"0123456789");
 }
 
@@ -264,18 +265,18 @@ fn what_the_server_cannot_take_waits_in_the_guests_end() {
     scene.say(&vec![b'u'; sent]);
     scene.connection.wake();
     while matches!(scene.pump(), Pumped::More) {}
-    let taken = scene.connection.moved.0;
+    let taken = scene.connection.moved.bytes().0;
     assert!(taken > 0 && taken < sent as u64, "the socket's buffer is full: {taken}");
     assert!(matches!(scene.pump(), Pumped::Idle), "nothing can be moved now");
-    assert_eq!(scene.connection.moved.0, taken);
+    assert_eq!(scene.connection.moved.bytes().0, taken);
     let mut came = 0;
-    while scene.connection.moved.0 < sent as u64 {
+    while scene.connection.moved.bytes().0 < sent as u64 {
         came += drain(&mut server);
         scene.connection.wake();
         scene.pump();
     }
     came += drain(&mut server);
-    assert_eq!((came, scene.connection.moved.0), (sent, sent as u64));
+    assert_eq!((came, scene.connection.moved.bytes().0), (sent, sent as u64));
 }
 
 #[test]
@@ -299,7 +300,7 @@ fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
     while matches!(scene.pump(), Pumped::More) {}
     came += drain(&mut server);
     assert!(matches!(scene.pump(), Pumped::Idle));
-    assert_eq!((came, scene.connection.moved.0), (head.len() + body, (head.len() + body) as u64));
+    assert_eq!((came, scene.connection.moved.bytes().0), (head.len() + body, (head.len() + body) as u64));
 }
 
 #[test]
@@ -316,11 +317,11 @@ fn a_reader_that_is_full_waits_for_the_server_to_answer() {
     let kept = Inspector::new(ends().remote.ip()).room();
     scene.say(&vec![b'x'; 2 * kept]);
     assert!(matches!(scene.pump(), Pumped::Idle), "whether the protocol changes is not known");
-    assert_eq!(scene.connection.moved.0, (socket.len() + kept) as u64);
+    assert_eq!(scene.connection.moved.bytes().0, (socket.len() + kept) as u64);
     assert!(has_nothing(&mut server));
     server.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").unwrap();
     scene.connection.wake();
-    while scene.connection.moved.0 < (socket.len() + 2 * kept) as u64 {
+    while scene.connection.moved.bytes().0 < (socket.len() + 2 * kept) as u64 {
         scene.pump();
     }
     scene.pump();
@@ -348,7 +349,7 @@ fn nothing_is_recorded_and_nothing_is_dialled_while_the_client_is_read() {
     scene.say(REQUEST);
     assert!(matches!(judged(&mut scene), Found::Http { .. }));
     assert_eq!(scene.connection.speech(), Speech::Http);
-    assert_eq!(scene.connection.moved.0, REQUEST.len() as u64);
+    assert_eq!(scene.connection.moved.bytes().0, REQUEST.len() as u64);
 }
 
 #[test]
