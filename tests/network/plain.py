@@ -1,4 +1,4 @@
-"""Servers that know no protocol: echo, discard, source, one that speaks first, and datagrams that come back."""
+"""Servers that know no protocol: echo, discard, source, one that trades, one that speaks first, and datagrams that come back."""
 
 import asyncio
 import threading
@@ -18,6 +18,26 @@ async def echo(sock, _contact):
 async def speaks_first(sock, contact):
     await asyncio.get_running_loop().sock_sendall(sock, b"SSH-2.0-test\r\n")
     await echo(sock, contact)
+
+
+async def trade(sock, _contact):
+    """Is told in a first line how many bytes come, with the line, and how many it then sends. It does not end the connection."""
+    loop, data = asyncio.get_running_loop(), b""
+    while b"\n" not in data:
+        data += await received(sock)
+    wanted, sends = (int(number) for number in data.split(b"\n")[0].split())
+    came = len(data)
+    while came < wanted:
+        came += len(await received(sock))
+    await loop.sock_sendall(sock, bytes(sends))
+    await received(sock)
+
+
+async def received(sock):
+    data = await asyncio.get_running_loop().sock_recv(sock, CHUNK)
+    if not data:
+        raise EOFError
+    return data
 
 
 async def discard(sock, contact):

@@ -1,12 +1,13 @@
 //! Gateways that die or stop, and a monitor that does not listen: nothing slips through meanwhile.
 
 use std::collections::BTreeSet;
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bathy_tests::kept::{is_alive, signal, until};
+use bathy_tests::kept::{descendants, is_alive, signal, until};
 use bathy_tests::world::addresses::{SITE, SITE_V6};
-use bathy_tests::world::{Contact, World};
+use bathy_tests::world::{Contact, Kind, World};
 use bathy_tests::{limit, patience, promptly, slowness};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -122,12 +123,141 @@ def tunnel(turn, count):
     let told = format!("{} of 600 names got out", asked.len());
     row("N9", "names through five gateways", &told, (50..=minutes * 4096 / 54).contains(&asked.len()));
     web.until_event("the end of what was open", |event| {
-        let reason = event["reason"].as_str().unwrap_or_default();
-        event["event"] == "net_closed"
-            && event["port"] == 80
-            && event.get("sent").is_none()
-            && reason.contains("how many bytes it carried is not known")
+        event["port"] == 80 && is_lost(event) && event["sent"].as_u64() > Some(0)
     });
+}
+
+/// Whether it is the end of something that its gateway could not report.
+fn is_lost(event: &Value) -> bool {
+    let reason = event["reason"].as_str().unwrap_or_default();
+    event["event"] == "net_closed" && reason.starts_with("its gateway is gone")
+}
+
+/// Trades 500,000 bytes for 300,000 and tells that by a call to the echo port; with `inbound`, before that also datagrams,
+/// and, over a connection from outside, 40,000 bytes for 70,000. Keeps all of it until its standard input ends.
+const TRADES: &str = "
+import socket, sys
+
+def take(sock, count):
+    while count > 0:
+        count -= len(sock.recv(count))
+
+site, inbound = '93.184.215.14', len(sys.argv) > 1
+trade = socket.create_connection((site, 17))
+trade.sendall(b'500000 300000\\n'.ljust(500000, b'x'))
+take(trade, 300000)
+if inbound:
+    server = socket.create_server(('', 8000))
+    caller = server.accept()[0]
+    take(caller, 70000)
+    caller.sendall(bytes(40000))
+    flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    flow.connect((site, 7))
+    for size in (700, 77):
+        flow.send(bytes(size))
+        take(flow, size)
+    caller.recv(1)
+socket.create_connection((site, 7)).close()
+sys.stdin.read()
+";
+
+/// Calls a published port of the host's, trades 70,000 bytes for 40,000, says so, and keeps the connection.
+const CALLER: &str = "
+import socket, sys, time
+sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+sock.sendall(bytes(70000))
+count = 0
+while count < 40000:
+    count += len(sock.recv(65536))
+sock.sendall(b'x')
+time.sleep(3600)
+";
+
+/// What the log has of connections whose gateway died: protocol, direction, port, bytes from and to the guest.
+fn lost(log: &[Value]) -> BTreeSet<(String, String, u64, Option<u64>, Option<u64>)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    // Nobody waited for the end of the call to the echo port.
+    let is_call = |event: &Value| event["protocol"] == "tcp" && event["port"] == 7;
+    let ends = log.iter().filter(|event| is_lost(event) && !is_call(event));
+    let bytes = |event: &Value, name| event.get(name).and_then(Value::as_u64);
+    ends.map(|event| {
+        let port = event["port"].as_u64().unwrap_or_default();
+        let moved = (bytes(event, "sent"), bytes(event, "received"));
+        (text(&event["protocol"]), text(&event["direction"]), port, moved.0, moved.1)
+    })
+    .collect()
+}
+
+fn known(
+    protocol: &str,
+    direction: &str,
+    port: u64,
+    moved: (u64, u64),
+) -> (String, String, u64, Option<u64>, Option<u64>) {
+    (protocol.to_owned(), direction.to_owned(), port, Some(moved.0), Some(moved.1))
+}
+
+#[test]
+fn n9_what_a_killed_gateway_had_carried_is_in_the_log_to_the_byte() {
+    let world = World::new();
+    let web = Guest::start(&world, "web", &["-p", "0:8000"]);
+    let command = world.bathy_command(&["exec", "-i", "web", "--", "python3", "-c", TRADES, "inbound"]);
+    let mut trades = with_input(command);
+    let ports: Value = serde_json::from_str(&world.ok(&["port", "web", "--json"])).unwrap();
+    // Until the sandbox listens, its port refuses or breaks off.
+    let mut callers = Vec::new();
+    let host = ports[0]["host"].to_string();
+    until("all was traded", 20, || {
+        callers.retain_mut(|caller: &mut Child| matches!(caller.try_wait(), Ok(None)));
+        if callers.is_empty() {
+            let mut caller = world.command("python3");
+            callers.push(caller.args(["-c", CALLER, &host]).stderr(Stdio::null()).spawn().unwrap());
+        }
+        !world.contacts_at(SITE, 7).iter().all(|contact| contact.kind == Kind::Udp)
+    });
+    let pid = gateway(&world, "web");
+    signal(pid, Signal::KILL);
+    web.until_event("its end", |event| event["event"] == "gateway_lost" && event["restarted"] == true);
+    let found = lost(&web.net_log());
+    let expected = BTreeSet::from([
+        known("tcp", "out", 17, (500_000, 300_000)),
+        known("tcp", "in", 8000, (40_000, 70_001)),
+        known("udp", "out", 7, (777, 777)),
+    ]);
+    row("N9", "bytes of what a killed gateway had open", &format!("{found:?}"), found == expected);
+    for child in callers.iter_mut().chain([&mut trades]) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn n9_what_a_killed_gateway_of_a_command_had_carried_is_in_the_log_to_the_byte() {
+    let world = World::new();
+    let mut command =
+        with_input(world.bathy_command(&["run", "-i", "--json", "--", "python3", "-c", TRADES]));
+    until("all was traded", 20, || !world.contacts_at(SITE, 7).is_empty());
+    let line = |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let gateways = || {
+        let all = descendants(command.id()).into_iter();
+        all.filter(|pid| line(*pid).starts_with(b"bathy-gateway")).collect::<Vec<_>>()
+    };
+    let [pid] = gateways()[..] else { panic!("{:?}", gateways()) };
+    signal(pid, Signal::KILL);
+    until("there is a new one", 10, || matches!(gateways()[..], [new] if new != pid));
+    drop(command.stdin.take());
+    let output = command.wait_with_output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told} {}", String::from_utf8_lossy(&output.stderr));
+    let log = world.ok(&["net", "log", told["sandbox"].as_str().unwrap(), "--json"]);
+    let found = lost(&serde_json::from_str::<Vec<Value>>(&log).unwrap());
+    let expected = BTreeSet::from([known("tcp", "out", 17, (500_000, 300_000))]);
+    row("N9", "bytes of what a command's killed gateway had open", &format!("{found:?}"), found == expected);
+}
+
+/// Starts a command whose standard input stays open.
+fn with_input(mut command: Command) -> Child {
+    command.stdin(Stdio::piped()).spawn().unwrap()
 }
 
 #[test]
