@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bathy_audit::What;
+use bathy_audit::event::NetPeer;
 use bathy_protocol::counts;
-use bathy_protocol::network::{FromGateway, NEVER_BEGAN, NetEvent, NetworkLimits, Peer, Spent};
+use bathy_protocol::network::{FromGateway, NEVER_BEGAN, NetEvent, NetworkLimits, Spent};
 
 use crate::counts::Counts;
 use crate::net_events;
@@ -22,7 +23,7 @@ pub struct Ledger {
     has_lost: bool,
     /// What was last reported as used, and when its window began.
     spent: Option<(Spent, Instant)>,
-    open: BTreeMap<u64, (Peer, Instant)>,
+    open: BTreeMap<u64, (NetPeer, Instant)>,
     /// Where the present gateway counts bytes.
     counts: Option<Counts>,
     /// How many are open at most, of a gateway that keeps to its limits.
@@ -53,7 +54,7 @@ impl Ledger {
             }
             FromGateway::Event(NetEvent::Allowed { number, peer, .. }) => {
                 if self.open.len() < self.most_open {
-                    self.open.insert(*number, (peer.clone(), now));
+                    self.open.insert(*number, (net_events::of(peer.clone()), now));
                 } else {
                     self.uncounted += 1;
                 }
@@ -78,7 +79,7 @@ impl Ledger {
     pub fn close(&mut self, now: Instant) -> Vec<What> {
         self.has_lost = true;
         let moved = self.take_counts();
-        let end = |(number, (peer, began)): (u64, (Peer, Instant))| {
+        let end = |(number, (peer, began)): (u64, (NetPeer, Instant))| {
             let took = now.saturating_duration_since(began).as_millis();
             let moved = moved.get(&number).copied();
             let reason = if moved.is_some() { LOST } else { LOST_UNCOUNTED };
@@ -114,7 +115,7 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
     use std::os::unix::fs::FileExt;
 
-    use bathy_protocol::network::Transport;
+    use bathy_protocol::network::{Peer, Transport};
     use serde_json::{Value, json};
 
     use super::*;
@@ -201,6 +202,11 @@ mod tests {
         let (mut ledger, start) = (ledger(), Instant::now());
         (1..1000).for_each(|number| ledger.on_message(&allowed(number, 80), start));
         assert_eq!(ledger.open.len(), 3);
+        let named = Peer { name: Some("n".repeat(100_000)), ..peer(80) };
+        let named = NetEvent::Allowed { number: 1, peer: named, rule: String::new() };
+        ledger.open.remove(&1);
+        ledger.on_message(&FromGateway::Event(named), start);
+        assert!(ledger.open[&1].0.host.as_ref().unwrap().capacity() < 1000, "texts are cut");
         let ends = written(ledger.close(start));
         assert_eq!((ends.len(), &ends[3]["event"]), (4, &json!("limit_hit")));
         assert!(ends[3]["detail"].as_str().unwrap().contains("996"), "{ends:?}");

@@ -43,9 +43,9 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
 }
 
 /// The end of a connection or flow that its gateway could not report, with the bytes from and to the guest if they are known.
-pub fn lost(peer: Peer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str) -> What {
+pub fn lost(peer: NetPeer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str) -> What {
     let (sent, received) = moved.unzip();
-    What::NetClosed { peer: of(peer), sent, received, took_ms, reason: reason.to_owned() }
+    What::NetClosed { peer, sent, received, took_ms, reason: reason.to_owned() }
 }
 
 /// What would have to be allowed for a name. Nothing, if it may be asked for and was refused for another reason.
@@ -54,7 +54,8 @@ fn cure(policies: &Policies, name: &str) -> Option<String> {
     if policies.resolve(&name).allows() { None } else { policies.cure_name(&name) }
 }
 
-fn of(peer: Peer) -> NetPeer {
+/// A peer, its name cut.
+pub fn of(peer: Peer) -> NetPeer {
     NetPeer {
         protocol: match peer.transport {
             Transport::Tcp => "tcp".to_owned(),
@@ -71,7 +72,11 @@ fn of(peer: Peer) -> NetPeer {
 
 fn cut(mut text: String) -> String {
     let end = (0..=MOST_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    text.truncate(end);
+    if end < text.len() {
+        text.truncate(end);
+        // It may be kept for long.
+        text.shrink_to_fit();
+    }
     text
 }
 
