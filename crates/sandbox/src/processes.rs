@@ -64,8 +64,18 @@ impl Process {
 
     /// Whether it is stopped by a signal or a tracer, or has ended.
     pub fn is_stopped(&self) -> bool {
-        matches!(self.state, b'T' | b't' | b'Z' | b'X')
+        match self.state {
+            // A process whose first thread has ended looks like one that has ended, while other threads run.
+            b'Z' => !threads(self.pid).any(|state| !matches!(state, b'T' | b't' | b'Z' | b'X')),
+            state => matches!(state, b'T' | b't' | b'X'),
+        }
     }
+}
+
+/// The states of a process's threads; none if it has ended.
+fn threads(pid: u32) -> impl Iterator<Item = u8> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some(Process::parse(&fs::read(entry.path().join("stat")).ok()?)?.state))
 }
 
 /// All processes of the machine at about one moment.
@@ -195,6 +205,20 @@ mod tests {
 
     fn shell(script: &str) -> Ended {
         Ended(Command::new("/bin/sh").args(["-c", script]).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    #[test]
+    fn r10_a_process_whose_first_thread_has_ended_is_not_stopped_while_another_runs() {
+        let script = "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(60,)).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let child = Ended(Command::new("python3").args(["-c", script]).spawn().unwrap());
+        let now = || Process::read(child.0.id()).unwrap();
+        wait_for(|| now().state == b'Z');
+        assert!(!now().is_stopped());
+        let pid = rustix::process::Pid::from_child(&child.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        wait_for(|| now().is_stopped());
     }
 
     fn wait_for(what: impl Fn() -> bool) {
