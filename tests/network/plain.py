@@ -1,6 +1,7 @@
-"""Servers that know no protocol: echo, discard, source, one that trades, one that speaks first, and datagrams that come back."""
+"""Servers that know no protocol: echo, discard, source, one that trades, one that ends first, one that speaks first, and datagrams that come back."""
 
 import asyncio
+import socket
 import threading
 import time
 
@@ -18,6 +19,12 @@ async def echo(sock, _contact):
 async def speaks_first(sock, contact):
     await asyncio.get_running_loop().sock_sendall(sock, b"SSH-2.0-test\r\n")
     await echo(sock, contact)
+
+
+async def ends_first(sock, _contact):
+    """Ends its side at once, and never reads: what it is sent stays with the sender."""
+    sock.shutdown(socket.SHUT_WR)
+    await asyncio.sleep(LONGEST)
 
 
 async def trade(sock, _contact):

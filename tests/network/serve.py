@@ -24,6 +24,7 @@ def ports(log, folder):
     tcp = {
         7: plain.echo,
         9: plain.discard,
+        13: plain.ends_first,
         17: plain.trade,
         19: plain.source,
         22: plain.speaks_first,

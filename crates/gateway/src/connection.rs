@@ -1,6 +1,7 @@
 //! One TCP connection: the guest's end is a stack of its own, the other end is a socket of the host's. Nothing passes from one
 //! to the other but bytes.
 
+mod host_end;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use crate::link::Link;
 use crate::questions::Questions;
 use crate::reply;
 use crate::stack::{Clock, Ends, Stack};
+use host_end::HostEnd;
 
 /// How long the other side may take to answer. A guest gives up on its own after about as long.
 const DIAL_TIME: Duration = Duration::from_secs(60);
@@ -49,17 +51,6 @@ enum Stage {
     Answering,
     /// Names are asked for.
     Questions(Questions),
-}
-
-#[derive(Debug)]
-struct HostEnd {
-    socket: OwnedFd,
-    readable: bool,
-    writable: bool,
-    /// It sends nothing more.
-    ended: bool,
-    /// It is sent nothing more.
-    shut: bool,
 }
 
 /// What came of a turn.
@@ -296,9 +287,14 @@ impl Connection {
         if let Some(stack) = &mut self.stack {
             stack.tcp().abort();
         }
-        if let Some(host) = &self.host {
-            host::break_off(&host.socket);
+        if let Some(host) = &mut self.host {
+            host.break_off();
         }
+    }
+
+    /// The socket of one that has ended well, if the other side has not acknowledged all of it yet.
+    pub fn into_closing(self) -> Option<OwnedFd> {
+        self.host.and_then(HostEnd::into_closing)
     }
 
     /// Tells the guest that it was broken off, as the last thing.
@@ -555,10 +551,10 @@ impl Connection {
         if !stack.is_over() {
             return None;
         }
-        let Some(host) = &self.host else { return Some(Pumped::Ended("ended".to_owned())) };
+        let Some(host) = &mut self.host else { return Some(Pumped::Ended("ended".to_owned())) };
         let clean = host.ended && host.shut;
         if !clean && stack.is_reset() {
-            host::break_off(&host.socket);
+            host.break_off();
             let words = match (self.inbound, self.is_noted) {
                 (false, _) => "the client broke it off",
                 (true, true) => "the sandbox broke it off",
@@ -572,12 +568,6 @@ impl Connection {
     fn broken(&mut self, error: Errno) -> Pumped {
         self.abort();
         Pumped::Ended(format!("the other side broke it off: {}", host::describe(error)))
-    }
-}
-
-impl HostEnd {
-    fn new(socket: OwnedFd) -> Self {
-        Self { socket, readable: false, writable: false, ended: false, shut: false }
     }
 }
 

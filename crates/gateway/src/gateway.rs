@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
+use crate::closing::Closing;
 use crate::connection::Connection;
 use crate::counts::Counts;
 use crate::flows::Flows;
@@ -109,6 +110,7 @@ pub struct Gateway {
     pub(crate) table: Table,
     pub(crate) flows: Flows,
     pub(crate) counts: Counts,
+    pub(crate) closing: Closing,
     pub(crate) allowance: Allowance,
     pub(crate) ports: Vec<OwnedFd>,
     pub(crate) bound: Vec<BoundPort>,
@@ -164,6 +166,7 @@ impl Gateway {
             table: Table::default(),
             flows: Flows::new(now),
             counts: Counts::default(),
+            closing: Closing::default(),
             allowance,
             ports,
             bound: launch.ports,
@@ -317,7 +320,8 @@ impl Gateway {
 
     /// How long to wait for events.
     fn timeout(&mut self) -> Option<Timespec> {
-        let mut wake: Vec<Option<Instant>> = vec![self.notes.due(), self.resolver.due(), self.flows.due()];
+        let mut wake: Vec<Option<Instant>> =
+            vec![self.notes.due(), self.resolver.due(), self.flows.due(), self.closing.due()];
         if self.link_readable && self.notes.has_room() {
             wake.push(Some(self.allowance.may_send(self.now).err().unwrap_or(self.now)));
         }
@@ -361,6 +365,7 @@ impl Gateway {
         for number in self.flows.idle(self.now) {
             self.end_flow(number, "idle");
         }
+        self.closing.look(self.now);
         self.notes.settle(self.now);
         Ok(())
     }
@@ -407,6 +412,7 @@ impl Gateway {
         for number in flows {
             self.end_flow(number, "the sandbox ended");
         }
+        self.closing.leave();
         self.notes.tell_counted();
         self.notes.tell(&FromGateway::Unplugged);
         let until = Instant::now() + LAST_WORDS;

@@ -6,27 +6,53 @@ mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, ipproto, socket_with};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, connect, getpeername, getsockname, ipproto, socket_with,
+};
 
 fn family(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
-/// Begins a connection; the socket becomes writable when it stands or has failed.
+/// Begins a connection; the socket becomes writable when it stands or has failed. `buffer` is how many bytes may wait in it, if
+/// that is limited.
 ///
 /// # Errors
 /// When it fails at once.
-pub fn dial(remote: SocketAddr) -> Result<OwnedFd, Errno> {
+pub fn dial(remote: SocketAddr, buffer: Option<usize>) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family(remote.ip()), SocketType::STREAM, flags, Some(ipproto::TCP))?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    limit_buffer(&socket, buffer)?;
     match connect(&socket, &remote) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),
     }
+}
+
+/// Limits how many bytes may wait in a socket to be sent: they are the kernel's memory, which not every host counts for the
+/// sandbox (attack R14).
+///
+/// # Errors
+/// When the host refuses.
+pub fn limit_buffer(socket: &impl AsFd, bytes: Option<usize>) -> Result<(), Errno> {
+    bytes.map_or(Ok(()), |bytes| sockopt::set_socket_send_buffer_size(socket, bytes))
+}
+
+/// Whether the other side has acknowledged the end of a connection that both sides have ended, or it broke.
+pub fn is_closed(socket: &impl AsFd) -> bool {
+    // The kernel knows a peer until then.
+    getpeername(socket).is_err()
+}
+
+/// Leaves a connection that both sides have ended to the host: what was sent still arrives, if that does not take long.
+pub fn leave(socket: OwnedFd, within: Duration) {
+    // If it cannot be set, the host's own time counts.
+    let _ = sockopt::set_tcp_user_timeout(&socket, u32::try_from(within.as_millis()).unwrap_or(u32::MAX));
 }
 
 /// What became of a connection that was begun.
@@ -88,5 +114,5 @@ pub fn describe(error: Errno) -> &'static str {
 /// Makes the other side notice that the connection broke, instead of ending well.
 pub fn break_off(socket: &impl AsFd) {
     // If that fails it ends well, which is the lesser evil.
-    let _ = sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }

@@ -5,6 +5,7 @@
 //! what was in them.
 
 mod change;
+mod closing;
 mod connection;
 mod counts;
 pub mod dns;

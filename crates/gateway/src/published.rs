@@ -78,9 +78,13 @@ impl Gateway {
         }
         let free = |gateway: &Self, ends| !gateway.table.has(ends);
         let ends = if self.has_allowance_for_caller() { self.free_ends(guest_port, free) } else { None };
-        let room = self.table.room();
+        let besides = self.closing.count();
+        let room = self.table.room(besides);
         let stack = ends.and_then(|ends| Stack::calling(ends, room, self.clock, &mut self.link));
         let (Some(ends), Some(stack)) = (ends, stack) else { return host::break_off(&socket) };
+        if host::limit_buffer(&socket, self.table.send_buffer(besides)).is_err() {
+            return host::break_off(&socket);
+        }
         let mut connection = Connection::inbound(ends, caller, socket, stack, self.now);
         connection.rule = rule;
         let number = self.table.add(connection);

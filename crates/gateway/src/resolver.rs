@@ -272,7 +272,7 @@ impl Resolver {
     fn over_connection(&mut self, waiting: Waiting, now: Instant) -> Asked {
         let server = self.servers.get(waiting.tries.saturating_sub(1) % self.servers.len().max(1)).copied();
         let question = dns::frame(&dns::question_for_upstream(&waiting.query, waiting.id)).ok();
-        match (server.and_then(|server| host::dial(server).ok()), question) {
+        match (server.and_then(|server| host::dial(server, None).ok()), question) {
             (Some(socket), Some(question)) => {
                 let stream = Some((question, FrameReader::new(MAX_MESSAGE)));
                 self.wait(Waiting { socket, stream, deadline: now + TIME, ..waiting })

@@ -9,6 +9,9 @@ use std::time::Instant;
 use crate::connection::Connection;
 use crate::stack::Ends;
 
+/// How many bytes may wait each way in one of a few connections.
+const PLENTY: usize = 512 * 1024;
+
 /// All connections.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -25,13 +28,20 @@ impl Table {
         self.by_number.len()
     }
 
-    /// How many bytes may wait each way in the next connection: the first have plenty, and however many there are, they fit.
-    pub fn room(&self) -> usize {
-        match self.count() {
-            0..32 => 512 * 1024,
+    /// How many bytes may wait each way in the next connection, with so many others besides: the first have plenty, and
+    /// however many there are, they fit.
+    pub fn room(&self, besides: usize) -> usize {
+        match self.count().saturating_add(besides) {
+            0..32 => PLENTY,
             32..256 => 64 * 1024,
             _ => 16 * 1024,
         }
+    }
+
+    /// How many bytes the host may keep for the next connection until the other side takes them; the first ones have as many as
+    /// the host likes.
+    pub fn send_buffer(&self, besides: usize) -> Option<usize> {
+        Some(self.room(besides)).filter(|room| *room < PLENTY)
     }
 
     /// The number of the connection with these ends.

@@ -50,9 +50,18 @@ impl Gateway {
         }
     }
 
+    /// How many connections and flows there are, with those that the other side has not let go of.
+    fn open_count(&self) -> usize {
+        self.table.count() + self.flows.count() + self.closing.count()
+    }
+
+    fn send_buffer(&self) -> Option<usize> {
+        self.table.send_buffer(self.closing.count())
+    }
+
     /// Whether one more connection or flow of the guest's may begin.
     pub(crate) fn has_allowance(&mut self) -> bool {
-        if self.table.count() + self.flows.count() >= self.allowance.connections {
+        if self.open_count() >= self.allowance.connections {
             self.notes.limited("connections at once");
             return false;
         }
@@ -72,8 +81,8 @@ impl Gateway {
         }
         let connections = self.table.all().filter(|(_, connection)| connection.inbound).count();
         let flows = self.flows.all().filter(|(_, flow)| matches!(flow.way, Way::Back(..))).count();
-        let all = self.table.count() + self.flows.count();
-        if connections + flows >= self.allowance.connections / 2 || all >= self.allowance.connections {
+        let most = self.allowance.connections;
+        if connections + flows >= most / 2 || self.open_count() >= most {
             self.notes.limited("callers at once");
             return false;
         }
@@ -102,13 +111,13 @@ impl Gateway {
                 }
             }
             Verdict::IfRead => {
-                let room = self.table.room();
+                let room = self.table.room(self.closing.count());
                 if let Some(stack) = self.stack_for(segment, ends, room) {
                     let connection = Connection::reading(ends, stack, self.now);
                     self.table.add(with_place(connection, place, rule));
                 }
             }
-            Verdict::Allow | Verdict::UnlessRead => match host::dial(ends.remote) {
+            Verdict::Allow | Verdict::UnlessRead => match host::dial(ends.remote, self.send_buffer()) {
                 Ok(socket) => {
                     let connection = Connection::dialling(ends, socket, segment.without_payload(), self.now);
                     let mut connection = with_place(connection, place, rule);
@@ -160,7 +169,7 @@ impl Gateway {
     /// Gives a connection its turn.
     pub(crate) fn turn(&mut self, number: u64) {
         for _ in 0..STEPS_AT_ONCE {
-            let room = self.table.room();
+            let room = self.table.room(self.closing.count());
             let Some(connection) = self.table.get_mut(number) else { return };
             let mut down = self.allowance.down.0.left();
             let (before, sent) = (down, self.link.sent.0);
@@ -207,7 +216,9 @@ impl Gateway {
         if !connection.accept(found) {
             return;
         }
-        match host::dial(connection.remote) {
+        let buffer = self.send_buffer();
+        let Some(connection) = self.table.get_mut(number) else { return };
+        match host::dial(connection.remote, buffer) {
             Ok(socket) => {
                 connection.dialled(socket, self.now);
                 self.watch_connection(number);
@@ -249,7 +260,10 @@ impl Gateway {
             let moved = connection.moved.bytes();
             self.note_end(number, peer_of(&connection), moved, connection.started, reason);
         }
-        self.counts.end(connection.moved);
+        self.counts.end(std::mem::take(&mut connection.moved));
+        if let Some(socket) = connection.into_closing() {
+            self.closing.add(socket, self.now);
+        }
     }
 
     pub(crate) fn on_asked(&mut self, asked: Asked) {

@@ -196,6 +196,50 @@ fn r5_connections_that_are_held() {
     undefended("R5", "connections that are held", &format!("{more} of 2048"), more > 1024);
 }
 
+/// Connections that both sides end, with more in them than the server takes.
+const ENDED: &str = "
+def ended(seconds, to, port):
+    outcomes, end = {}, time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            sock = dialled(to, port)
+            sock.settimeout(1)
+            sock.sendall(bytes(400_000))
+            sock.close()
+            word = 'ended'
+        except OSError as error:
+            word = failure(error)
+            time.sleep(0.01)
+        outcomes[word] = outcomes.get(word, 0) + 1
+    return {'outcome': 'done', 'outcomes': outcomes}
+";
+
+/// How many connections of the host's have ended here and not on the other side.
+fn unacknowledged(world: &World) -> usize {
+    // LAST_ACK and CLOSING.
+    let is_one =
+        |line: &str| line.split_whitespace().nth(3).is_some_and(|state| ["09", "0B"].contains(&state));
+    on_host(world, "cat", &["/proc/net/tcp"]).stdout.lines().filter(|line| is_one(line)).count()
+}
+
+#[test]
+fn r14_connections_that_the_server_does_not_let_go_of() {
+    let world = World::new();
+    let file = world.home().path().join("few.toml");
+    fs::write(&file, "[network_limits]\nconnections = 40\n").unwrap();
+    let web = Guest::start(&world, "web", &["--net", "public", "--config", file.to_str().unwrap()]);
+    let outcome = web.try_with(ENDED, &[json!(["ended", 15, SITE, 13])]).remove(0);
+    outcome.is("done");
+    let (ended, left) = (&outcome.result["outcomes"], unacknowledged(&world));
+    row("R14", "ended connections", &format!("{ended}: {left} of 40 are left"), (10..=40).contains(&left));
+    web.until_event("the limit", |event| {
+        event["event"] == "limit_hit"
+            && event["limit"].as_str().is_some_and(|limit| limit.contains("at once"))
+    });
+    world.ok(&["rm", "-f", "web"]);
+    until("the host has forgotten them", 30, || unacknowledged(&world) == 0);
+}
+
 /// Clients that begin a greeting and say nothing more. Ten seconds are what the gateway gives them.
 const SILENT_CLIENTS: &str = "
 def silent(count):

@@ -25,7 +25,7 @@ fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
 #[test]
 fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
     let (listener, address) = listener();
-    let socket = dial(address).unwrap();
+    let socket = dial(address, None).unwrap();
     assert_eq!(outcome(&socket), Ok(()));
     assert_eq!(
         recv(&socket, &mut [0; 1], RecvFlags::empty()).map(|_| ()),
@@ -33,7 +33,7 @@ fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
         "it never waits"
     );
     drop(listener);
-    assert_eq!(dial(address).and_then(|socket| outcome(&socket)), Err(Errno::CONNREFUSED));
+    assert_eq!(dial(address, None).and_then(|socket| outcome(&socket)), Err(Errno::CONNREFUSED));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn waiting_for_datagrams_never_blocks() {
 fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
     for (broken, expected) in [(false, Ok(0)), (true, Err(ErrorKind::ConnectionReset))] {
         let (listener, address) = listener();
-        let socket = dial(address).unwrap();
+        let socket = dial(address, None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         if broken {
             break_off(&socket);

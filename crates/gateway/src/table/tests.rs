@@ -84,7 +84,7 @@ fn the_more_connections_the_less_waits_in_each() {
     let mut table = Table::default();
     let mut rooms = Vec::new();
     for port in 0..300 {
-        rooms.push((usize::from(port), table.room()));
+        rooms.push((usize::from(port), table.room(0)));
         table.add(connection(port, now));
     }
     rooms.dedup_by_key(|(_, room)| *room);

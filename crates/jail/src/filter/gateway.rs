@@ -6,9 +6,9 @@
 
 use libc::{
     AF_INET, AF_INET6, F_GETFD, IP_MTU, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, IPV6_MTU,
-    SO_ERROR, SO_LINGER, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, SYS_accept4,
-    SYS_close, SYS_connect, SYS_fcntl, SYS_getsockname, SYS_getsockopt, SYS_recvfrom, SYS_sendto,
-    SYS_setsockopt, SYS_shutdown, SYS_socket, TCP_NODELAY,
+    SO_ERROR, SO_LINGER, SO_SNDBUF, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
+    SYS_accept4, SYS_close, SYS_connect, SYS_fcntl, SYS_getpeername, SYS_getsockname, SYS_getsockopt,
+    SYS_recvfrom, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, TCP_NODELAY, TCP_USER_TIMEOUT,
 };
 
 use super::keeper::{ABORT, END, MEMORY, RUN, TIME_AND_CHANCE, WAIT};
@@ -32,6 +32,8 @@ const DIAL: Group = Group {
         ),
         any(SYS_connect),
         any(SYS_getsockname),
+        // Tells whether a connection that was ended is closed.
+        any(SYS_getpeername),
         only(
             SYS_getsockopt,
             &[
@@ -43,7 +45,13 @@ const DIAL: Group = Group {
         ),
         only(
             SYS_setsockopt,
-            &[&[is(1, IPPROTO_TCP), is(2, TCP_NODELAY)], &[is(1, SOL_SOCKET), is(2, SO_LINGER)]],
+            &[
+                &[is(1, IPPROTO_TCP), is(2, TCP_NODELAY)],
+                &[is(1, SOL_SOCKET), is(2, SO_LINGER)],
+                // What the host keeps of what was sent, and for how long (R14).
+                &[is(1, SOL_SOCKET), is(2, SO_SNDBUF)],
+                &[is(1, IPPROTO_TCP), is(2, TCP_USER_TIMEOUT)],
+            ],
         ),
     ],
 };
