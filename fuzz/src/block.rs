@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use bathy_devices::GuestMemory;
-use bathy_devices::block::{Block, BlockConfig};
+use bathy_devices::block::{Block, BlockConfig, BlockLimits};
 use bathy_devices::testing::{Driver, Part, readable, writable};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, GuestAddress};
@@ -40,7 +40,13 @@ impl Disk {
         let file = file();
         let kind = input.u8();
         let read_only = kind & 1 != 0;
-        let config = BlockConfig { read_only, volatile: kind & 2 != 0, id: "fuzz".into() };
+        // Small limits, so that queues are put back and taken up again.
+        let limits = if kind & 4 == 0 {
+            BlockLimits::default()
+        } else {
+            BlockLimits { write_bandwidth: Some(1), read_bandwidth: Some(1), flushes: Some(1) }
+        };
+        let config = BlockConfig { read_only, volatile: kind & 2 != 0, id: "fuzz".into(), limits };
         let block = Block::new(file.try_clone().expect("a descriptor"), config).expect("a disk");
         (Self { file, read_only }, block)
     }

@@ -61,7 +61,7 @@ pub struct Args {
 }
 
 /// Options that describe a sandbox that is to be made. Variables and the working directory can be a cell's own.
-const OF_NEW_SANDBOXES: [&str; 19] = [
+const OF_NEW_SANDBOXES: [&str; 22] = [
     "config",
     "no_config",
     "image",
@@ -75,6 +75,9 @@ const OF_NEW_SANDBOXES: [&str; 19] = [
     "cpus",
     "cpu_quota",
     "disk",
+    "disk_write_bandwidth",
+    "disk_read_bandwidth",
+    "disk_flushes",
     "processes",
     "log_size",
     "max_duration",

@@ -5,6 +5,7 @@ mod code;
 mod copy;
 mod create;
 mod denials;
+mod disk_args;
 mod doctor;
 mod ends;
 mod escape;

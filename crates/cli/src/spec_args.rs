@@ -17,6 +17,7 @@ use bathy_sandbox::{Engine, SandboxSpec, Size};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::disk_args::DiskArgs;
 use crate::net_args::NetArgs;
 use crate::{escape, output, time};
 
@@ -72,6 +73,8 @@ pub struct SpecArgs {
     /// Size of the writable disk. [default: 4G]
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     disk: Option<Size>,
+    #[command(flatten)]
+    disk_limits: DiskArgs,
     /// The most processes of the guest. [default: 1024]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     processes: Option<u32>,
@@ -177,6 +180,7 @@ impl SpecArgs {
             ("cpus", some(self.cpus)?),
             ("cpu_quota", some(self.cpu_quota)?),
             ("disk", some(self.disk)?),
+            ("disk_limits", some(self.disk_limits.limits())?),
             ("processes", some(self.processes)?),
             ("log_size", some(self.log_size)?),
             ("max_duration", some(self.max_duration)?),
@@ -272,6 +276,27 @@ mod tests {
     }
 
     #[test]
+    fn options_say_how_fast_a_disk_is_in_place_of_the_file() {
+        let file = "[disk_limits]\nwrite_bandwidth = \"2M\"\nflushes = 20";
+        let spec = layered(&[], file).unwrap();
+        assert_eq!((spec.disk_limits.write_bandwidth, spec.disk_limits.flushes), (Size(2 << 20), 20));
+        let spec = layered(&["--disk-read-bandwidth", "3M", "--disk-flushes", "1000"], file).unwrap();
+        let usual = SandboxSpec::default().disk_limits;
+        assert_eq!(spec.disk_limits.read_bandwidth, Some(Size(3 << 20)));
+        assert_eq!(
+            (spec.disk_limits.flushes, spec.disk_limits.write_bandwidth),
+            (1000, usual.write_bandwidth)
+        );
+        let spec = layered(&["--disk-write-bandwidth", "1T"], file).unwrap();
+        assert_eq!(
+            (spec.disk_limits.write_bandwidth, spec.disk_limits.flushes),
+            (Size(1 << 40), usual.flushes)
+        );
+        let error = layered(&[], "[disk_limits]\nflushes = 1000").unwrap_err();
+        assert!(error.contains("its `disk_limits.flushes` has `1000`"), "{error}");
+    }
+
+    #[test]
     fn variables_and_labels_are_joined() {
         let spec = layered(
             &["-e", "A=option", "-e", "B=option", "-l", "team=a"],
@@ -300,6 +325,8 @@ mod tests {
             ("--memory", usual.memory.to_string()),
             ("--cpus", usual.cpus.to_string()),
             ("--disk", usual.disk.to_string()),
+            ("--disk-write-bandwidth", usual.disk_limits.write_bandwidth.to_string()),
+            ("--disk-flushes", usual.disk_limits.flushes.to_string()),
             ("--processes", usual.processes.to_string()),
             ("--log-size", usual.log_size.to_string()),
         ] {

@@ -9,6 +9,7 @@
 //! device is expected to end the sandbox then.
 
 pub mod block;
+mod bucket;
 pub mod console;
 mod device;
 pub mod entropy;
@@ -20,6 +21,7 @@ mod sys;
 pub mod testing;
 mod work;
 
+pub use bucket::Clock;
 pub use device::{DeviceError, MAX_QUEUE_SIZE, Outcome, TRANSPORT_FEATURES, VirtioDevice};
 pub use memory::{GuestMemory, GuestRam, MemoryError};
 /// The queue type that devices work on, named here so that transports agree on its version.

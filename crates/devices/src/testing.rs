@@ -7,7 +7,7 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::entropy::Clock;
+use crate::bucket::Clock;
 use crate::memory::GuestMemory;
 
 const F_NEXT: u16 = 1;

@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bathy_devices::block::{Block, BlockConfig, BlockError};
+use bathy_devices::block::{Block, BlockConfig, BlockError, BlockLimits};
 use bathy_devices::console::Console;
 use bathy_devices::entropy::Entropy;
 use bathy_devices::net::Net;
 use bathy_devices::{GuestRam, Outcome};
 use bathy_protocol::Usage;
+use bathy_protocol::launch::Launch;
 use bathy_protocol::network::GUEST_MAC;
 use bathy_uml::vhost::{Backend, VhostError};
 use bathy_vmm::bus::Registers;
@@ -55,15 +56,21 @@ pub struct Models {
 impl Models {
     /// A read-only image and a writable disk, whose content is worth nothing after the guest unless it is kept, and maybe
     /// a network card.
-    pub fn new(image: File, disk: File, disk_is_kept: bool, network: bool) -> Result<Self, DevicesError> {
+    pub fn new(image: File, disk: File, launch: &Launch) -> Result<Self, DevicesError> {
+        let wanted = launch.disk_limits;
+        let limits = BlockLimits {
+            write_bandwidth: Some(wanted.write_bandwidth),
+            read_bandwidth: wanted.read_bandwidth,
+            flushes: Some(wanted.flushes.into()),
+        };
         let block = |file, name, read_only, volatile, id: &str| {
-            Block::new(file, BlockConfig { read_only, volatile, id: id.to_owned() })
+            Block::new(file, BlockConfig { read_only, volatile, id: id.to_owned(), limits })
                 .map_err(|error| DevicesError::Disk(name, error))
         };
         Ok(Self {
             image: block(image, "root image", true, true, "image")?,
-            disk: block(disk, "writable disk", false, !disk_is_kept, "disk")?,
-            network,
+            disk: block(disk, "writable disk", false, !launch.kept, "disk")?,
+            network: launch.network,
         })
     }
 
@@ -221,6 +228,12 @@ impl Devices {
             disk_written: disk.written,
             ..Usage::default()
         }
+    }
+
+    /// Takes the limits of the disks off, for good; to be followed by [`Self::service`].
+    pub fn lift_disk_limits(&mut self) {
+        self.image.with(Block::lift_limits);
+        self.disk.with(Block::lift_limits);
     }
 
     /// The host's reason for failing a request of the guest's disks, once.

@@ -72,6 +72,9 @@ pub struct Keeper {
     pub guest: Guest,
     pub ready_timeout: Duration,
     pub watchdog: Watchdog,
+    /// When the disks' limits end: a guest that shuts down has a deadline by which its disk has to be written, and its
+    /// processes are gone by then.
+    pub limits_end: Option<Instant>,
     /// What the clients were warned of.
     pub warned: Vec<io::ErrorKind>,
     /// Held, never used: while they are open the sandbox's processor slot is taken, and the sandbox counts as running.
@@ -102,11 +105,13 @@ struct Alarms {
     ready: Option<Instant>,
     log: Option<Instant>,
     watchdog: Option<Instant>,
+    limits: Option<Instant>,
 }
 
 impl Alarms {
     fn next(&self) -> Option<Instant> {
-        [self.devices, self.console, self.ready, self.log, self.watchdog].into_iter().flatten().min()
+        let all = [self.devices, self.console, self.ready, self.log, self.watchdog, self.limits];
+        all.into_iter().flatten().min()
     }
 }
 
@@ -192,6 +197,10 @@ impl Keeper {
                 wait(&self.epoll, alarms.next()).map_err(|error| failed("wait for events", &error))?;
             let now = Instant::now();
             let mut outcome = Outcome::default();
+            if alarms.limits.take_if(|at| *at <= now).is_some() {
+                self.devices.lift_disk_limits();
+                alarms.devices = Some(now);
+            }
             if alarms.devices.take_if(|at| *at <= now).is_some() {
                 outcome = outcome.merge(self.settle(Devices::service)?);
             }
@@ -244,6 +253,9 @@ impl Keeper {
                 alarms.devices = Some(now);
             } else if let Some(pause) = outcome.retry_after {
                 alarms.devices = Some(alarms.devices.map_or(now + pause, |at| at.min(now + pause)));
+            }
+            if let Some(end) = self.limits_end.take() {
+                alarms.limits = Some(end);
             }
             if self.hub.owes_grants() && alarms.log.is_none() {
                 alarms.log = Some(now + LOG_PERIOD);

@@ -186,7 +186,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     let parts = Parts {
         kernel: inherited.kernel,
         initramfs: inherited.initramfs,
-        models: Models::new(inherited.image, inherited.disk, launch.kept, launch.network)?,
+        models: Models::new(inherited.image, inherited.disk, &launch)?,
         console: console_write,
         // The disk, the parked memory, or a log with its header.
         largest_file: if launch.kept {
@@ -232,6 +232,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
         guest,
         ready_timeout: Duration::from_millis(launch.ready_timeout_ms),
         watchdog: Watchdog::default(),
+        limits_end: None,
         warned: Vec::new(),
         _locks: (inherited.slot, life),
     };

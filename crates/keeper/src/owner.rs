@@ -2,6 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 use bathy_protocol::{Cause, FromKeeper, Usage};
 use rustix::io::Errno;
@@ -54,6 +55,10 @@ impl Keeper {
     fn obey(&mut self, demand: &Demand) -> Result<(), End> {
         match demand {
             Demand::Kill => Err(End::Because(Cause::Killed)),
+            Demand::PowerOff { grace_ms } => {
+                self.limits_end = Instant::now().checked_add(Duration::from_millis((*grace_ms).into()));
+                Ok(())
+            }
             Demand::Client => match self.new_clients.pop_front() {
                 Some(socket) => self.take_client(socket),
                 None => Err(End::Because(Cause::Failed("A client came without its socket".to_owned()))),

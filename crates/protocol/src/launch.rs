@@ -68,6 +68,17 @@ pub enum Engine {
     },
 }
 
+/// How fast a sandbox may use its disks, as rates per second. What is too much waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLimits {
+    /// Bytes written.
+    pub write_bandwidth: u64,
+    /// Bytes read, of each disk; as fast as it goes if absent.
+    pub read_bandwidth: Option<u64>,
+    /// Flushes to stable storage.
+    pub flushes: u32,
+}
+
 /// The keeper's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
@@ -85,6 +96,8 @@ pub struct Launch {
     pub kept: bool,
     /// With `kept`: the capacity of each of the two log rings, in bytes.
     pub log_capacity: u64,
+    /// How fast the disks may be used.
+    pub disk_limits: DiskLimits,
     /// Every command of this sandbox is restricted.
     pub restricted: Option<crate::Restriction>,
     /// It has a network card, and the descriptor of [`fd::link`] is there.

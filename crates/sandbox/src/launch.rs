@@ -335,6 +335,7 @@ impl KeeperLaunch<'_> {
             guest_user: self.engine == Chosen::Uml && identities.guest_has_its_own(),
             kept: kept.is_some(),
             log_capacity: kept.map_or(0, |kept| kept.log_capacity),
+            disk_limits: spec.disk_limits.for_keeper(),
             restricted: spec.restriction(),
             network: self.link.is_some(),
         };

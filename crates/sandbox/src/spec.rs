@@ -1,5 +1,6 @@
 //! The one description of a sandbox. Flags, files and requests all become this type; limits are checked here, once.
 
+mod disk;
 mod engine;
 mod network;
 mod units;
@@ -15,6 +16,7 @@ use thiserror::Error;
 
 use crate::host;
 
+pub use disk::{DiskLimits, MIN_BANDWIDTH, MIN_FLUSHES};
 pub use units::{CpuQuota, Seconds, Size};
 
 const MIB: u64 = 1024 * 1024;
@@ -70,6 +72,19 @@ pub enum SpecError {
     /// A disk that is too small or too large.
     #[error("A disk of {0} is not possible. The least is {MIN_DISK}, the most {MAX_DISK}")]
     Disk(Size),
+    /// Too little to get ready with.
+    #[error(
+        "The disk limit `{name}` of {wanted} is too little for a guest. The least is {MIN_BANDWIDTH} in a second"
+    )]
+    Bandwidth {
+        /// Which one.
+        name: &'static str,
+        /// Asked for.
+        wanted: Size,
+    },
+    /// Too few to get ready with.
+    #[error("{0} flushes of the disk in a second are too few for a guest. The least is {MIN_FLUSHES}")]
+    Flushes(u32),
     /// No processor.
     #[error("A sandbox without a CPU is not possible. Use --cpus 1")]
     NoCpu,
@@ -237,6 +252,8 @@ pub struct SandboxSpec {
     pub cpus: u32,
     /// Size of the writable disk.
     pub disk: Size,
+    /// How fast the disks may be used.
+    pub disk_limits: DiskLimits,
     /// How many host processes the guest may consist of.
     pub processes: u32,
     /// How the uml engine contains guest processes; as [`Self::mode`] says if absent.
@@ -288,6 +305,7 @@ impl Default for SandboxSpec {
             memory: Size(512 * MIB),
             cpus: 1,
             disk: Size(4096 * MIB),
+            disk_limits: DiskLimits::default(),
             processes: 1024,
             uml_mode: None,
             ready_timeout_ms: 30_000,
@@ -348,6 +366,7 @@ impl SandboxSpec {
         if self.pause_idle.is_some_and(|time| time.as_millis() == 0) {
             return Err(SpecError::PauseAtOnce);
         }
+        self.check_disk_limits()?;
         self.check_texts()?;
         self.check_network()?;
         self.memory = Size(self.memory.0.next_multiple_of(MIB));

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fdatasync};
 use rustix::io::Errno;
@@ -14,10 +15,12 @@ use virtio_queue::Queue;
 use vm_memory::GuestMemoryBackend;
 
 use super::request::{Clears, Extent, HEADER_BYTES, Limits, ParseError, Request, Status, parse};
+use super::throttle::{Charge, Throttle};
 use super::{
-    BlockConfig, BlockError, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES,
-    MAX_SEGMENTS, SECTOR,
+    BlockConfig, BlockError, BlockLimits, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES,
+    MAX_SEGMENT_BYTES, MAX_SEGMENTS, SECTOR,
 };
+use crate::bucket::Clock;
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
 use crate::ring::{Buffer, Chain, Ring, RingError, pieces, run_round};
@@ -44,6 +47,7 @@ pub struct Block {
     host_error: Option<io::ErrorKind>,
     host_errors: u64,
     traffic: Traffic,
+    throttle: Throttle,
     chain: Chain,
 }
 
@@ -75,6 +79,7 @@ impl Block {
         }
         Ok(Self {
             file,
+            throttle: Throttle::new(config.limits),
             config,
             sectors: bytes / SECTOR,
             acked_features: 0,
@@ -85,17 +90,25 @@ impl Block {
         })
     }
 
+    /// Measures the limits by `clock`, from full buckets on.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.throttle = Throttle::with_clock(self.config.limits, clock);
+        self
+    }
+
     /// Makes the disk that `state` describes again, on the same file or a copy of it.
     ///
     /// # Errors
     /// When the file has another size, or does not fit otherwise.
     pub fn restore(file: File, state: BlockState) -> Result<Self, BlockError> {
-        let BlockState { sectors, read_only, volatile, id, acked_features } = state;
-        let mut block = Self::new(file, BlockConfig { read_only, volatile, id })?;
+        let BlockState { sectors, read_only, volatile, id, acked_features, throttle } = state;
+        let mut block = Self::new(file, BlockConfig { read_only, volatile, id, limits: throttle.limits })?;
         if block.sectors != sectors {
             return Err(BlockError::OtherDisk { saved: sectors, actual: block.sectors });
         }
         block.acked_features = acked_features & block.features();
+        block.throttle = Throttle::restore(throttle);
         Ok(block)
     }
 
@@ -107,7 +120,14 @@ impl Block {
             volatile: self.config.volatile,
             id: self.config.id.clone(),
             acked_features: self.acked_features,
+            throttle: self.throttle.save(),
         }
+    }
+
+    /// Takes all limits off, for good; requests that wait are done with the next round of work.
+    pub fn lift_limits(&mut self) {
+        self.config.limits = BlockLimits::default();
+        self.throttle = Throttle::new(self.config.limits);
     }
 
     /// The latest error of the host's that made a request fail, if there was one since the last call. The guest saw
@@ -137,8 +157,10 @@ impl Block {
         Limits { sectors: self.sectors, read_only: self.config.read_only }
     }
 
-    fn work(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
+    /// Carries requests out; returns how long to wait when a limit is reached.
+    fn work(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<Option<Duration>, DeviceError> {
         let mut left = ROUND_BYTES;
+        self.throttle.refill();
         while ring.pop(chain)? {
             let request = match parse(chain, ring.mem(), self.limits()) {
                 Ok(request) => request,
@@ -146,6 +168,11 @@ impl Block {
                 Err(ParseError::Block(error)) => return Err(error.into()),
             };
             let cost = self.cost(&request);
+            if let Err(wait) = self.throttle.admit(self.charge(&request, cost)) {
+                // Parsed anew when its time has come: until then the guest may change it.
+                ring.put_back();
+                return Ok(Some(wait));
+            }
             let (status, written) = self.execute(request, chain, ring.mem())?;
             // The status is the last byte of the last writable buffer, wherever the data ended.
             let status_at = chain.writable_bytes() - 1;
@@ -159,7 +186,18 @@ impl Block {
                 break;
             }
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// What it takes of the disk's limits.
+    fn charge(&self, request: &Request, cost: u64) -> Charge {
+        match request {
+            Request::Read(extent) => Charge::Read(extent.bytes),
+            Request::Write(extent) => Charge::Write(extent.bytes),
+            Request::Discard(_) | Request::WriteZeroes(_) => Charge::Write(cost),
+            Request::Flush if self.is_durable() => Charge::Flush,
+            Request::Flush | Request::GetId | Request::Refused(_) => Charge::Nothing,
+        }
     }
 
     /// What it counts for besides its data.
@@ -352,12 +390,17 @@ impl VirtioDevice for Block {
             return Err(DeviceError::NoSuchQueue(index));
         }
         let mut chain = std::mem::take(&mut self.chain);
-        let outcome = run_round(queue, mem, |ring| self.work(ring, &mut chain));
+        let mut retry_after = None;
+        let outcome = run_round(queue, mem, |ring| {
+            retry_after = self.work(ring, &mut chain)?;
+            Ok(())
+        });
         self.chain = chain;
-        outcome
+        Ok(Outcome { retry_after, ..outcome? })
     }
 
     fn reset(&mut self) {
+        // What was used up of the limits stays used up: a guest can reset its disk as often as it likes.
         self.acked_features = 0;
     }
 }

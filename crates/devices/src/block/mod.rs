@@ -8,6 +8,7 @@ mod device;
 mod request;
 #[cfg(test)]
 mod tests;
+mod throttle;
 
 use std::io;
 
@@ -69,6 +70,20 @@ pub enum BlockError {
     NoStatus,
 }
 
+/// How many seconds' worth of each limit a disk that was idle may use at once.
+pub const BURST_SECONDS: u64 = 4;
+
+/// How fast a disk may be used, as rates per second; without one there is no limit. What is too much waits in the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockLimits {
+    /// Bytes written. Ranges that are discarded or zeroed count as data, by what they cost the host.
+    pub write_bandwidth: Option<u64>,
+    /// Bytes read.
+    pub read_bandwidth: Option<u64>,
+    /// Flushes that reach stable storage; those of a disk that does not outlive its sandbox cost nothing.
+    pub flushes: Option<u64>,
+}
+
 /// What the host decides about a disk.
 #[derive(Clone, Debug, Default)]
 pub struct BlockConfig {
@@ -78,6 +93,21 @@ pub struct BlockConfig {
     pub volatile: bool,
     /// A name of at most [`ID_BYTES`] bytes, which the guest finds under `/sys/block/*/serial`.
     pub id: String,
+    /// How fast it may be used.
+    pub limits: BlockLimits,
+}
+
+/// What is left of a disk's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThrottleState {
+    /// The limits.
+    pub limits: BlockLimits,
+    /// Bytes that may be written without waiting.
+    pub write_tokens: u64,
+    /// Bytes that may be read without waiting.
+    pub read_tokens: u64,
+    /// Flushes that need not wait.
+    pub flush_tokens: u64,
 }
 
 /// A block device's state between requests, apart from its file.
@@ -93,4 +123,6 @@ pub struct BlockState {
     pub id: String,
     /// What the driver accepted.
     pub acked_features: u64,
+    /// What is left of its limits.
+    pub throttle: ThrottleState,
 }

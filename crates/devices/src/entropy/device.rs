@@ -8,17 +8,14 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::Queue;
 
-use super::bucket::Bucket;
-use super::{BURST_BYTES, BYTES_PER_SECOND, EntropyError, EntropyState, monotonic};
+use super::{BURST_BYTES, BYTES_PER_SECOND, EntropyError, EntropyState};
+use crate::bucket::{Bucket, Clock, monotonic};
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
 use crate::ring::{Chain, Ring, run_round};
 
 /// A waiting request is answered when there are at least this many bytes for it, not byte by byte.
 const WORTHWHILE_BYTES: u64 = 1024;
-
-/// Tells the time since some fixed moment; tests bring their own.
-pub type Clock = Box<dyn Fn() -> Duration + Send>;
 
 /// Random bytes from the host's kernel.
 pub struct Entropy {

@@ -2,18 +2,16 @@
 //!
 //! Random bytes cost the host time, so a guest that asks for gigabytes gets them no faster than the bucket refills.
 
-mod bucket;
 mod device;
 #[cfg(test)]
 mod tests;
 
 use std::io;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use device::{Clock, Entropy};
+pub use device::Entropy;
 
 /// The most random bytes that a guest can take at once.
 pub const BURST_BYTES: u64 = 64 << 10;
@@ -39,12 +37,4 @@ pub struct EntropyState {
     pub tokens: u64,
     /// What the driver accepted.
     pub acked_features: u64,
-}
-
-/// Time since some fixed moment, as the host's monotonic clock tells it.
-pub(crate) fn monotonic() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let nanoseconds = u32::try_from(now.tv_nsec).unwrap_or(0);
-    Duration::new(seconds, nanoseconds)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BURST_BYTES, BYTES_PER_SECOND, Entropy, EntropyError, EntropyState, monotonic};
+use super::{BURST_BYTES, BYTES_PER_SECOND, Entropy, EntropyError, EntropyState};
 use crate::ring::RingError;
 use crate::testing::{Driver, TestClock, readable, writable};
 use crate::{DeviceError, GuestRam, Outcome, Queue, VirtioDevice};
@@ -208,16 +208,6 @@ fn state_keeps_what_the_driver_accepted_and_a_reset_forgets_it() {
     let state = EntropyState { tokens: u64::MAX, acked_features: u64::MAX };
     let offered = EntropyState { tokens: BURST_BYTES, acked_features: entropy.features() };
     assert_eq!(Entropy::restore(state).save(), offered, "no more than the device has and offers");
-}
-
-#[test]
-fn time_is_that_of_the_monotonic_clock() {
-    let clock = || {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
-    };
-    let (before, now, after) = (clock(), monotonic(), clock());
-    assert!(before <= now && now <= after, "{before:?} {now:?} {after:?}");
 }
 
 #[test]

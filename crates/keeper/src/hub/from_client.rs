@@ -50,7 +50,7 @@ impl Hub {
             ToKeeper::Kill => Some(Demand::Kill),
             ToKeeper::PowerOff { grace_ms } => {
                 self.tell_guest(CONNECTION, &ToGuest::PowerOff { grace_ms: *grace_ms });
-                None
+                Some(Demand::PowerOff { grace_ms: *grace_ms })
             }
             ToKeeper::Client => Some(Demand::Client),
             ToKeeper::Link => Some(Demand::Link),

@@ -105,6 +105,11 @@ pub struct HubState {
 pub enum Demand {
     /// End the sandbox.
     Kill,
+    /// The guest was asked to shut itself down.
+    PowerOff {
+        /// Milliseconds that its processes have for that.
+        grace_ms: u32,
+    },
     /// Take a client's socket.
     Client,
     /// Take a new gateway's socket.

@@ -11,7 +11,7 @@ use bathy_protocol::network::NetworkLimits;
 
 use super::ConfigError;
 use crate::policy::inward;
-use crate::spec::{Engine, SandboxSpec, Seconds};
+use crate::spec::{DiskLimits, Engine, SandboxSpec, Seconds, Size};
 
 /// A pause writes the guest's memory to the host's disk. A shorter one would do so between two commands.
 const MIN_PAUSE: Seconds = Seconds::from_millis(60_000);
@@ -39,6 +39,7 @@ impl Refusal {
 /// Refuses `wanted`, which is `usual` with the file's values laid over it, if it asks for more than `usual` has.
 pub(super) fn check(path: &Path, wanted: &SandboxSpec, usual: &SandboxSpec) -> Result<(), ConfigError> {
     let refusal = limits(wanted, usual)
+        .or_else(|| disk_limits(&wanted.disk_limits, &usual.disk_limits))
         .or_else(|| network_limits(&wanted.network_limits, &usual.network_limits))
         .or_else(|| boundaries(wanted, usual))
         .or_else(|| reach(wanted));
@@ -78,6 +79,26 @@ fn limits(wanted: &SandboxSpec, usual: &SandboxSpec) -> Option<Refusal> {
             let why =
                 format!("is less than {MIN_PAUSE}, and each pause writes the guest's memory to the disk");
             Some(Refusal::new("pause_idle", wanted, why, "--pause-idle"))
+        })
+}
+
+fn disk_limits(wanted: &DiskLimits, usual: &DiskLimits) -> Option<Refusal> {
+    let bandwidth = |key, wanted: Size, most: Size, option| {
+        let why = format!("is more than the default of {most}");
+        (wanted > most).then(|| Refusal::new(key, wanted, why, option))
+    };
+    let (key, option) = ("disk_limits.write_bandwidth", "--disk-write-bandwidth");
+    bandwidth(key, wanted.write_bandwidth, usual.write_bandwidth, option)
+        .or_else(|| {
+            // Without it there is no limit, which only an operator's own default can have changed.
+            let most = usual.read_bandwidth?;
+            let wanted = wanted.read_bandwidth.unwrap_or(Size(u64::MAX));
+            bandwidth("disk_limits.read_bandwidth", wanted, most, "--disk-read-bandwidth")
+        })
+        .or_else(|| {
+            let why = format!("is more than the default of {}", usual.flushes);
+            (wanted.flushes > usual.flushes)
+                .then(|| Refusal::new("disk_limits.flushes", wanted.flushes, why, "--disk-flushes"))
         })
 }
 

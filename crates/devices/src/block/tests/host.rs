@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
+use crate::block::BlockLimits;
 use crate::block::request::{Clear, Limits, Request, parse};
 use crate::ring::{Chain, run_round};
 
@@ -17,7 +18,9 @@ const F_WRITE_ZEROES: u64 = 1 << 14;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
-const READ_ONLY: BlockConfig = BlockConfig { read_only: true, volatile: false, id: String::new() };
+const NO_LIMITS: BlockLimits = BlockLimits { write_bandwidth: None, read_bandwidth: None, flushes: None };
+const READ_ONLY: BlockConfig =
+    BlockConfig { read_only: true, volatile: false, id: String::new(), limits: NO_LIMITS };
 
 /// A disk on a file that knows neither `fdatasync` nor `fallocate`, and has no sector.
 fn without_storage(ram: &GuestRam, config: BlockConfig) -> Bench<'_> {

@@ -2,6 +2,7 @@
 
 mod host;
 mod hostile;
+mod limits;
 mod ordinary;
 
 use std::fs::File;

@@ -59,7 +59,7 @@ fn get_id_returns_the_name() {
 fn flush_succeeds_on_every_kind_of_disk() {
     let ram = ram();
     for (read_only, volatile) in [(false, false), (false, true), (true, false)] {
-        let mut bench = Bench::with(&ram, BlockConfig { read_only, volatile, id: String::new() });
+        let mut bench = Bench::with(&ram, BlockConfig { read_only, volatile, ..BlockConfig::default() });
         assert_eq!(bench.request(FLUSH, 0, &[]), (OK, 1));
     }
 }

@@ -5,7 +5,7 @@ use crate::config::{FILE_NAME, Layers, fields, load};
 use crate::spec::{Security, Size};
 
 /// Each with what is in the way, the limit, and the option that says it instead.
-const TOO_MUCH: [(&str, &str, &str, &str, &str); 31] = [
+const TOO_MUCH: [(&str, &str, &str, &str, &str); 33] = [
     ("auto_remove = true", "auto_remove", "true", "disk and logs", "--rm"),
     ("[network]\npreset = \"open\"", "network", "open", "public addresses", "--allow"),
     (
@@ -35,6 +35,14 @@ const TOO_MUCH: [(&str, &str, &str, &str, &str); 31] = [
     ("log_size = \"1G\"", "log_size", "1G", "default of 16M", "--log-size"),
     ("ready_timeout_ms = 30001", "ready_timeout_ms", "30001", "default of 30000", "--ready-timeout"),
     ("pause_idle = 59.999", "pause_idle", "59999ms", "less than 1m", "--pause-idle"),
+    (
+        "[disk_limits]\nwrite_bandwidth = \"129M\"",
+        "disk_limits.write_bandwidth",
+        "129M",
+        "default of 128M",
+        "--disk-write-bandwidth",
+    ),
+    ("[disk_limits]\nflushes = 251", "disk_limits.flushes", "251", "default of 250", "--disk-flushes"),
     (
         "[network_limits]\nconnections = 1025",
         "network_limits.connections",
@@ -109,6 +117,7 @@ fn c6_a_file_that_was_only_found_holds_the_sandbox_back() {
         "security = \"restricted\"\numl_mode = \"ptrace\"\nuser = \"1000:65534\"\nready_timeout_ms = 1",
         "max_duration = 5\nidle_timeout = 5\npause_idle = 60\nworkdir = \"/tmp\"",
         "command = [\"true\"]\n[env]\nA = \"b\"\n[labels]\nteam = \"a\"",
+        "[disk_limits]\nwrite_bandwidth = \"1M\"\nread_bandwidth = \"9G\"\nflushes = 250",
         "[network]\npreset = \"none\"\n[network_limits]\nconnections = 1024\nqueries = 1",
         "ports = [\"8080:80\", \"[::1]:8080:80\", \"0:22\"]\n[network]\nrules = [\"allow *.example:443\", \"deny public\"]",
     ] {
@@ -124,6 +133,11 @@ fn c6_a_file_that_was_only_found_holds_the_sandbox_back() {
 fn c6_what_is_usual_is_what_the_operator_leaves_of_it() {
     let usual = SandboxSpec { memory: Size(128 << 20), ..SandboxSpec::default() };
     assert!(found_over(&usual, "memory = \"256M\"", &[]).unwrap_err().contains("default of 128M"));
+    let limits = DiskLimits { read_bandwidth: Some(Size(5 << 20)), ..DiskLimits::default() };
+    let usual = SandboxSpec { disk_limits: limits, ..usual };
+    let error = found_over(&usual, "[disk_limits]\nread_bandwidth = \"6M\"", &[]).unwrap_err();
+    assert!(error.contains("disk_limits.read_bandwidth") && error.contains("default of 5M"), "{error}");
+    assert!(found_over(&usual, "[disk_limits]\nflushes = 20", &[]).unwrap_err().contains("read_bandwidth"));
     assert_eq!(found_over(&usual, "processes = 99", &[]).unwrap().memory, usual.memory);
     let usual = SandboxSpec { security: Security::Restricted, ..SandboxSpec::default() };
     for (text, limit) in
