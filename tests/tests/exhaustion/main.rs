@@ -1,9 +1,10 @@
-//! R1–R4, R6, R7 and U5: a sandbox that takes all it can get, beside a neighbour whose commands are timed.
+//! R1–R4, R6, R7, R13 and U5: a sandbox that takes all it can get, beside a neighbour whose commands are timed.
 //!
 //! `BATHY_ATTACK_SECONDS=30` makes each attack last that long; the table is shown with `--no-capture`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod disk;
 mod measure;
 
 use std::io::Read;

@@ -17,9 +17,9 @@ const LEAST_SAMPLES: usize = 60;
 /// How long the neighbour is watched while nothing happens.
 const CALM: Duration = Duration::from_secs(2);
 /// How much longer a neighbour's commands may take.
-const FACTOR: u32 = 3;
+pub const FACTOR: u32 = 3;
 /// The machine has other work too: a round that went badly is measured again. What does not hold fails every round.
-const ROUNDS: u32 = 3;
+pub const ROUNDS: u32 = 3;
 /// An attack that does not get what it wants in this time is none. A machine with other work is slow, and the end is not waited for.
 const TIME_TO_TAKE: Duration = Duration::from_secs(60);
 /// Between two looks at processes.
@@ -33,7 +33,7 @@ const DISK: u64 = 128 << 20;
 const LOG_SIZE: u64 = 1 << 20;
 
 /// How long each attack lasts: `BATHY_ATTACK_SECONDS`, or a few.
-fn attack_time() -> Duration {
+pub fn attack_time() -> Duration {
     let seconds = std::env::var("BATHY_ATTACK_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(5))
 }
@@ -48,6 +48,26 @@ pub fn judged() -> usize {
 pub struct Latencies(Vec<Duration>);
 
 impl Latencies {
+    /// Of any kind.
+    pub fn new(mut all: Vec<Duration>) -> Self {
+        all.sort_unstable();
+        Self(all)
+    }
+
+    /// Times commands in a sandbox, one after another.
+    pub fn of_commands(home: &Home, name: &str, time: Duration) -> Self {
+        let begin = Instant::now();
+        let mut all = Vec::new();
+        while begin.elapsed() < time || all.len() < LEAST_SAMPLES {
+            let started = Instant::now();
+            let mut command = home.command(&["exec", name, "--", "/bin/true"]);
+            let output = command.stdout(Stdio::null()).output().unwrap();
+            assert!(output.status.success(), "the {name} does not answer: {output:?}");
+            all.push(started.elapsed());
+        }
+        Self::new(all)
+    }
+
     /// Of a hundred commands, so many were at least as quick.
     pub fn percentile(&self, percent: usize) -> Duration {
         self.0[(self.0.len() * percent / 100).min(self.0.len() - 1)]
@@ -136,17 +156,7 @@ impl Scene {
 
     /// Times commands in the neighbour, one after another.
     pub fn latencies(&self, time: Duration) -> Latencies {
-        let begin = Instant::now();
-        let mut all = Vec::new();
-        while begin.elapsed() < time || all.len() < LEAST_SAMPLES {
-            let started = Instant::now();
-            let mut command = self.home.command(&["exec", "neighbour", "--", "/bin/true"]);
-            let output = command.stdout(Stdio::null()).output().unwrap();
-            assert!(output.status.success(), "the neighbour does not answer: {output:?}");
-            all.push(started.elapsed());
-        }
-        all.sort_unstable();
-        Latencies(all)
+        Latencies::of_commands(&self.home, "neighbour", time)
     }
 
     /// What commands take while nothing else happens.

@@ -298,6 +298,8 @@ fn only_the_owner_speaks_to_the_keeper() {
     let kill = message(CONNECTION, &ToKeeper::Kill);
     assert!(matches!(hub.hear_client(OTHER, &kill), Err(HubError::NotOwner)));
     assert_eq!(hub.hear_client(OWNER, &kill).unwrap(), [Demand::Kill]);
+    let power_off = message(CONNECTION, &ToKeeper::PowerOff { grace_ms: 7 });
+    assert_eq!(hub.hear_client(OWNER, &power_off).unwrap(), [Demand::PowerOff { grace_ms: 7 }]);
 }
 
 #[test]
