@@ -15,7 +15,7 @@ pub struct DiskArgs {
     /// limit]
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     disk_read_bandwidth: Option<Size>,
-    /// How often the sandbox may flush its disk to stable storage in a second, as with writing. [default: 250]
+    /// How often the sandbox may flush its disk to stable storage in a second, as with writing. [default: 500]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     disk_flushes: Option<u32>,
 }

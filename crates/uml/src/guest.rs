@@ -97,7 +97,7 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
 
 #[cfg(test)]
 mod tests {
-    use bathy_protocol::launch::Engine;
+    use bathy_protocol::launch::{DiskLimits, Engine};
 
     use super::*;
 
@@ -112,6 +112,7 @@ mod tests {
             log_capacity: 0,
             restricted: None,
             network: false,
+            disk_limits: DiskLimits { write_bandwidth: 1, read_bandwidth: None, flushes: 1 },
         }
     }
 

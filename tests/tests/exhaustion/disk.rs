@@ -134,14 +134,15 @@ print(storm(5))";
 
 #[test]
 fn r13_rates_are_held_and_only_by_the_limits() {
-    // A file system flushes at least once for each fsync; six seconds use up what was saved for four.
+    // A file system flushes at least once for each fsync, ext4 twice; six seconds use up what was saved for four.
     let (written, fsyncs) = rates(&["--disk-write-bandwidth", "6M", "--disk-flushes", "20"]);
     println!("limited to 6 MiB and 20 flushes in a second: {written:.1} MiB, {fsyncs:.1} fsyncs");
     let (free_written, free_fsyncs) = rates(&UNLIMITED);
     println!("without limits: {free_written:.1} MiB, {free_fsyncs:.1} fsyncs");
     assert!(written <= 6.6 && fsyncs <= 22.0, "{written} {fsyncs}");
     assert!(written > 1.0 && fsyncs > 3.0, "it stands still: {written} {fsyncs}");
-    assert!(free_written > 7.0 && free_fsyncs > 23.0, "nothing is shown: {free_written} {free_fsyncs}");
+    let shown = free_written > written * 1.5 && free_fsyncs > fsyncs * 1.5;
+    assert!(shown, "nothing is shown: {free_written} {free_fsyncs}");
 }
 
 #[test]
@@ -174,7 +175,7 @@ print(storm(32))";
 #[test]
 fn r13_a_sandbox_that_waits_for_its_disk_answers_pauses_and_stops() {
     let home = Home::new();
-    let slow = ["--memory", "512M", "--disk-write-bandwidth", "1M", "--disk-flushes", "10"];
+    let slow = ["--memory", "1G", "--disk-write-bandwidth", "1M", "--disk-flushes", "10"];
     home.started(ATTACKER, &slow);
     home.ok(&["exec", "-d", ATTACKER, "--", "python3", "-c", STORM, "4194304"]);
     let written = || home.json(&["stats", "--json", ATTACKER])[0]["disk_written"].as_u64().unwrap();
@@ -197,7 +198,8 @@ fn r13_a_sandbox_that_waits_for_its_disk_answers_pauses_and_stops() {
     until("it writes again", 60, || written() > before + MIB);
     home.ok(&["exec", ATTACKER, "--", "pkill", "python3"]);
 
-    // What is not written yet when it stops would take a minute at that rate, and there is half of one.
+    // What is not written yet when it stops would take a minute at that rate, and there is half of one. With less memory
+    // the guest itself would hold the writer back.
     home.sh(ATTACKER, "head -c 60M /dev/urandom > /tmp/kept; sha256sum < /tmp/kept > /tmp/sum");
     let began = Instant::now();
     home.ok(&["stop", "-t", "2", ATTACKER]);

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use bathy_protocol::launch::Engine;
+use bathy_protocol::launch::{DiskLimits, Engine};
 
 use super::*;
 
@@ -145,6 +145,7 @@ fn the_command_line_names_every_device_and_fits() {
         log_capacity: 0,
         restricted,
         network: false,
+        disk_limits: DiskLimits { write_bandwidth: 1, read_bandwidth: None, flushes: 1 },
     };
     let words = command_line(&launch, layout::MOST_DEVICES);
     assert!(words.len() < layout::COMMAND_LINE_SIZE, "{}", words.len());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::block::{BURST_SECONDS, BlockLimits, MAX_REQUEST_BYTES};
+use crate::block::{BURST_SECONDS, BlockLimits, MAX_REQUEST_BYTES, ThrottleState};
 use crate::testing::TestClock;
 
 const MIB: u64 = 1 << 20;
@@ -46,6 +46,29 @@ impl<'mem> Limited<'mem> {
                 }
             }
         }
+    }
+}
+
+impl Limited<'_> {
+    fn full(&self) -> ThrottleState {
+        let limits = self.bench.block.save().throttle.limits;
+        Block::new(self.bench.file.try_clone().unwrap(), BlockConfig { limits, ..BlockConfig::default() })
+            .unwrap()
+            .save()
+            .throttle
+    }
+}
+
+impl Bench<'_> {
+    /// A flush and a read behind it; returns what the read has to bring.
+    fn push_flush_and_read(&mut self) -> Vec<u8> {
+        self.push(FLUSH, 0, &[]);
+        // Not at the place of the first, which has not been read yet.
+        let header = HEADER + 64;
+        self.mem.write_obj(IN.to_le(), GuestAddress(header)).unwrap();
+        self.mem.write_obj(3_u64.to_le(), GuestAddress(header + 8)).unwrap();
+        self.driver.push(&[readable(header, 16), writable(DATA, 512), writable(STATUS, 1)]);
+        pattern()[3 * 512..4 * 512].to_vec()
     }
 }
 
@@ -102,7 +125,7 @@ fn r13_a_queue_that_waits_goes_on_where_it_was_and_in_order() {
     let mut disk = Limited::new(&ram, limits(None, None, Some(1)));
     (0..4).for_each(|_| disk.bench.push(FLUSH, 0, &[]));
     disk.work_for(Duration::ZERO);
-    let expected = disk.bench.pattern_written_by_a_flush_and_a_read();
+    let expected = disk.bench.push_flush_and_read();
     let outcome = disk.bench.process().unwrap();
     assert_eq!(outcome.retry_after, Some(Duration::from_secs(1)));
     assert!(!outcome.more && !outcome.notify);
@@ -116,19 +139,6 @@ fn r13_a_queue_that_waits_goes_on_where_it_was_and_in_order() {
     assert_eq!((outcome.retry_after, outcome.notify), (None, true));
     assert_eq!(disk.bench.driver.take_used().len(), 2);
     assert_eq!(disk.bench.guest_bytes(DATA, 512), expected);
-}
-
-impl Bench<'_> {
-    /// A flush and a read behind it; returns what the read has to bring.
-    fn pattern_written_by_a_flush_and_a_read(&mut self) -> Vec<u8> {
-        self.push(FLUSH, 0, &[]);
-        // Not at the place of the first, which has not been read yet.
-        let header = HEADER + 64;
-        self.mem.write_obj(IN.to_le(), GuestAddress(header)).unwrap();
-        self.mem.write_obj(3_u64.to_le(), GuestAddress(header + 8)).unwrap();
-        self.driver.push(&[readable(header, 16), writable(DATA, 512), writable(STATUS, 1)]);
-        pattern()[3 * 512..4 * 512].to_vec()
-    }
 }
 
 #[test]
@@ -194,16 +204,6 @@ fn r13_refused_requests_and_names_cost_nothing() {
     assert_eq!(disk.bench.block.save().throttle, disk.full());
 }
 
-impl Limited<'_> {
-    fn full(&self) -> crate::block::ThrottleState {
-        let limits = self.bench.block.save().throttle.limits;
-        Block::new(self.bench.file.try_clone().unwrap(), BlockConfig { limits, ..BlockConfig::default() })
-            .unwrap()
-            .save()
-            .throttle
-    }
-}
-
 #[test]
 fn r13_neither_a_reset_nor_a_restored_state_brings_a_new_burst() {
     let ram = ram();
@@ -223,7 +223,7 @@ fn r13_neither_a_reset_nor_a_restored_state_brings_a_new_burst() {
     assert!(disk.bench.process().unwrap().retry_after.is_some());
     assert!(disk.bench.driver.take_used().is_empty());
 
-    let greedy = crate::block::ThrottleState { flush_tokens: u64::MAX, ..state.throttle };
+    let greedy = ThrottleState { flush_tokens: u64::MAX, ..state.throttle };
     let file = disk.bench.file.try_clone().unwrap();
     let restored = Block::restore(file, BlockState { throttle: greedy, ..state }).unwrap();
     assert_eq!(restored.save().throttle.flush_tokens, BURST_SECONDS, "no more than a burst is restored");

@@ -42,7 +42,7 @@ const TOO_MUCH: [(&str, &str, &str, &str, &str); 33] = [
         "default of 128M",
         "--disk-write-bandwidth",
     ),
-    ("[disk_limits]\nflushes = 251", "disk_limits.flushes", "251", "default of 250", "--disk-flushes"),
+    ("[disk_limits]\nflushes = 501", "disk_limits.flushes", "501", "default of 500", "--disk-flushes"),
     (
         "[network_limits]\nconnections = 1025",
         "network_limits.connections",
@@ -117,7 +117,7 @@ fn c6_a_file_that_was_only_found_holds_the_sandbox_back() {
         "security = \"restricted\"\numl_mode = \"ptrace\"\nuser = \"1000:65534\"\nready_timeout_ms = 1",
         "max_duration = 5\nidle_timeout = 5\npause_idle = 60\nworkdir = \"/tmp\"",
         "command = [\"true\"]\n[env]\nA = \"b\"\n[labels]\nteam = \"a\"",
-        "[disk_limits]\nwrite_bandwidth = \"1M\"\nread_bandwidth = \"9G\"\nflushes = 250",
+        "[disk_limits]\nwrite_bandwidth = \"1M\"\nread_bandwidth = \"9G\"\nflushes = 500",
         "[network]\npreset = \"none\"\n[network_limits]\nconnections = 1024\nqueries = 1",
         "ports = [\"8080:80\", \"[::1]:8080:80\", \"0:22\"]\n[network]\nrules = [\"allow *.example:443\", \"deny public\"]",
     ] {
