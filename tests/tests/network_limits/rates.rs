@@ -132,7 +132,8 @@ fn r5_bytes_have_a_limit_each_way() {
 
 #[test]
 fn r5_packets_have_a_limit_each_way() {
-    const LIMIT: u64 = 1000;
+    // So few that a busy machine gets more through where there is no limit.
+    const LIMIT: u64 = 250;
     let world = World::new();
     let scene = limited(&world, &format!("packets = {LIMIT}"));
     for what in ["received", "sent"] {
