@@ -173,8 +173,11 @@ sock.sendall(b'x')
 time.sleep(3600)
 ";
 
-/// What the log has of connections whose gateway died: protocol, direction, port, bytes from and to the guest.
-fn lost(log: &[Value]) -> BTreeSet<(String, String, u64, Option<u64>, Option<u64>)> {
+/// A connection whose gateway died: protocol, direction, port, bytes from and to the guest.
+type Lost = (String, String, u64, Option<u64>, Option<u64>);
+
+/// What the log has of them.
+fn lost(log: &[Value]) -> BTreeSet<Lost> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     // Nobody waited for the end of the call to the echo port.
     let is_call = |event: &Value| event["protocol"] == "tcp" && event["port"] == 7;
@@ -188,12 +191,7 @@ fn lost(log: &[Value]) -> BTreeSet<(String, String, u64, Option<u64>, Option<u64
     .collect()
 }
 
-fn known(
-    protocol: &str,
-    direction: &str,
-    port: u64,
-    moved: (u64, u64),
-) -> (String, String, u64, Option<u64>, Option<u64>) {
+fn known(protocol: &str, direction: &str, port: u64, moved: (u64, u64)) -> Lost {
     (protocol.to_owned(), direction.to_owned(), port, Some(moved.0), Some(moved.1))
 }
 
