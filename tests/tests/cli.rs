@@ -231,6 +231,7 @@ fn doctor_tells_which_engine_and_that_all_is_well() {
         "seccomp",
         "Landlock",
         "cgroups",
+        "processor time",
         "memory",
         "cache folder",
         "guest kernel (kvm)",

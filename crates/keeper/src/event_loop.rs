@@ -142,6 +142,11 @@ impl Keeper {
     /// Serves until the sandbox ends, and tells everybody why. The guest ends with the keeper, which is the first
     /// process of the pid namespace that the guest's is nested in: no signal has to be allowed for that.
     pub fn run(mut self) {
+        if matches!(self.guest, Guest::Process(_)) {
+            self.hub.tell_owner(&FromKeeper::GuestStarted);
+            // At once, while the guest boots. An owner that is gone is noticed by the loop.
+            let _ = self.write_client(OWNER);
+        }
         let cause = match self.serve() {
             End::OwnerGone => return,
             End::Because(cause) => cause,

@@ -356,6 +356,8 @@ pub enum FromKeeper {
     },
     /// To the owner: parking failed; the guest's memory is where it was.
     NotParked(String),
+    /// To the owner: the guest is a process of its own from here on, so that the keeper can be moved without it.
+    GuestStarted,
 }
 
 /// How a piece of work ended.

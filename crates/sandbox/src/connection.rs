@@ -2,6 +2,7 @@
 //!
 //! A keeper may have been taken over by its guest, so what it sends is checked here as well.
 
+use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,19 +56,33 @@ pub enum Arrival {
     Output(u32, Channel, Vec<u8>),
 }
 
+/// What an owner does once the guest is a process of its own.
+type WhenGuestStarts = Box<dyn FnOnce() + Send>;
+
 /// The connection to a keeper.
-#[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
     decoder: Decoder,
     outbox: Vec<u8>,
+    when_guest_starts: Option<WhenGuestStarts>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 impl Connection {
     /// Speaks over `socket`.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self { socket, decoder: Decoder::new(MAX_PAYLOAD), outbox: Vec::new() })
+        Ok(Self { socket, decoder: Decoder::new(MAX_PAYLOAD), outbox: Vec::new(), when_guest_starts: None })
+    }
+
+    /// Has this done by [`Self::receive`], once and while the guest boots: whatever is waited for then, it is in nobody's way.
+    pub fn when_guest_starts(&mut self, work: impl FnOnce() + Send + 'static) {
+        self.when_guest_starts = Some(Box::new(work));
     }
 
     /// What to poll.
@@ -162,12 +177,52 @@ impl Connection {
         let mut arrivals = Vec::new();
         while let Some(frame) = self.decoder.next_frame()? {
             arrivals.push(match (frame.stream, frame.channel) {
-                (CONNECTION, _) => Arrival::Keeper(decode(frame.payload)?),
+                (CONNECTION, _) => match decode(frame.payload)? {
+                    FromKeeper::GuestStarted => {
+                        if let Some(work) = self.when_guest_starts.take() {
+                            work();
+                        }
+                        continue;
+                    }
+                    message => Arrival::Keeper(message),
+                },
                 (stream, Channel::Control) => Arrival::Answer(stream, decode(frame.payload)?),
                 (_, Channel::Stdin) => return Err(ConnectionError::WrongDirection(Channel::Stdin)),
                 (stream, channel) => Arrival::Output(stream, channel, frame.payload.to_vec()),
             });
         }
         Ok(arrivals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_done_when_the_guest_starts_is_done_once() {
+        let (ours, keepers) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let mut connection = Connection::new(ours).unwrap();
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        connection.when_guest_starts(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let warning = FromKeeper::Warning("warm".to_owned());
+        let mut bytes = Vec::new();
+        // A keeper that was taken over may repeat itself.
+        for message in [&FromKeeper::GuestStarted, &warning, &FromKeeper::GuestStarted] {
+            encode(CONNECTION, message, &mut bytes).unwrap();
+        }
+        rustix::net::send(&keepers, &bytes, SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(connection.receive().unwrap(), [Arrival::Keeper(warning)]);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&count), 1, "and nothing is held for it any longer");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
-use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement};
+use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, describe_weight};
 use bathy_jail::spawn::{Tried, try_filter};
 use serde::Serialize;
 
@@ -117,13 +117,13 @@ fn checks(paths: &Paths) -> Vec<Check> {
         user_numbers(),
         seccomp(),
         landlock(),
-        cgroups(),
         memory(),
         disk("cache folder", &paths.cache),
         disk("state folder", &paths.state),
         programs(),
         file_system_tool(),
     ];
+    checks.extend(cgroups());
     let images = Recipe::images().filter_map(|name| Recipe::image(name).ok());
     checks.extend(images.map(|recipe| artifact("image", &store, &recipe)));
     checks
@@ -188,12 +188,33 @@ fn landlock() -> Check {
 }
 
 /// Whether a sandbox gets a group, by making one.
-fn cgroups() -> Check {
+fn cgroups() -> Vec<Check> {
     const NAME: &str = "cgroups";
-    let limits = CgroupLimits { memory: Some(GIB), pids: Some(100), ..CgroupLimits::default() };
+    let limits =
+        CgroupLimits { cpu_weight: true, memory: Some(GIB), pids: Some(100), ..CgroupLimits::default() };
     match Cgroup::create(&format!("doctor-{}", std::process::id()), &limits) {
-        Ok(group) => cgroups_check(NAME, group.enforced()),
-        Err(error) => Check::warning(NAME, error.to_string(), NO_GROUP),
+        Ok(group) => {
+            vec![cgroups_check(NAME, group.enforced()), processor_time(&describe_weight(&group))]
+        }
+        Err(error) => vec![Check::warning(NAME, error.to_string(), NO_GROUP)],
+    }
+}
+
+/// Whether a guest's processes, however many, are one to the host's scheduler.
+fn processor_time(by: &str) -> Check {
+    const NAME: &str = "processor time";
+    match (by.strip_prefix("none: "), by.strip_prefix("session: ")) {
+        (Some(why), _) => Check::warning(
+            NAME,
+            format!(
+                "the processes of a uml guest compete one by one: many of them crowd out its neighbours ({why})"
+            ),
+            "as for control groups; or `sysctl kernel.sched_autogroup_enabled=1`, where bathy runs in no cpu cgroup; or fewer --processes",
+        ),
+        (None, Some(why)) => {
+            Check::ok(NAME, format!("a uml guest competes as one, because it is one session ({why})"))
+        }
+        (None, None) => Check::ok(NAME, format!("a guest competes as one, by the weight of a {by}")),
     }
 }
 

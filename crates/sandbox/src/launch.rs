@@ -203,7 +203,9 @@ impl Sandbox {
             }
             spawned => spawned?,
         };
-        let connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
+        let mut connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
+        let (moved, pid) = (Arc::clone(&group), spawned.pid);
+        connection.when_guest_starts(move || moved.part_keeper(pid));
         let mut sandbox =
             Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
         // After the keeper: the guest boots meanwhile.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupLimits, Priority};
+use bathy_jail::cgroup::{self, Cgroup, CgroupError, CgroupLimits, Priority};
 
 use crate::engine::Chosen;
 use crate::spec::{CpuQuota, SandboxSpec};
@@ -47,6 +47,7 @@ fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits
     };
     CgroupLimits {
         cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
+        cpu_weight: true,
         memory: Some(spec.memory.0 + OVERHEAD + memory + files + gateway),
         pids: Some(tasks + HELPERS + gateways),
     }
@@ -103,16 +104,29 @@ impl ResourceGroup {
         self.priority.describe(&self.cgroup)
     }
 
+    /// By which mechanism the guest's processes, however many, compete for a processor as one.
+    pub fn describe_weight(&self) -> String {
+        cgroup::describe_weight(&self.cgroup)
+    }
+
     /// Puts the keeper under the limits before it does anything, and the guest with it.
     pub fn put_keeper(&self, pid: u32) -> io::Result<()> {
         self.priority.apply(pid)?;
         self.cgroup.add(pid).map_err(io::Error::other)
     }
 
-    /// The same for the gateway, which is not frozen with the guest: new policies take effect all the same.
+    /// The guest has inherited its place. The keeper itself is not frozen with it, and does not share its weight.
+    ///
+    /// A virtual machine is threads of its keeper's: the two stay together.
+    pub fn part_keeper(&self, pid: u32) {
+        // A keeper that cannot be moved serves its guest all the same.
+        let _ = self.cgroup.leave_guest(pid);
+    }
+
+    /// Puts the gateway under the limits. It is not frozen with the guest: new policies take effect all the same.
     pub fn put_gateway(&self, pid: u32) -> io::Result<()> {
-        self.put_keeper(pid)?;
-        self.cgroup.leave_freezer(pid).map_err(io::Error::other)
+        self.priority.apply(pid)?;
+        self.cgroup.add_host_side(pid).map_err(io::Error::other)
     }
 }
 

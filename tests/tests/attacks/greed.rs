@@ -228,11 +228,22 @@ fn u9_the_tables_of_the_host_stay_usable() {
     });
 }
 
+/// Beside a sandbox of this user whose kernel was taken over and spins in 400 processes.
+fn assert_a_neighbour_keeps_its_share(user: &OrdinaryUser) {
+    // On one processor, or there would be no competition for it.
+    let user = user.on_one_processor();
+    Neighbour::of(&user).hardly_waits_beside("sessions-400", || {});
+}
+
 #[test]
 fn u8_four_hundred_spinning_processes_leave_a_neighbour_its_share() {
-    // On one processor, or there would be no competition for it.
-    let user = OrdinaryUser::with_number(USERS[1]).on_one_processor();
-    Neighbour::of(&user).hardly_waits_beside("sessions-400", || {});
+    assert_a_neighbour_keeps_its_share(&OrdinaryUser::with_number(USERS[1]));
+}
+
+/// Root can have control groups: there nothing depends on sessions.
+#[test]
+fn u8_four_hundred_spinning_processes_leave_a_neighbour_of_root_its_share() {
+    assert_a_neighbour_keeps_its_share(&OrdinaryUser::with_number(0));
 }
 
 /// The host's handler of core dumps, for as long as this lives: it writes down which programs crashed.

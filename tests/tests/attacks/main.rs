@@ -13,3 +13,4 @@ mod process;
 mod run;
 mod state;
 mod user;
+mod weight;

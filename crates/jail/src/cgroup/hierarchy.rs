@@ -98,6 +98,11 @@ impl Hierarchies {
         Some(own_folder(&trees, group))
     }
 
+    /// Whether this is the first group of a tree, above all others.
+    pub fn is_root(&self, group: &Path) -> bool {
+        self.trees.iter().any(|tree| tree.root == "/" && tree.mount == group)
+    }
+
     /// All groups called `name`, wherever in the trees of `controllers` and of version 2 they are: a group that was left
     /// behind is below the group of the process that made it, which need not be ours.
     pub fn search(&self, name: &str, controllers: &[&str]) -> Found {

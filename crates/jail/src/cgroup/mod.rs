@@ -3,14 +3,15 @@
 //! Nothing here is a must. An ordinary user seldom may make groups, and a container may have none; so each limit says by
 //! which mechanism it is held, or why by none, and the sandbox's other limits stand by themselves.
 //!
-//! The keeper is put into the group before its first instruction, and everything it starts is born there. Then
-//! [`Cgroup::leave_freezer`] takes only the keeper out of the part that can be frozen: it answers while its guest stands
-//! still, and still shares the guest's limits.
+//! The keeper is put into the guest's part before its first instruction, and everything it starts is born there. Then
+//! [`Cgroup::leave_guest`] takes only the keeper out of what is the guest's alone: it answers while its guest stands still,
+//! does not wait for a processor that its guest spins on, and still shares the guest's limits.
 
 mod folder;
 mod freezer;
 mod hierarchy;
 mod priority;
+mod session;
 #[cfg(test)]
 mod tests;
 mod v1;
@@ -28,11 +29,17 @@ pub use self::freezer::CgroupFreezer;
 use self::freezer::Version;
 use self::hierarchy::{Folders, Hierarchies};
 pub use self::priority::Priority;
+pub use self::session::describe_weight;
 
 /// How long processes have to stop, to go on, or to vanish.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// How often that is looked at.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// The parts of a group that has any: the guest's processes, and the keeper with the gateway.
+const GUEST: &str = "guest";
+const HOST_SIDE: &str = "keeper";
+const PARTS: [&str; 2] = [GUEST, HOST_SIDE];
 
 /// How old an empty group is at least before it counts as abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
@@ -89,6 +96,8 @@ pub enum CgroupError {
 pub struct CgroupLimits {
     /// CPUs' worth of time: 0.5 is half of one.
     pub cpu_quota: Option<f64>,
+    /// Whether the guest's processes, however many, compete for a processor as one. A quota implies it.
+    pub cpu_weight: bool,
     /// Bytes of memory, of all processes together and without swapping.
     pub memory: Option<u64>,
     /// Processes and threads.
@@ -100,6 +109,8 @@ pub struct CgroupLimits {
 pub struct Enforcement {
     /// The share of a CPU.
     pub cpu: String,
+    /// That the guest's processes compete as one.
+    pub weight: String,
     /// Memory.
     pub memory: String,
     /// Processes.
@@ -124,8 +135,9 @@ pub struct CgroupUsage {
 pub struct Cgroup {
     folders: Folders,
     enforced: Enforcement,
-    /// Groups in version 1 trees, besides the freezer's.
+    /// Groups in version 1 trees that all processes are in alike.
     v1: Vec<PathBuf>,
+    cpu: Option<v1::CpuParts>,
     v2: Option<v2::Layout>,
     freezer: Option<CgroupFreezer>,
 }
@@ -155,8 +167,9 @@ impl Cgroup {
 
     fn empty(folders: Folders) -> Self {
         let none = || "none: this machine has no control groups".to_owned();
-        let enforced = Enforcement { cpu: none(), memory: none(), processes: none(), freezer: none() };
-        Self { folders, enforced, v1: Vec::new(), v2: None, freezer: None }
+        let enforced =
+            Enforcement { cpu: none(), weight: none(), memory: none(), processes: none(), freezer: none() };
+        Self { folders, enforced, v1: Vec::new(), cpu: None, v2: None, freezer: None }
     }
 
     /// By which mechanism each limit is held.
@@ -169,19 +182,29 @@ impl Cgroup {
         self.freezer.as_ref()
     }
 
-    /// Puts a process under the limits, with everything that it will start.
+    /// Puts a process under the limits, with everything that it will start, as a part of the guest.
     pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
+        let cpu = self.cpu.as_ref().map(|parts| &parts.guest);
         let freezer = self.freezer.as_ref().and_then(CgroupFreezer::own_folder);
         let guest = self.v2.as_ref().map(|layout| &layout.guest);
-        self.v1.iter().chain(freezer).chain(guest).try_for_each(|folder| put(folder, pid))
+        self.v1.iter().chain(cpu).chain(freezer).chain(guest).try_for_each(|folder| put(folder, pid))
     }
 
-    /// Takes one process out of what [`Cgroup::freeze`] stops. The other limits go on holding for it.
-    pub fn leave_freezer(&self, pid: u32) -> Result<(), CgroupError> {
+    /// Puts a process of the host side under the limits. It is not frozen, and does not share the guest's weight.
+    pub fn add_host_side(&self, pid: u32) -> Result<(), CgroupError> {
+        let nested = self.cpu.as_ref().filter(|parts| parts.top.is_some()).map(|parts| &parts.host_side);
+        let host_side = self.v2.as_ref().map(|layout| &layout.host_side);
+        self.v1.iter().chain(nested).chain(host_side).try_for_each(|folder| put(folder, pid))
+    }
+
+    /// Takes one process out of what is the guest's alone: the freezer, and the weight. The limits go on holding for it.
+    pub fn leave_guest(&self, pid: u32) -> Result<(), CgroupError> {
         if let Some(freezer) = &self.freezer {
             freezer.leave(pid)?;
         }
-        self.v2.as_ref().map_or(Ok(()), |layout| put(&layout.keeper, pid))
+        let cpu = self.cpu.as_ref().map(|parts| &parts.host_side);
+        let host_side = self.v2.as_ref().map(|layout| &layout.host_side);
+        cpu.into_iter().chain(host_side).try_for_each(|folder| put(folder, pid))
     }
 
     /// Stops all processes except those that left the freezer, and waits until they stand still.
@@ -238,7 +261,10 @@ impl Cgroup {
         let trees = Hierarchies::of_process(&pid.to_string());
         let mut group = std::mem::ManuallyDrop::new(Self::empty(trees.folders));
         for controller in v1::CONTROLLERS {
-            group.v1.extend(trees.v1(controller).and_then(Result::ok).filter(|path| path.ends_with(&name)));
+            let path = trees.v1(controller).and_then(Result::ok).unwrap_or_default();
+            // It may be in a part of the group.
+            let own = path.ancestors().take(2).find(|path| path.ends_with(&name));
+            group.v1.extend(own.map(Path::to_owned));
         }
         let part = trees.v2().and_then(Result::ok);
         let top = part.as_deref().and_then(Path::parent).filter(|path| path.ends_with(&name));
@@ -248,7 +274,8 @@ impl Cgroup {
 
     /// What the processes use together.
     pub fn usage(&self) -> CgroupUsage {
-        let v1 = |file: &str| self.v1.iter().find_map(|folder| folder::number(folder, file));
+        let counted = || self.v1.iter().chain(self.cpu.as_ref().and_then(|parts| parts.top.as_ref()));
+        let v1 = |file: &str| counted().find_map(|folder| folder::number(folder, file));
         let top = self.v2.as_ref().map(|layout| layout.top.as_path());
         let v2 = |file: &str| folder::number(top?, file);
         let v2_cpu_us = || folder::keyed_number(top?, "cpu.stat", "usage_usec");
@@ -276,7 +303,7 @@ impl Cgroup {
                 Err(_) => thread::sleep(PAUSE),
             }
         }
-        (self.v1, self.v2, self.freezer) = (Vec::new(), None, None);
+        (self.v1, self.cpu, self.v2, self.freezer) = (Vec::new(), None, None, None);
         Ok(())
     }
 
@@ -309,7 +336,7 @@ impl Cgroup {
             let _ = folder::write_if_there(folder, "freezer.state", "THAWED");
         }
         let mut group = Self::empty(trees.folders);
-        group.v1 = found.v1;
+        group.v1 = found.v1.into_iter().flat_map(with_parts).collect();
         for folder in found.v2 {
             let mut group = Self::empty(trees.folders);
             group.v2 = Some(v2::Layout::at(folder));
@@ -336,10 +363,12 @@ impl Cgroup {
         let v2 = v2.iter().flat_map(|own| v2::above(own)).map(Path::to_owned);
         for parent in v1.chain(v2).collect::<BTreeSet<_>>() {
             for path in folder::older_than(&parent, &prefix, age) {
-                let layout = v2::Layout::at(path);
-                for part in [&layout.guest, &layout.keeper, &layout.top] {
-                    // One with processes stays; version 1 has no parts.
-                    let _ = (trees.folders.unmake)(part);
+                for folder in with_parts(path) {
+                    // One with processes stays, and so do its other parts, which it still needs; not every group has parts.
+                    let removed = (trees.folders.unmake)(&folder);
+                    if removed.is_err_and(|error| error.kind() != io::ErrorKind::NotFound) {
+                        break;
+                    }
                 }
             }
         }
@@ -348,9 +377,10 @@ impl Cgroup {
     /// Every folder, in an order in which they can be removed.
     fn all_folders(&self) -> Vec<&Path> {
         let mut all: Vec<&Path> = self.v1.iter().map(PathBuf::as_path).collect();
+        all.extend(self.cpu.iter().flat_map(v1::CpuParts::own_folders));
         all.extend(self.freezer.as_ref().and_then(CgroupFreezer::own_folder).map(PathBuf::as_path));
         if let Some(layout) = &self.v2 {
-            all.extend([layout.guest.as_path(), &layout.keeper, &layout.top]);
+            all.extend([layout.guest.as_path(), &layout.host_side, &layout.top]);
         }
         all
     }
@@ -377,6 +407,12 @@ fn group_name(id: &str) -> Result<String, CgroupError> {
         return Err(CgroupError::Id(id.to_owned()));
     }
     Ok(format!("bathysphere-{id}"))
+}
+
+/// A group's folder after those of the parts that it may have.
+fn with_parts(top: PathBuf) -> [PathBuf; 3] {
+    let [guest, host_side] = PARTS.map(|part| top.join(part));
+    [guest, host_side, top]
 }
 
 /// Makes a group's folder. One that is there and has no processes was left behind, and is replaced. `Ok(Err(why))` is a

@@ -1,4 +1,5 @@
-//! The group in the version 2 tree: one folder with the limits, and two below it, of which one can be frozen.
+//! The group in the version 2 tree: one folder with the limits, and two below it, each with a weight of its own, of which one
+//! can be frozen.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,13 +8,11 @@ use rustix::fs::{Access, access};
 
 use super::hierarchy::Hierarchies;
 use super::{
-    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, PERIOD_US, Version, folder, is_held, make_folder,
-    quota_us,
+    Cgroup, CgroupError, CgroupFreezer, CgroupLimits, GUEST, HOST_SIDE, PARTS, PERIOD_US, Version, folder,
+    is_held, make_folder, quota_us,
 };
 
 const HELD: &str = "cgroup v2";
-const GUEST: &str = "guest";
-const KEEPER: &str = "keeper";
 
 /// The folders of a group.
 #[derive(Debug)]
@@ -22,20 +21,21 @@ pub struct Layout {
     pub top: PathBuf,
     /// Can be frozen.
     pub guest: PathBuf,
-    /// Is never frozen.
-    pub keeper: PathBuf,
+    /// Of the keeper and the gateway. Is never frozen.
+    pub host_side: PathBuf,
 }
 
 impl Layout {
     /// The folders below `top`.
     pub fn at(top: PathBuf) -> Self {
-        Self { guest: top.join(GUEST), keeper: top.join(KEEPER), top }
+        Self { guest: top.join(GUEST), host_side: top.join(HOST_SIDE), top }
     }
 }
 
 /// What is asked of the version 2 tree: what version 1 trees have not given.
 struct Wanted {
     cpu: Option<f64>,
+    weight: bool,
     memory: Option<u64>,
     pids: Option<u64>,
 }
@@ -46,22 +46,43 @@ impl Wanted {
             [("cpu", self.cpu.is_some()), ("memory", self.memory.is_some()), ("pids", self.pids.is_some())];
         wanted.into_iter().filter(|(_, is_wanted)| *is_wanted).map(|(name, _)| name).collect()
     }
+
+    /// Below which group to make ours. A weight is not worth a limit: where both cannot be had, it is done without.
+    fn parent(&self, own: &Path) -> Option<PathBuf> {
+        let mut controllers = self.controllers();
+        let limits = controllers.clone();
+        if self.weight && self.cpu.is_none() {
+            controllers.push("cpu");
+        }
+        nearest_with(own, &controllers).or_else(|| nearest_with(own, &limits))
+    }
 }
 
 /// The nearest of a group and those above it that gives groups below it these controllers. A group that has processes of its own,
 /// as ours has, gives none, unless it is the root; where the user's part of the tree begins further up, the group above ours may.
-/// A group with a memory limit is not left: somebody set it for us and for what we start.
+/// A group with a limit of memory, processor time, processors or disks is not left: it was set for us and for what we start.
 fn nearest_with(own: &Path, controllers: &[&'static str]) -> Option<PathBuf> {
     for candidate in above(own) {
         let may_move = access(candidate.join("cgroup.procs"), Access::WRITE_OK).is_ok();
         if may_move && controllers.iter().all(|name| control(candidate, name, || Ok(())).is_ok()) {
             return Some(candidate.to_owned());
         }
-        if folder::read(candidate, "memory.max").is_ok_and(|limit| limit != "max") {
+        if is_limited(candidate) {
             return None;
         }
     }
     None
+}
+
+/// Whether somebody has set a limit for a group. The number of processes is not looked at: service managers limit it everywhere.
+fn is_limited(group: &Path) -> bool {
+    let has = |file: &str, is_limit: fn(&str) -> bool| {
+        folder::read(group, file).is_ok_and(|text| is_limit(text.trim()))
+    };
+    has("memory.max", |limit| limit != "max")
+        || has("cpu.max", |limit| !limit.starts_with("max"))
+        || has("cpuset.cpus", |processors| !processors.is_empty())
+        || has("io.max", |limits| !limits.is_empty())
 }
 
 /// A group and all groups above it.
@@ -78,6 +99,7 @@ pub fn make(
 ) -> Result<(), CgroupError> {
     let wanted = Wanted {
         cpu: limits.cpu_quota.filter(|_| !is_held(&group.enforced.cpu)),
+        weight: (limits.cpu_weight || limits.cpu_quota.is_some()) && !is_held(&group.enforced.weight),
         memory: limits.memory.filter(|_| !is_held(&group.enforced.memory)),
         pids: limits.pids.filter(|_| !is_held(&group.enforced.processes)),
     };
@@ -85,7 +107,7 @@ pub fn make(
     let made = match parent {
         Err(why) => Err(why),
         Ok(own) => {
-            let parent = nearest_with(&own, &wanted.controllers()).unwrap_or(own);
+            let parent = wanted.parent(&own).unwrap_or(own);
             make_folders(group, trees, &parent, name)?.map(|()| parent)
         }
     };
@@ -108,10 +130,10 @@ fn make_folders(
         return Ok(Err(format!("cannot move processes out of {}: {error}", parent.display())));
     }
     let layout = Layout::at(parent.join(name));
-    if let Err(why) = make_folder(trees.folders, &layout.top, &[GUEST, KEEPER])? {
+    if let Err(why) = make_folder(trees.folders, &layout.top, &PARTS)? {
         return Ok(Err(why));
     }
-    let below = [layout.guest.clone(), layout.keeper.clone()];
+    let below = [layout.guest.clone(), layout.host_side.clone()];
     // From here on the folders are the group's to remove.
     group.v2 = Some(layout);
     for path in below {
@@ -130,6 +152,7 @@ fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
     let enforced = &mut group.enforced;
     for (wanted, place) in [
         (wanted.cpu.is_some(), &mut enforced.cpu),
+        (wanted.weight, &mut enforced.weight),
         (wanted.memory.is_some(), &mut enforced.memory),
         (wanted.pids.is_some(), &mut enforced.processes),
         (true, &mut enforced.freezer),
@@ -147,6 +170,11 @@ fn hold(group: &mut Cgroup, wanted: &Wanted, parent: &Path) {
         let value = format!("{} {PERIOD_US}", quota_us(quota));
         let limit = || folder::write(&layout.top, "cpu.max", &value);
         say(&mut enforced.cpu, control(parent, "cpu", limit));
+    }
+    if wanted.weight {
+        // Without the second step guest and host side would be one group, whose processes compete one by one.
+        let apart = || control(&layout.top, "cpu", || Ok(()));
+        say(&mut enforced.weight, control(parent, "cpu", || Ok(())).and_then(|()| apart()));
     }
     if let Some(bytes) = wanted.memory {
         let limit = || {

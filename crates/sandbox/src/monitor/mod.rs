@@ -270,12 +270,11 @@ impl Monitor {
         };
         let mut sandbox = Sandbox::start_with(spec, resources)?;
         wait_until_ready(&mut sandbox, Duration::from_millis(spec.ready_timeout_ms))?;
-        // The guest has inherited its place; the keeper itself is not to be frozen with it.
         let cgroup = sandbox.group().cgroup();
-        let _ = cgroup.leave_freezer(sandbox.keeper_pid());
         let freezer = Freezer::new(cgroup, sandbox.keeper_pid(), engine, spec.mode());
         let enforcement = serde_json::json!({
             "cpu": sandbox.group().describe_cpu(),
+            "cpu_weight": sandbox.group().describe_weight(),
             "memory": cgroup.enforced().memory,
             "processes": cgroup.enforced().processes,
             "freezer": freezer.describe(),

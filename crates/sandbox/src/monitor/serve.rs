@@ -350,7 +350,9 @@ impl Monitor {
                         self.note(What::limit_hit("host disk", detail));
                     }
                 }
-                Arrival::Keeper(FromKeeper::Ready(_)) | Arrival::Answer(..) | Arrival::Output(..) => {}
+                Arrival::Keeper(FromKeeper::Ready(_) | FromKeeper::GuestStarted)
+                | Arrival::Answer(..)
+                | Arrival::Output(..) => {}
             }
         }
     }

@@ -7,14 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{Cgroup, CgroupError, CgroupLimits, Folders, Hierarchies, Priority};
+use super::{
+    Cgroup, CgroupError, CgroupLimits, Enforcement, Folders, Hierarchies, Priority, is_in_root_group,
+    weight_by,
+};
 
-const LIMITS: CgroupLimits = CgroupLimits { cpu_quota: Some(0.5), memory: Some(64 << 20), pids: Some(40) };
+const LIMITS: CgroupLimits =
+    CgroupLimits { cpu_quota: Some(0.5), cpu_weight: true, memory: Some(64 << 20), pids: Some(40) };
 
 /// What the kernel puts into a new group, version 2 and version 1 alike: code that reads the wrong file finds a wrong
 /// value.
-const FILES: [(&str, &str); 19] = [
+const FILES: [(&str, &str); 23] = [
     ("cgroup.procs", ""),
+    ("cgroup.controllers", "cpu memory pids\n"),
+    ("cgroup.subtree_control", ""),
+    ("cpu.weight", "100\n"),
+    ("cpu.shares", "1024\n"),
     ("cgroup.freeze", "0\n"),
     ("cgroup.events", "populated 0\nfrozen 0\n"),
     ("cgroup.kill", ""),
@@ -140,7 +148,8 @@ fn v2_limits_are_set_on_the_group_above_guest_and_keeper() {
     let fake = Fake::new().v2("cpuset cpu memory pids\n");
     let mut group = fake.create();
     let enforced = group.enforced();
-    for mechanism in [&enforced.cpu, &enforced.memory, &enforced.processes, &enforced.freezer] {
+    let Enforcement { cpu, weight, memory, processes, freezer } = enforced;
+    for mechanism in [cpu, weight, memory, processes, freezer] {
         assert_eq!(mechanism, "cgroup v2");
     }
     let top = "v2/own/bathysphere-x";
@@ -150,12 +159,15 @@ fn v2_limits_are_set_on_the_group_above_guest_and_keeper() {
     assert_eq!(fake.read(&format!("{top}/pids.max")), "40");
     assert_eq!(fake.read(&format!("{top}/guest/pids.max")), "max");
     assert_eq!(fake.read("v2/own/cgroup.subtree_control"), "+pids");
+    assert_eq!(fake.read(&format!("{top}/cgroup.subtree_control")), "+cpu", "the parts have weights");
 
     group.add(4321).unwrap();
     assert_eq!(fake.read(&format!("{top}/guest/cgroup.procs")), "4321");
     assert_eq!(fake.read(&format!("{top}/cgroup.procs")), "");
-    group.leave_freezer(4321).unwrap();
+    group.leave_guest(4321).unwrap();
     assert_eq!(fake.read(&format!("{top}/keeper/cgroup.procs")), "4321");
+    group.add_host_side(99).unwrap();
+    assert_eq!(fake.read(&format!("{top}/keeper/cgroup.procs")), "99");
 
     let usage = group.usage();
     assert_eq!((usage.cpu_ns, usage.memory, usage.pids), (Some(1_500_000), Some(4096), Some(2)));
@@ -227,12 +239,37 @@ fn v2_a_group_above_that_belongs_to_the_user_is_as_good() {
 }
 
 #[test]
-fn v2_a_memory_limit_of_the_callers_own_is_not_left() {
+fn v2_a_limit_of_the_callers_own_is_not_left() {
+    for (file, limit, is_limit) in [
+        ("memory.max", "1000000\n", true),
+        ("memory.max", "max\n", false),
+        ("cpu.max", "50000 100000\n", true),
+        ("cpu.max", "max 100000\n", false),
+        ("cpuset.cpus", "0-1\n", true),
+        ("cpuset.cpus", "\n", false),
+        ("io.max", "8:0 rbps=1000 wbps=max riops=max wiops=max\n", true),
+        ("pids.max", "1000\n", false),
+    ] {
+        let (fake, trees) = below_a_users_group();
+        fs::write(fake.root.join("v2/user/scope").join(file), limit).unwrap();
+        let group = Cgroup::create_in(&trees, "x", &LIMITS).unwrap();
+        let stays = group.enforced().memory.starts_with("none: cannot have the memory");
+        assert_eq!(stays, is_limit, "{file} {limit}: {:?}", group.enforced());
+        assert_eq!(fake.exists("v2/user/bathysphere-x"), !is_limit, "{file} {limit}");
+    }
+}
+
+#[test]
+fn v2_a_group_in_use_keeps_the_part_that_its_next_gateway_needs() {
     let (fake, trees) = below_a_users_group();
-    fs::write(fake.root.join("v2/user/scope/memory.max"), "1000000\n").unwrap();
-    let group = Cgroup::create_in(&trees, "x", &LIMITS).unwrap();
-    assert!(group.enforced().memory.starts_with("none: cannot have the memory"), "{:?}", group.enforced());
-    assert!(fake.exists("v2/user/scope/bathysphere-x") && !fake.exists("v2/user/bathysphere-x"));
+    std::mem::forget(Cgroup::create_in(&trees, "x", &LIMITS).unwrap());
+    let guest = fake.root.join("v2/user/bathysphere-x/guest/cgroup.procs");
+    fs::write(&guest, "4321\n").unwrap();
+    Cgroup::remove_abandoned_in(&trees, "x", Duration::ZERO);
+    assert!(fake.exists("v2/user/bathysphere-x/guest") && fake.exists("v2/user/bathysphere-x/keeper"));
+    fs::write(&guest, "").unwrap();
+    Cgroup::remove_abandoned_in(&trees, "x", Duration::ZERO);
+    assert!(!fake.exists("v2/user/bathysphere-x"));
 }
 
 #[test]
@@ -248,7 +285,8 @@ fn v1_limits_are_set_in_each_tree() {
     let fake = Fake::new().v1("cpu,cpuacct").v1("memory").v1("pids").v1("freezer");
     let group = fake.create();
     let enforced = group.enforced();
-    for mechanism in [&enforced.cpu, &enforced.memory, &enforced.processes, &enforced.freezer] {
+    let Enforcement { cpu, weight, memory, processes, freezer } = enforced;
+    for mechanism in [cpu, weight, memory, processes, freezer] {
         assert_eq!(mechanism, "cgroup v1");
     }
     let name = "own/bathysphere-x";
@@ -263,12 +301,128 @@ fn v1_limits_are_set_in_each_tree() {
     assert_eq!((usage.cpu_ns, usage.memory, usage.pids), (Some(777), Some(8192), Some(2)));
 
     group.add(4321).unwrap();
-    for tree in ["cpu,cpuacct", "memory", "pids", "freezer"] {
-        assert_eq!(fake.read(&format!("{tree}/{name}/cgroup.procs")), "4321");
+    for folder in ["memory/NAME", "pids/NAME", "freezer/NAME", "cpu,cpuacct/NAME/guest"] {
+        assert_eq!(fake.read(&format!("{}/cgroup.procs", folder.replace("NAME", name))), "4321");
     }
-    group.leave_freezer(4321).unwrap();
+    group.leave_guest(4321).unwrap();
     assert_eq!(fake.read("freezer/own/cgroup.procs"), "4321");
+    assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/keeper/cgroup.procs")), "4321");
     assert_eq!(fake.read("cpu,cpuacct/own/cgroup.procs"), "");
+    group.add_host_side(99).unwrap();
+    assert_eq!(fake.read(&format!("cpu,cpuacct/{name}/keeper/cgroup.procs")), "99");
+    assert_eq!(fake.read(&format!("freezer/{name}/cgroup.procs")), "4321", "not the gateway");
+}
+
+/// The kernel takes a process out of where it was; files do not.
+fn empty(folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+        empty(&entry.path());
+    }
+    fs::write(folder.join("cgroup.procs"), "").unwrap();
+}
+
+const WEIGHT: CgroupLimits = CgroupLimits { cpu_quota: None, cpu_weight: true, memory: None, pids: None };
+
+#[test]
+fn u8_v1_a_weight_is_the_guests_alone_and_the_host_side_stays_outside() {
+    let fake = Fake::new().v1("cpu").v1("cpuacct").v1("memory");
+    let mut group = Cgroup::create_in(&fake.trees(), "x", &WEIGHT).unwrap();
+    assert_eq!(group.enforced().weight, "cgroup v1");
+    assert_eq!(group.enforced().cpu, "none: no limit was asked for");
+    group.add(4321).unwrap();
+    assert_eq!(fake.read("cpu/own/bathysphere-x/cgroup.procs"), "4321");
+    group.leave_guest(4321).unwrap();
+    assert_eq!(fake.read("cpu/own/cgroup.procs"), "4321");
+    group.add_host_side(99).unwrap();
+    assert_eq!(fake.read("cpu/own/cgroup.procs"), "4321", "a gateway is never moved there");
+    assert_eq!(fake.read("cpuacct/own/bathysphere-x/cgroup.procs"), "99", "but its time is counted");
+    assert!(!fake.exists("cpu/own/bathysphere-x/guest"));
+    empty(&fake.root.join("cpu/own"));
+    empty(&fake.root.join("cpuacct/own"));
+    group.remove().unwrap();
+    assert!(!fake.exists("cpu/own/bathysphere-x") && fake.exists("cpu/own"));
+}
+
+#[test]
+fn u8_v1_a_weight_does_not_cost_the_count_of_processor_time() {
+    let fake = Fake::new().v1("cpu,cpuacct");
+    let group = Cgroup::create_in(&fake.trees(), "x", &WEIGHT).unwrap();
+    assert_eq!(group.enforced().weight, "cgroup v1");
+    group.add(4321).unwrap();
+    group.leave_guest(4321).unwrap();
+    let top = "cpu,cpuacct/own/bathysphere-x";
+    assert_eq!(fake.read(&format!("{top}/keeper/cgroup.procs")), "4321", "it is below what is counted");
+    assert_eq!(fake.read(&format!("{top}/cpu.cfs_quota_us")), "-1");
+    assert_eq!(group.usage().cpu_ns, Some(777));
+}
+
+#[test]
+fn u8_v1_a_tree_that_counts_memory_too_is_not_parted() {
+    let fake = Fake::new().v1("cpu,memory");
+    let group = fake.create();
+    assert_eq!((group.enforced().cpu.as_str(), group.enforced().memory.as_str()), ("cgroup v1", "cgroup v1"));
+    assert!(group.enforced().weight.contains("cpu and memory control groups are mounted as one"));
+    group.add(4321).unwrap();
+    assert_eq!(fake.read("cpu,memory/own/bathysphere-x/cgroup.procs"), "4321");
+    assert!(!fake.exists("cpu,memory/own/bathysphere-x/guest"));
+}
+
+#[test]
+fn u8_v2_a_weight_that_cannot_be_had_costs_no_limit() {
+    let fake = Fake::new().v2("memory pids");
+    let limits = CgroupLimits { cpu_quota: None, ..LIMITS };
+    let group = Cgroup::create_in(&fake.trees(), "x", &limits).unwrap();
+    let enforced = group.enforced();
+    assert_eq!((enforced.memory.as_str(), enforced.processes.as_str()), ("cgroup v2", "cgroup v2"));
+    assert_eq!(enforced.cpu, "none: no limit was asked for");
+    assert!(enforced.weight.starts_with("none: no cpu controller was given to "), "{enforced:?}");
+}
+
+#[test]
+fn u8_v2_a_group_above_that_has_no_cpu_controller_is_taken_for_its_limits() {
+    let (fake, trees) = below_a_users_group();
+    fs::write(fake.root.join("v2/user/cgroup.controllers"), "memory pids").unwrap();
+    let limits = CgroupLimits { cpu_quota: None, ..LIMITS };
+    let group = Cgroup::create_in(&trees, "x", &limits).unwrap();
+    assert_eq!(group.enforced().memory, "cgroup v2");
+    assert!(fake.exists("v2/user/bathysphere-x"));
+}
+
+#[test]
+fn u8_what_a_killed_command_left_goes_with_its_parts() {
+    let fake = Fake::new().v1("cpu,cpuacct");
+    let quota = CgroupLimits { cpu_quota: Some(0.5), ..CgroupLimits::default() };
+    let top = "cpu,cpuacct/own/bathysphere-x";
+    for remove in [
+        |trees: &Hierarchies| assert!(Cgroup::remove_stale_in(trees, "x").unwrap()),
+        |trees: &Hierarchies| Cgroup::remove_abandoned_in(trees, "x", Duration::ZERO),
+        |trees: &Hierarchies| drop(Cgroup::create_in(trees, "x", &WEIGHT).unwrap()),
+    ] {
+        std::mem::forget(Cgroup::create_in(&fake.trees(), "x", &quota).unwrap());
+        assert!(fake.exists(&format!("{top}/guest")) && fake.exists(&format!("{top}/keeper")));
+        remove(&fake.trees());
+        assert!(!fake.exists(top));
+    }
+}
+
+#[test]
+fn u8_sessions_are_groups_only_in_the_root_of_the_cpu_controller() {
+    let root = |own: &str, fake: &Fake| {
+        is_in_root_group(&Hierarchies::parse(own, &fake.mounts, Folders { make, unmake }))
+    };
+    let v1 = Fake::new().v1("cpu,cpuacct");
+    assert!(root("9:cpu,cpuacct:/\n", &v1) && !root("9:cpu,cpuacct:/own\n", &v1));
+    let (v2, below) = below_a_users_group();
+    assert!(!is_in_root_group(&below), "the user's group has the controller");
+    assert!(root("0::/\n", &v2));
+    for group in ["v2/user", "v2/user/scope"] {
+        fs::write(v2.root.join(group).join("cgroup.controllers"), "memory").unwrap();
+    }
+    assert!(is_in_root_group(&below), "no group on the way has it");
+    assert!(root("", &Fake::new()));
+    assert_eq!(weight_by("cgroup v1", true), "cgroup v1");
+    assert_eq!(weight_by("none: why", true), "session: why");
+    assert_eq!(weight_by("none: why", false), "none: why");
 }
 
 #[test]

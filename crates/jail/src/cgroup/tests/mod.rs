@@ -4,7 +4,8 @@ mod fake;
 mod real;
 
 use super::priority::nice_for;
-use super::{Cgroup, CgroupError, CgroupLimits, CgroupUsage, Priority, quota_us};
+use super::session::{is_in_root_group, weight_by};
+use super::{Cgroup, CgroupError, CgroupLimits, CgroupUsage, Enforcement, Priority, quota_us};
 use crate::cgroup::hierarchy::{Folders, Hierarchies};
 
 #[test]

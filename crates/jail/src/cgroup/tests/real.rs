@@ -102,6 +102,46 @@ fn r1_a_spinning_process_gets_no_more_than_its_quota() {
     group.remove().unwrap();
 }
 
+fn cpu_group(shell: &Shell) -> String {
+    let text = fs::read_to_string(format!("/proc/{}/cgroup", shell.0.id())).unwrap();
+    let line = text.lines().find(|line| line.contains(":cpu:") || line.contains(":cpu,"));
+    line.or_else(|| text.lines().find(|line| line.starts_with("0:"))).unwrap().to_owned()
+}
+
+/// Eight against one on one processor. Without groups each would have a ninth.
+#[test]
+fn u8_many_spinning_processes_of_one_group_compete_as_one() {
+    let limits = CgroupLimits { cpu_weight: true, ..CgroupLimits::default() };
+    let [mut many, mut one] = ["many", "one"].map(|name| Cgroup::create(&id(name), &limits).unwrap());
+    let usable = rustix::thread::sched_getaffinity(None).unwrap();
+    let mut cpu = rustix::thread::CpuSet::new();
+    cpu.set((0..).find(|number| usable.is_set(*number)).unwrap());
+    let spin = |group: &Cgroup| {
+        let shell = Shell::spinning(group);
+        let pid = rustix::process::Pid::from_raw(shell.0.id().cast_signed());
+        rustix::thread::sched_setaffinity(pid, &cpu).unwrap();
+        shell
+    };
+    let (crowd, alone) = ((0..8).map(|_| spin(&many)).collect::<Vec<_>>(), spin(&one));
+    if held(&many.enforced().weight) {
+        assert!(crowd.iter().all(|shell| cpu_group(shell) == cpu_group(&crowd[0])));
+        assert_ne!(cpu_group(&crowd[0]), cpu_group(&alone));
+        let ticks = || crowd.iter().map(Shell::ticks).sum::<i64>();
+        let before = ticks();
+        let its = alone.ticks_within(Duration::from_secs(2));
+        let theirs = ticks() - before;
+        assert!(its * 3 > theirs, "{its} against {theirs} hundredths of a second");
+        // One that leaves is with neither.
+        many.leave_guest(crowd[0].0.id()).unwrap();
+        assert_ne!(cpu_group(&crowd[0]), cpu_group(&crowd[1]));
+    } else {
+        assert!(many.enforced().weight.starts_with("none: "), "{:?}", many.enforced());
+    }
+    drop((crowd, alone));
+    many.remove().unwrap();
+    one.remove().unwrap();
+}
+
 #[test]
 fn the_priority_that_stands_in_for_a_quota_is_inherited() {
     let limits = CgroupLimits { cpu_quota: Some(0.1), ..CgroupLimits::default() };
@@ -140,7 +180,7 @@ fn r2_a_process_cannot_fork_beyond_the_limit() {
 /// Freezing, as long as it lasts, stops one of two processes; the other left the freezer.
 fn freezing_stops_only_those_inside(mut group: Cgroup) {
     let (inside, outside) = (Shell::spinning(&group), Shell::spinning(&group));
-    group.leave_freezer(outside.0.id()).unwrap();
+    group.leave_guest(outside.0.id()).unwrap();
     group.freeze().unwrap();
     let moment = Duration::from_millis(300);
     assert_eq!(inside.ticks_within(moment), 0);
