@@ -7,15 +7,16 @@ use bathy_sandbox::spec::DiskLimits;
 /// How fast disks may be used, in options.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct DiskArgs {
-    /// The most bytes that the sandbox writes to its disk in a second; four seconds' worth may be written at once.
-    /// [default: 128M]
+    /// The most bytes that the sandbox writes to its disk in a second, at least 1M; after a pause four seconds' worth, or 16M if
+    /// that is more, at once. Each of the three limits given here replaces the file's section `disk_limits`. [default: 128M]
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     disk_write_bandwidth: Option<Size>,
-    /// The most bytes that the sandbox reads from its image and from its disk in a second, as with writing. [default: no
-    /// limit]
+    /// The most bytes that the sandbox reads from its image, and as many from its disk, in a second; at once as with writing.
+    /// [default: no limit]
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     disk_read_bandwidth: Option<Size>,
-    /// How often the sandbox may flush its disk to stable storage in a second, as with writing. [default: 500]
+    /// How often the sandbox may flush its disk to stable storage in a second, at least 10; four seconds' worth at once. An
+    /// fsync is two flushes as a rule. [default: 500]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     disk_flushes: Option<u32>,
 }
