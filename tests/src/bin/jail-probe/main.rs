@@ -38,13 +38,15 @@ fn main() -> ExitCode {
             let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
             sys::crash(c"crash-outside")
         }
-        ["filter", table, installed] => match filters::run(table, installed) {
-            Ok(report) => report.finish(),
-            Err(error) => {
-                eprintln!("jail-probe: {error}");
-                return ExitCode::FAILURE;
+        ["filter", table, installed] => {
+            match without_core_dumps().and_then(|()| filters::run(table, installed)) {
+                Ok(report) => report.finish(),
+                Err(error) => {
+                    eprintln!("jail-probe: {error}");
+                    return ExitCode::FAILURE;
+                }
             }
-        },
+        }
         guest if guest.iter().any(|word| word.starts_with("memfd=")) => return as_guest(guest),
         _ => {
             eprintln!(
@@ -54,6 +56,12 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// A host may start a program for each core dump, and whatever a filter kills has one. The limit 1 is how the kernel is told not to.
+fn without_core_dumps() -> Result<(), String> {
+    let none = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
+    rustix::process::setrlimit(rustix::process::Resource::Core, none).map_err(|error| error.to_string())
 }
 
 fn as_guest(words: &[&str]) -> ExitCode {

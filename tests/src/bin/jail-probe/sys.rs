@@ -17,7 +17,7 @@ const SUCCEEDED: i32 = 200;
 /// The "error" of a child that could not prepare for its call.
 const UNPREPARED: i32 = 199;
 /// After this long a call counts as waiting for ever.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
