@@ -18,7 +18,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use vm_memory::{Bytes, GuestAddress};
 
 const MIB: u64 = 1 << 20;
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(90);
 
 /// Ends a guest as a kernel would: `mov al, 0xfe; out 0x64, al`.
 const RESET: [u8; 4] = [0xb0, 0xfe, 0xe6, 0x64];
