@@ -1,5 +1,5 @@
 //! Connections that both sides have ended while the other side has not acknowledged all that was sent. Their sockets would
-//! stay in the host's kernel for minutes, with their memory and ports and nobody's limit (attack R14): so they count as
+//! stay in the host's kernel for minutes, with their memory and ports and within no limit (attack R14): so they count as
 //! connections until they are closed, and not for long.
 
 #[cfg(test)]

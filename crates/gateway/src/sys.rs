@@ -27,7 +27,7 @@ pub fn map_words(file: OwnedFd) -> io::Result<&'static [AtomicU64]> {
         mmap(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?
     };
     // SAFETY: the mapping has `length` bytes, of which this uses whole words; it begins at a page, and so is aligned; it is
-    // never unmapped, and the seal keeps the file as long as it is. Any bit pattern is a word. Whoever else has the file may
+    // never unmapped, and the seal keeps the file as long as it is. Any bit pattern is a word. Another process that has the file may
     // change it at any time, which atomics allow.
     Ok(unsafe { slice::from_raw_parts(start.cast::<AtomicU64>(), words) })
 }

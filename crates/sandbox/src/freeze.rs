@@ -142,7 +142,7 @@ struct Namespace {
 }
 
 impl Namespace {
-    /// Of this process; none if it has ended, or belongs to somebody whose processes we may not look at. The guest's we may.
+    /// Of this process; none if it has ended, or belongs to a user whose processes we may not inspect. The guest's we may.
     fn of(pid: u32) -> Result<Option<Self>, FreezeError> {
         match fs::metadata(format!("/proc/{pid}/ns/pid")) {
             Ok(found) => Ok(Some(Self { device: found.dev(), inode: found.ino() })),

@@ -74,7 +74,7 @@ fn nearest_with(own: &Path, controllers: &[&'static str]) -> Option<PathBuf> {
     None
 }
 
-/// Whether somebody has set a limit for a group. The number of processes is not looked at: service managers limit it everywhere.
+/// Whether a limit is set for a group. The number of processes is not looked at: service managers limit it everywhere.
 fn is_limited(group: &Path) -> bool {
     let has = |file: &str, is_limit: fn(&str) -> bool| {
         folder::read(group, file).is_ok_and(|text| is_limit(text.trim()))
