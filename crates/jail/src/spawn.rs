@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -17,9 +17,9 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
-use crate::filter::{Filter, KEEPER};
+use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT};
 use crate::limits::{self, Limit};
-use crate::sys::{self, Side, Transition};
+use crate::sys::{self, Gate, Side, Transition};
 use crate::{FilterError, LimitsError, PrivilegesError, privileges};
 
 const NAMESPACES: i32 = libc::CLONE_NEWNS
@@ -299,7 +299,7 @@ pub struct Guest<'a> {
     /// Its limits, besides the common ones.
     pub limits: &'a [Limit],
     /// Its filter.
-    pub filter: &'a Filter,
+    pub filter: &'a GuestFilter,
     /// The one processor it may use.
     pub cpu: u32,
     /// Whether it becomes uid 1 of the keeper's namespace.
@@ -331,7 +331,7 @@ pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
     match unsafe { sys::fork_into(NAMESPACES) }.map_err(SpawnError::NoNamespaces)? {
         Side::Child => {
             drop(go_write);
-            let words = match guest_child(guest, &go_read) {
+            let words = match guest_child(guest, &go_read, &report_write) {
                 Ok(never) => match never {},
                 Err(error) => error.to_string(),
             };
@@ -345,13 +345,15 @@ pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
     }
 }
 
-fn guest_child(guest: &Guest<'_>, go: &OwnedFd) -> Result<Infallible, SpawnError> {
+fn guest_child(guest: &Guest<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infallible, SpawnError> {
     let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
     let copies = guest.descriptors.iter().map(|fd| copy(*fd)).collect::<Result<Vec<_>, _>>()?;
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
     let kernel = copy(guest.program)?;
     let (argv, envp) = (sys::pointers(guest.args), sys::pointers(&[] as &[CString]));
     let from_errno = |errno| SpawnError::Prepare(io::Error::from_raw_os_error(errno));
+    // Before there are limits of memory.
+    let gate = Gate::open(KERNEL_TEXT.start).map_err(SpawnError::Prepare)?;
 
     rustix::process::setsid().map_err(prepare)?;
     rustix::system::sethostname(b"sandbox").map_err(prepare)?;
@@ -371,9 +373,17 @@ fn guest_child(guest: &Guest<'_>, go: &OwnedFd) -> Result<Infallible, SpawnError
     if !sys::wait_for_byte(go.as_raw_fd()) {
         return Err(SpawnError::Child("start: its keeper is gone".to_owned()));
     }
+    sys::reset_signals();
     Filter::install(&program)?;
-    let errno = sys::become_program(&Transition { program: kernel.as_fd(), argv: &argv, envp: &envp });
-    Err(SpawnError::Child(format!("execute the guest kernel: {}", io::Error::from_raw_os_error(errno))))
+    // From here on only the gate's calls are not trapped.
+    let errno = gate.become_program(&Transition { program: kernel.as_fd(), argv: &argv, envp: &envp });
+    let mut words = [0; 64];
+    let mut rest = words.as_mut_slice();
+    // Sixty-four bytes are enough.
+    let _ = write!(rest, "execute the guest kernel: error {errno}");
+    let length = 64 - rest.len();
+    gate.last_words(report.as_raw_fd(), words.get(..length).unwrap_or_default());
+    gate.leave(125)
 }
 
 /// A copy of `fd` whose number no program is given.

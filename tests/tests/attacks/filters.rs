@@ -2,7 +2,8 @@
 
 use crate::run::{probe_on_host, verdict};
 
-const TABLES: [&str; 6] = ["keeper", "keeper-kvm", "vcpu", "gateway", "guest-seccomp", "guest-ptrace"];
+const TABLES: [&str; 7] =
+    ["keeper", "keeper-kvm", "vcpu", "gateway", "guest-seccomp", "guest-stub", "guest-ptrace"];
 
 fn assert_tight(table: &str) {
     let ran = probe_on_host(&["filter", table, "itself"]);
@@ -39,6 +40,22 @@ fn j2_guest_filter_allows_its_table_and_nothing_else() {
 #[test]
 fn j2_guest_filter_of_ptrace_mode_allows_its_table_and_nothing_else() {
     assert_tight("guest-ptrace");
+}
+
+#[test]
+fn j2_stubs_filter_allows_its_table_and_kills_for_all_else() {
+    assert_tight("guest-stub");
+}
+
+#[test]
+fn j2_every_call_of_a_guest_program_is_trapped() {
+    let ran = probe_on_host(&["trapped", "itself"]);
+    let (held, failed) = verdict(&ran.stdout);
+    assert_eq!(failed, 0, "\n{}", ran.stdout);
+    assert!(held > 6 * 1024, "only {held} calls were tried");
+    let (held, failed) = verdict(&probe_on_host(&["trapped", "everywhere"]).stdout);
+    // Two calls are never shown to a filter.
+    assert!(held <= 12 && failed > 6 * 1024, "without addresses: {held} held, {failed} failed");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bathy_jail::filter::{
-    Condition, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, KEEPER, KEEPER_KVM, Test, VCPU,
+    Condition, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, GuestFilter, KEEPER, KEEPER_KVM, Test, VCPU,
 };
 use bathy_tests::kept::Home;
 use bathy_tests::repository;
@@ -118,7 +118,12 @@ fn j1_an_unconfined_process_is_noticed() {
 
 #[test]
 fn j2_filters_are_as_agreed() {
-    let guests = [("guest-seccomp", GUEST_SECCOMP), ("guest-ptrace", GUEST_PTRACE)];
+    let GuestFilter::ByAddress(seccomp) = GUEST_SECCOMP else { panic!("calls are trapped by their address") };
+    let guests = [
+        ("guest-seccomp", seccomp.kernel),
+        ("guest-stub", seccomp.stub),
+        ("guest-ptrace", *GUEST_PTRACE.kernel()),
+    ];
     for (name, filter) in
         [KEEPER, KEEPER_KVM, VCPU, GATEWAY].map(|filter| (filter.name, filter)).into_iter().chain(guests)
     {

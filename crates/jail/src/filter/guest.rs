@@ -1,27 +1,31 @@
 //! What the guest kernel's process, and the processes that run guest programs for it, may ask of the host's kernel.
 //!
 //! Our kernel patches make it live on inherited descriptors alone: there is no call here that names a path or reaches
-//! beyond what the keeper gave it. Guest programs' own system calls never get this far: the guest kernel's trap (or
-//! tracer) catches them first. The refusal must be an error and not death: filters stack, and a deadly outer verdict
-//! would win over the trap of the inner one.
+//! beyond what the keeper gave it. Guest programs' own system calls never get to these tables: in seccomp mode they are
+//! trapped by their address, in ptrace mode the tracer replaces them.
 
 use libc::{
     AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID,
-    CLONE_NEWUSER, CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, MAP_ANONYMOUS,
-    MAP_PRIVATE, MAP_TYPE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS,
-    PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS,
-    PTRACE_SETREGS, PTRACE_SETREGSET, PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP,
-    PTRACE_TRACEME, SYS_arch_prctl, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_close,
-    SYS_close_range, SYS_dup2, SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait,
-    SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fstat, SYS_futex, SYS_getpid,
-    SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect,
-    SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64, SYS_ptrace,
-    SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_set_robust_list, SYS_set_tid_address, SYS_sigaltstack,
-    SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create, SYS_timer_settime, SYS_wait4, SYS_write,
+    CLONE_NEWUSER, CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, FUTEX_WAIT, FUTEX_WAKE,
+    MAP_ANONYMOUS, MAP_FIXED, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL,
+    PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET, PTRACE_SYSCALL,
+    PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk, SYS_clock_gettime,
+    SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2, SYS_epoll_create,
+    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group,
+    SYS_fcntl, SYS_fstat, SYS_futex, SYS_getpid, SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek,
+    SYS_madvise, SYS_mmap, SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl,
+    SYS_pread64, SYS_prlimit64, SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction,
+    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list,
+    SYS_set_tid_address, SYS_sigaltstack, SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create,
+    SYS_timer_settime, SYS_wait4, SYS_write,
 };
 
-use super::{Condition, Filter, Group, Otherwise, Test, UNCOUNTED, any, is, only, without};
+use seccompiler::BpfProgram;
+
+use super::{
+    ByAddress, Condition, Filter, FilterError, Group, Otherwise, Test, UNCOUNTED, any, is, only, without,
+};
 
 const NEW_NAMESPACES: i32 =
     CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
@@ -29,10 +33,9 @@ const NEW_NAMESPACES: i32 =
 /// `personality(0xffffffff)` only asks.
 const ASK: i32 = -1;
 
-/// `SECCOMP_SET_MODE_FILTER`: adding a filter can only take away.
-const SET_MODE_FILTER: i32 = 1;
-/// A filter with flags could write to the host's audit log at will, or hand its decisions to another process (attack U10).
-const NO_FLAGS: i32 = 0;
+/// Thread-local storage of a guest program.
+const ARCH_SET_GS: i32 = 0x1001;
+const ARCH_SET_FS: i32 = 0x1002;
 
 /// Which signal announces input.
 const F_SETSIG: i32 = 10;
@@ -131,9 +134,16 @@ const PROCESSES: Group = Group {
     ],
 };
 
-const FILTERS: Group = Group {
-    purpose: "trap the calls of guest programs, by a filter in each host process that runs one",
-    rules: &[only(SYS_seccomp, &[&[is(0, SET_MODE_FILTER), is(1, NO_FLAGS)]])],
+const STUB: Group = Group {
+    purpose: "run a guest program: hand over to the kernel and back, and map what it says",
+    rules: &[
+        // Nothing but the one file of guest memory.
+        only(SYS_mmap, &[&[is(3, MAP_SHARED | MAP_FIXED)]]),
+        any(SYS_munmap),
+        only(SYS_futex, &[&[is(1, FUTEX_WAKE)], &[is(1, FUTEX_WAIT)]]),
+        only(SYS_arch_prctl, &[&[is(0, ARCH_SET_FS)], &[is(0, ARCH_SET_GS)]]),
+        any(SYS_rt_sigreturn),
+    ],
 };
 
 const START: Group = Group {
@@ -182,16 +192,47 @@ const TRACING: Group = Group {
     ],
 };
 
-/// The guest's filter in the default mode.
-pub const GUEST_SECCOMP: Filter = Filter {
-    name: "guest (seccomp mode)",
-    otherwise: Otherwise::Refuse,
-    groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, FILTERS, START],
-};
+/// A guest's filter, for its kernel and for the host processes that run its programs.
+#[derive(Clone, Copy, Debug)]
+pub enum GuestFilter {
+    /// By the address that a call comes from.
+    ByAddress(ByAddress),
+    /// The same wherever a call comes from.
+    Everywhere(Filter),
+}
 
-/// The guest's filter in ptrace mode. A tracer needs no filters, whose memory no limit of the sandbox's counts (attack U11).
-pub const GUEST_PTRACE: Filter = Filter {
+impl GuestFilter {
+    /// What the guest kernel's own code may do.
+    pub fn kernel(&self) -> &Filter {
+        match self {
+            Self::ByAddress(tables) => &tables.kernel,
+            Self::Everywhere(table) => table,
+        }
+    }
+
+    /// The filter as a program for the kernel.
+    pub fn compile(&self) -> Result<BpfProgram, FilterError> {
+        match self {
+            Self::ByAddress(tables) => tables.compile(),
+            Self::Everywhere(table) => table.compile(),
+        }
+    }
+}
+
+/// The guest's filter in the default mode. It is the only one: that the guest could add others, whose memory no limit of the
+/// sandbox's counts, was attack U11.
+pub const GUEST_SECCOMP: GuestFilter = GuestFilter::ByAddress(ByAddress {
+    kernel: Filter {
+        name: "guest (seccomp mode)",
+        otherwise: Otherwise::Refuse,
+        groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, START],
+    },
+    stub: Filter { name: "stub", otherwise: Otherwise::Kill, groups: &[STUB] },
+});
+
+/// The guest's filter in ptrace mode.
+pub const GUEST_PTRACE: GuestFilter = GuestFilter::Everywhere(Filter {
     name: "guest (ptrace mode)",
     otherwise: Otherwise::Refuse,
     groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, START, TRACING],
-};
+});

@@ -294,6 +294,8 @@ fn privileges() -> Vec<Attempt> {
         refused("prctl no speculation control", libc::SYS_prctl, &[value(libc::PR_GET_SPECULATION_CTRL), 0]),
         refused("personality", libc::SYS_personality, &[0]),
         refused("seccomp strict", libc::SYS_seccomp, &[3, 0, 0]),
+        // A filter like any other, of which there could be thousands (U11).
+        refused("seccomp", libc::SYS_seccomp, &[1, 0, program]),
         // A filter that writes to the host's log, and one that asks another process (U10).
         refused("seccomp with a log", libc::SYS_seccomp, &[1, 2, program]),
         refused("seccomp with a listener", libc::SYS_seccomp, &[1, 8, program]),

@@ -39,18 +39,15 @@ fn main() -> ExitCode {
             sys::crash(c"crash-outside")
         }
         ["filter", table, installed] => {
-            match without_core_dumps().and_then(|()| filters::run(table, installed)) {
-                Ok(report) => report.finish(),
-                Err(error) => {
-                    eprintln!("jail-probe: {error}");
-                    return ExitCode::FAILURE;
-                }
-            }
+            return finish(without_core_dumps().and_then(|()| filters::run(table, installed)));
+        }
+        ["trapped", installed] => {
+            return finish(without_core_dumps().and_then(|()| filters::trapped(installed)));
         }
         guest if guest.iter().any(|word| word.starts_with("memfd=")) => return as_guest(guest),
         _ => {
             eprintln!(
-                "jail-probe: usage: jail-probe outside | jail-probe crash | jail-probe filter TABLE INSTALLED"
+                "jail-probe: usage: jail-probe outside | crash | filter TABLE INSTALLED | trapped INSTALLED"
             );
             return ExitCode::FAILURE;
         }
@@ -62,6 +59,19 @@ fn main() -> ExitCode {
 fn without_core_dumps() -> Result<(), String> {
     let none = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
     rustix::process::setrlimit(rustix::process::Resource::Core, none).map_err(|error| error.to_string())
+}
+
+fn finish(report: Result<Report, String>) -> ExitCode {
+    match report {
+        Ok(report) => {
+            report.finish();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("jail-probe: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn as_guest(words: &[&str]) -> ExitCode {
@@ -78,7 +88,7 @@ fn as_guest(words: &[&str]) -> ExitCode {
 fn escape(words: &[&str]) {
     let filter = if words.contains(&"seccomp=off") { GUEST_PTRACE } else { GUEST_SECCOMP };
     let mut report = Report::new(false);
-    every_call(&mut report, &filter);
+    every_call(&mut report, filter.kernel());
     attempts::run(&mut report, true);
     checks::run(&mut report, true);
     report.finish();

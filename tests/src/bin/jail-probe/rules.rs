@@ -1,6 +1,7 @@
 //! Every form of every system call, with what a filter's table says about it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bathy_jail::filter::{Condition, Filter, Rule, Test};
 
@@ -57,6 +58,36 @@ pub fn cases(filter: &Filter) -> Vec<Case> {
     }
     cases.extend([u32::MAX >> 1, u32::MAX].map(|number| plain(number.into(), false)));
     cases
+}
+
+/// Mappings of guest memory beside, over and within a range that has to stay empty.
+pub fn mappings(empty: &Range<u32>) -> Vec<Case> {
+    const PAGE: u64 = 4096;
+    let [start, end] = [empty.start, empty.end].map(u64::from);
+    let all = [
+        (start - PAGE, PAGE, true),
+        (PAGE, start - PAGE, true),
+        (end, PAGE, true),
+        (start + (1 << 32), PAGE, true),
+        (start - PAGE, 2 * PAGE, false),
+        (start - PAGE, (1 << 32) + PAGE, false),
+        (start - PAGE, u64::from(u32::MAX), false),
+        (PAGE, start, false),
+        (PAGE, u64::MAX, false),
+        (start, PAGE, false),
+        (start, 0, false),
+        (start + PAGE, PAGE, false),
+        (end - PAGE, PAGE, false),
+    ];
+    let flags = u64::from((libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs());
+    let case = |(address, size, allowed)| Case {
+        call: libc::SYS_mmap.cast_unsigned(),
+        // Of no file, so that nothing is mapped whatever the filter says.
+        args: [address, size, 5, flags, NOTHING, 0],
+        allowed,
+        altered: !allowed,
+    };
+    all.map(case).into()
 }
 
 fn plain(call: u64, allowed: bool) -> Case {

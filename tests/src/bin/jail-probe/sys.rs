@@ -40,16 +40,83 @@ pub fn attempt(call: u64, args: Args) -> Fate {
     in_child(move || unsafe { raw(call, &args) })
 }
 
-/// Makes one system call in a child that has first done `prepare`; [`Fate::NoChild`] if that failed.
-pub fn attempt_after(call: u64, args: Args, prepare: impl FnOnce() -> bool) -> Fate {
+/// Makes one system call in a child that has first done `prepare`, through `gate` if there is one; [`Fate::NoChild`] if
+/// that failed.
+pub fn attempt_after(call: u64, args: Args, gate: Option<&Gate>, prepare: impl FnOnce() -> bool) -> Fate {
     let fate = in_child(move || {
         if !prepare() {
             return -i64::from(UNPREPARED);
         }
-        // SAFETY: made in a child, see the module's description.
-        unsafe { raw(call, &args) }
+        match gate {
+            Some(gate) => gate.call(call, &args),
+            // SAFETY: made in a child, see the module's description.
+            None => unsafe { raw(call, &args) },
+        }
     });
     if fate == Fate::Error(UNPREPARED) { Fate::NoChild } else { fate }
+}
+
+/// A system call instruction at an address of one's choice.
+pub struct Gate(SystemCall);
+
+/// Takes the number and six arguments.
+type SystemCall = extern "sysv64" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
+
+impl Gate {
+    /// At the beginning of the page at `address`, where nothing is yet.
+    pub fn open(address: u64) -> Result<Self, String> {
+        Self::at(address, 4096, address)
+    }
+
+    /// At the end of the page before `address`, where nothing is yet; only its return is behind that.
+    pub fn ending_at(address: u64) -> Result<Self, String> {
+        Self::at(address - 4096, 8192, address - CALL.len() as u64)
+    }
+
+    fn at(start: u64, size: usize, code: u64) -> Result<Self, String> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let whole: Vec<u8> = CALL.into_iter().chain([RETURN]).collect();
+        // SAFETY: the mapping replaces nothing; what is written into it fits, and is code of this type.
+        unsafe {
+            if libc::mmap(start as *mut _, size, rights, flags, -1, 0) == libc::MAP_FAILED {
+                return Err(format!("cannot map {start:#x}: error {}", errno()));
+            }
+            ptr::copy_nonoverlapping(whole.as_ptr(), code as *mut u8, whole.len());
+            Ok(Self(std::mem::transmute::<*const u8, SystemCall>(code as *const u8)))
+        }
+    }
+
+    fn call(&self, call: u64, args: &Args) -> i64 {
+        self.0(call, args[0], args[1], args[2], args[3], args[4], args[5])
+    }
+}
+
+/// Moves the arguments of a function to the registers of a system call, and makes it.
+const CALL: [u8; 25] = [
+    0x48, 0x89, 0xf8, // mov rax, rdi
+    0x48, 0x89, 0xf7, // mov rdi, rsi
+    0x48, 0x89, 0xd6, // mov rsi, rdx
+    0x48, 0x89, 0xca, // mov rdx, rcx
+    0x4d, 0x89, 0xc2, // mov r10, r8
+    0x4d, 0x89, 0xc8, // mov r8, r9
+    0x4c, 0x8b, 0x4c, 0x24, 0x08, // mov r9, [rsp + 8]
+    0x0f, 0x05, // syscall
+];
+const RETURN: u8 = 0xc3;
+
+/// How a child ends whose call was trapped, after [`exit_when_trapped`].
+pub const TRAPPED: Fate = Fate::Error(198);
+
+/// Has this process end with [`TRAPPED`] when a filter traps a call; a filter that kills is not asked.
+pub fn exit_when_trapped() -> bool {
+    extern "C" fn trapped(_: libc::c_int) {
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(198) }
+    }
+    let handler = trapped as extern "C" fn(libc::c_int);
+    // SAFETY: the handler makes nothing but a system call.
+    unsafe { libc::signal(libc::SIGSYS, handler as libc::sighandler_t) != libc::SIG_ERR }
 }
 
 /// Does `work` in a child, which ends with its result: an error number as a negative value, or success.
