@@ -9,6 +9,7 @@ mod golden;
 mod greed;
 mod jail;
 mod machine;
+mod places;
 mod process;
 mod run;
 mod state;

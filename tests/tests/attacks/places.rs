@@ -1,0 +1,29 @@
+//! U11: the jail's filter knows the guest kernel's calls by their address, so no guest program may have code there.
+
+use std::time::Duration;
+
+use bathy_jail::filter::{KERNEL_TEXT, STUB_CODE};
+use bathy_tests::patience;
+
+use crate::run::Run;
+
+/// Tries to; see the file.
+const PLACES: &str = include_str!("places.py");
+/// Ways by which the guest kernel could give it memory there, and by which the stub could.
+const REFUSED: usize = 12;
+const KILLED: usize = 3;
+
+#[test]
+fn u11_guest_programs_have_no_code_where_the_guest_kernel_has_its_own() {
+    let [start, end, stub] =
+        [KERNEL_TEXT.start.into(), KERNEL_TEXT.end.into(), STUB_CODE].map(|address| format!("{address:x}"));
+    let ran = Run::start(&["--", "python3", "-c", PLACES, &start, &end, &stub])
+        .finish(patience(Duration::from_secs(60)));
+    let count = |word: &str| ran.stdout.lines().filter(|line| line.starts_with(word)).count();
+    assert!(
+        ran.stdout.starts_with("a program elsewhere: 42\nelsewhere, through the stub: DONE\n"),
+        "{ran:?}"
+    );
+    assert_eq!((count("refused: "), count("killed: ")), (REFUSED, KILLED), "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.ends_with("the guest goes on\n"), "{}", ran.stdout);
+}
