@@ -7,6 +7,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use bathy_sandbox::config;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use crate::mcp_clients::{Change, Client, Places, Scope, Server, program};
 use crate::{escape, output};
@@ -15,6 +17,8 @@ use crate::{escape, output};
 const MAX_FILE: u64 = 64 << 20;
 /// The longest name of a server.
 const MAX_NAME: usize = 64;
+/// How many backups of a file are kept.
+const MAX_BACKUPS: u32 = 100;
 /// The permissions of a new file: it may come to hold secrets of other servers.
 const PRIVATE: u32 = 0o600;
 
@@ -70,7 +74,12 @@ fn install(args: &Args, places: &Places, program: &Path) -> Result<u8, Box<dyn E
         output::line(args.client.example(&server)?.trim_end())?;
         return Ok(0);
     }
-    let target = Target::open(&path).map_err(|error| format!("Cannot use {}: {error}", path.display()))?;
+    let target = Target::open(&path)
+        .and_then(|target| match args.scope {
+            Scope::User => Ok(target),
+            Scope::Project => target.within(&places.project),
+        })
+        .map_err(|error| format!("Cannot use {}: {error}", path.display()))?;
     let wrong = |what: String| {
         let what = escape::text(&what);
         format!("{} is not changed: {what}", target.path.display())
@@ -134,6 +143,27 @@ impl Target {
         Ok(Self { path, text, found: Some(found) })
     }
 
+    /// Refuses a file outside of the project: its links are as untrusted as its code.
+    fn within(self, project: &Path) -> io::Result<Self> {
+        let mut folder = self.path.as_path();
+        let real = loop {
+            folder = folder.parent().unwrap_or_else(|| Path::new("/"));
+            match fs::canonicalize(folder) {
+                // A link that points nowhere is not a folder that can be made.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.is_symlink() => {}
+                real => break real?,
+            }
+        };
+        if real.starts_with(fs::canonicalize(project)?) {
+            Ok(self)
+        } else {
+            let place = escape::text(&real.display().to_string());
+            Err(io::Error::other(format!(
+                "a link leads out of the project, to {place}. Remove the link, or use --scope user"
+            )))
+        }
+    }
+
     /// Puts a new text in the file's place, whole or not at all; the old file is kept beside it, and its path returned.
     fn replace(&self, text: &str) -> io::Result<Option<PathBuf>> {
         let folder = self.path.parent().unwrap_or_else(|| Path::new("/"));
@@ -141,12 +171,9 @@ impl Target {
         let backup = match &self.found {
             None => None,
             Some(found) => {
-                let mut name = self.path.clone().into_os_string();
-                name.push(".bak");
-                let backup = PathBuf::from(name);
+                let backup = self.path.with_added_extension("bak");
                 let new = Written::beside(&backup, &self.text, Some(found))?;
-                new.become_file(&backup)?;
-                Some(backup)
+                Some(new.become_new_file(&backup)?)
             }
         };
         let new = Written::beside(&self.path, text, self.found.as_ref())?;
@@ -191,6 +218,22 @@ impl Written {
         }
         file.sync_all()?;
         Ok(written)
+    }
+
+    /// Takes the name, or the first of `NAME.2`, `NAME.3`… that is free: an older backup is not lost.
+    fn become_new_file(mut self, name: &Path) -> io::Result<PathBuf> {
+        let others = (2..=MAX_BACKUPS).map(|number| name.with_added_extension(number.to_string()));
+        for name in std::iter::once(name.to_owned()).chain(others) {
+            match renameat_with(CWD, &self.path, CWD, &name, RenameFlags::NOREPLACE) {
+                Err(Errno::EXIST) => {}
+                result => {
+                    result?;
+                    self.done = true;
+                    return Ok(name);
+                }
+            }
+        }
+        Err(io::Error::other(format!("there are {MAX_BACKUPS} backups of it: remove some")))
     }
 
     fn become_file(mut self, target: &Path) -> io::Result<()> {
@@ -351,6 +394,38 @@ mod tests {
     }
 
     #[test]
+    fn links_of_a_project_do_not_lead_out_of_it() {
+        let home = Home::new();
+        let outside = home.write("outside/mcp.json", "{}");
+        fs::create_dir_all(home.path("project/.cursor")).unwrap();
+        symlink(&outside, home.path("project/.cursor/mcp.json")).unwrap();
+        symlink(home.path("outside"), home.path("project/.vscode")).unwrap();
+        symlink(&outside, home.path("project/.mcp.json")).unwrap();
+        for client in ["cursor", "vscode", "claude-code"] {
+            let error = home.install(&["--client", client, "--scope", "project"]).unwrap_err();
+            assert!(error.contains("leads out of the project"), "{client}: {error}");
+        }
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "{}");
+        assert_eq!(home.files("outside"), ["mcp.json"]);
+        let inside = home.write("project/settings/mcp.json", "{}");
+        fs::remove_file(home.path("project/.mcp.json")).unwrap();
+        symlink(&inside, home.path("project/.mcp.json")).unwrap();
+        home.install(&["--client", "claude-code", "--scope", "project"]).unwrap();
+        assert!(fs::read_to_string(&inside).unwrap().contains("bathysphere"));
+    }
+
+    #[test]
+    fn an_older_backup_is_not_overwritten() {
+        let home = Home::new();
+        home.write(".cursor/mcp.json", "{}");
+        home.write(".cursor/mcp.json.bak", "mine");
+        home.install(&["--client", "cursor"]).unwrap();
+        assert_eq!(fs::read_to_string(home.path(".cursor/mcp.json.bak")).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(home.path(".cursor/mcp.json.bak.2")).unwrap(), "{}");
+        assert_eq!(home.files(".cursor"), ["mcp.json", "mcp.json.bak", "mcp.json.bak.2"]);
+    }
+
+    #[test]
     fn a_file_that_changes_meanwhile_is_not_overwritten() {
         let home = Home::new();
         let path = home.write("a.json", "{}");
@@ -364,6 +439,7 @@ mod tests {
     #[test]
     fn projects_have_files_of_their_own() {
         let home = Home::new();
+        fs::create_dir_all(home.path("project")).unwrap();
         home.install(&["--client", "vscode", "--scope", "project"]).unwrap();
         assert_eq!(home.files("project/.vscode"), ["mcp.json"]);
         assert!(home.install(&["--client", "claude-desktop", "--scope", "project"]).is_err());
