@@ -17,6 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
+use crate::cgroup::Entrance;
 use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT};
 use crate::limits::{self, Limit};
 use crate::sys::{self, Gate, Side, Transition};
@@ -124,8 +125,9 @@ pub struct Program<'a> {
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Its users.
     pub identity: Identity,
-    /// Called with its number before its first instruction: the place to put it into a control group. If that fails, the
-    /// process ends without having run.
+    /// The control groups that it is in from its first instruction on.
+    pub entrance: Option<&'a Entrance>,
+    /// Called with its number before its first instruction. If that fails, the process ends without having run.
     pub before_start: Option<&'a dyn Fn(u32) -> io::Result<()>>,
 }
 
@@ -153,15 +155,28 @@ fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> 
     let (report_read, report_write) = high_pipe()?;
     let transition = Transition { program: program.as_fd(), argv: &argv, envp: &envp };
 
+    let v2 = process.entrance.and_then(Entrance::v2);
+    let tasks: Vec<_> =
+        process.entrance.iter().flat_map(|entrance| entrance.v1()).map(|fd| fd.as_raw_fd()).collect();
     // SAFETY: the child only makes system calls (see `program_child`), as required of a process with many threads.
-    match unsafe { sys::fork_into(namespaces | libc::CLONE_NEWUSER) }.map_err(SpawnError::NoNamespaces)? {
+    let fork = |group| unsafe { sys::fork_into(namespaces | libc::CLONE_NEWUSER, group) };
+    let (side, is_in_v2) = match fork(v2) {
+        Err(_) if v2.is_some() => (fork(None), false),
+        side => (side, true),
+    };
+    match side.map_err(SpawnError::NoNamespaces)? {
         Side::Child => {
             // Only the parent may hold this end, or its death would go unnoticed below.
             drop(go_write);
-            program_child(&go_read, &report_write, &descriptors, &transition)
+            program_child(&go_read, &report_write, &tasks, &descriptors, &transition)
         }
         Side::Parent(child) => {
-            let result = let_go(process, child.pid, &go_write);
+            let move_v2 = || {
+                process.entrance.filter(|_| !is_in_v2).map_or(Ok(()), |entrance| entrance.move_v2(child.pid))
+            };
+            let result = move_v2()
+                .map_err(SpawnError::BeforeStart)
+                .and_then(|()| let_go(process, child.pid, &go_write));
             if result.is_err() {
                 // Without the word to go, and anybody who could give it, the child ends; it is not left as a zombie.
                 drop(go_write);
@@ -181,9 +196,18 @@ fn let_go(process: &Program<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnErro
     Ok(())
 }
 
-fn program_child(go: &OwnedFd, report: &OwnedFd, descriptors: &[RawFd], transition: &Transition<'_>) -> ! {
+fn program_child(
+    go: &OwnedFd,
+    report: &OwnedFd,
+    tasks: &[RawFd],
+    descriptors: &[RawFd],
+    transition: &Transition<'_>,
+) -> ! {
     if sys::wait_for_byte(go.as_raw_fd()) {
-        let words = if sys::become_user(0).is_err() {
+        // As the caller's user, to whom the groups belong.
+        let words = if !tasks.iter().all(|tasks| sys::enter_group(*tasks)) {
+            "enter its control group"
+        } else if sys::become_user(0).is_err() {
             "become the sandbox's user"
         } else if sys::arrange(descriptors).is_err() {
             "arrange its descriptors"
@@ -234,7 +258,9 @@ fn map_subordinate(helper: &str, pid: u32, first: u32, count: u32) -> io::Result
 /// Whether this machine lets us create the namespaces that a keeper needs: tried, and undone.
 pub fn try_namespaces() -> Result<(), SpawnError> {
     // SAFETY: the child only ends itself.
-    match unsafe { sys::fork_into(NAMESPACES | libc::CLONE_NEWUSER) }.map_err(SpawnError::NoNamespaces)? {
+    match unsafe { sys::fork_into(NAMESPACES | libc::CLONE_NEWUSER, None) }
+        .map_err(SpawnError::NoNamespaces)?
+    {
         Side::Child => sys::leave(0),
         Side::Parent(child) => {
             waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED)
@@ -266,7 +292,7 @@ pub fn try_filter(limit: Duration) -> Result<Tried, SpawnError> {
 fn try_in_child(limit: Duration, work: impl FnOnce() -> bool) -> Result<Tried, SpawnError> {
     let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
     // SAFETY: the child only makes system calls, as required of a process with many threads.
-    match unsafe { sys::fork_into(0) }.map_err(SpawnError::Prepare)? {
+    match unsafe { sys::fork_into(0, None) }.map_err(SpawnError::Prepare)? {
         Side::Child => {
             sys::close_all();
             sys::leave(i32::from(!work()))
@@ -328,7 +354,7 @@ pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
     let (go_read, go_write) = high_pipe()?;
     let (report_read, report_write) = high_pipe()?;
     // SAFETY: this process has a single thread (see the function's contract), so the child may do what it likes.
-    match unsafe { sys::fork_into(NAMESPACES) }.map_err(SpawnError::NoNamespaces)? {
+    match unsafe { sys::fork_into(NAMESPACES, None) }.map_err(SpawnError::NoNamespaces)? {
         Side::Child => {
             drop(go_write);
             let words = match guest_child(guest, &go_read, &report_write) {
@@ -419,6 +445,7 @@ mod tests {
             args: &[CString::from(c"true")],
             descriptors: &[],
             identity: Identity::Own { uid: uid.as_raw(), gid },
+            entrance: None,
             before_start: Some(before_start),
         })
     }
@@ -480,6 +507,7 @@ mod tests {
             args: &[CString::from(c"sleep"), CString::from(c"100")],
             descriptors: &[given.as_fd()],
             identity: if uid == 0 { Identity::Pair { first: 70_000 } } else { Identity::Own { uid, gid } },
+            entrance: None,
             before_start: None,
         });
         let spawned = spawned.unwrap();

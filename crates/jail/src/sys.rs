@@ -26,11 +26,15 @@ pub enum Side {
 /// # Safety
 /// In a process with several threads the child may only make system calls: other threads' locks stay locked in it
 /// for ever.
-pub unsafe fn fork_into(namespaces: c_int) -> io::Result<Side> {
+pub unsafe fn fork_into(namespaces: c_int, group: Option<BorrowedFd<'_>>) -> io::Result<Side> {
+    /// Into the group that `cgroup` is open at. Not in libc for all targets.
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     let mut pidfd: RawFd = -1;
     let unsigned = |value: c_int| u64::from(value.cast_unsigned());
     let args = libc::clone_args {
-        flags: unsigned(namespaces) | unsigned(libc::CLONE_PIDFD),
+        flags: unsigned(namespaces)
+            | unsigned(libc::CLONE_PIDFD)
+            | if group.is_some() { CLONE_INTO_CGROUP } else { 0 },
         pidfd: (&raw mut pidfd).addr() as u64,
         child_tid: 0,
         parent_tid: 0,
@@ -40,7 +44,7 @@ pub unsafe fn fork_into(namespaces: c_int) -> io::Result<Side> {
         tls: 0,
         set_tid: 0,
         set_tid_size: 0,
-        cgroup: 0,
+        cgroup: group.map_or(0, |group| unsigned(group.as_raw_fd())),
     };
     // SAFETY: the arguments are a valid clone_args of the given size; without CLONE_VM the child has its own copy of
     // the stack it returns on.
@@ -51,6 +55,12 @@ pub unsafe fn fork_into(namespaces: c_int) -> io::Result<Side> {
         // SAFETY: the kernel stored a fresh descriptor that nobody else knows.
         Ok(pid) => Ok(Side::Parent(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })),
     }
+}
+
+/// Puts this process, which has one thread, into the version 1 group whose `tasks` file this is. Makes nothing but a system call.
+pub fn enter_group(tasks: RawFd) -> bool {
+    // SAFETY: a plain system call on a number, with a byte that lives long enough.
+    unsafe { libc::write(tasks, c"0".as_ptr().cast(), 1) == 1 }
 }
 
 /// What a child needs to become another program; all of it prepared before the process was created.

@@ -49,6 +49,7 @@ fn confined(test: &str, part: fn(&mut File)) -> Option<Outcome> {
         args: &args,
         descriptors: &[],
         identity: Identity::Own { uid, gid },
+        entrance: None,
         before_start: None,
     });
     let spawned = spawned.unwrap();

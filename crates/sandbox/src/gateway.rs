@@ -149,7 +149,8 @@ impl Network {
             args: &[CString::from(c"bathy-gateway")],
             descriptors: &descriptors,
             identity: self.identity,
-            before_start: Some(&|pid| self.group.put_gateway(pid)),
+            entrance: Some(&self.group.gateway_entrance().map_err(GatewayError::Prepare)?),
+            before_start: Some(&|pid| self.group.set_priority(pid)),
         })?;
         rustix::io::ioctl_fionbio(&control, true).map_err(prepare)?;
         let gateway = Gateway { control, process };

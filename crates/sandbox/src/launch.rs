@@ -367,7 +367,8 @@ impl KeeperLaunch<'_> {
             args: &[CString::from(c"bathy-keeper")],
             descriptors: &descriptors,
             identity: identities.keeper,
-            before_start: Some(&|pid| self.group.put_keeper(pid)),
+            entrance: Some(&self.group.keeper_entrance()?),
+            before_start: Some(&|pid| self.group.set_priority(pid)),
         })?;
         Ok((spawned, ours))
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use bathy_jail::cgroup::{self, Cgroup, CgroupError, CgroupLimits, Priority};
+use bathy_jail::cgroup::{self, Cgroup, CgroupError, CgroupLimits, Entrance, Priority};
 
 use crate::engine::Chosen;
 use crate::spec::{CpuQuota, SandboxSpec};
@@ -109,10 +109,25 @@ impl ResourceGroup {
         cgroup::describe_weight(&self.cgroup)
     }
 
-    /// Puts the keeper under the limits before it does anything, and the guest with it.
-    pub fn put_keeper(&self, pid: u32) -> io::Result<()> {
-        self.priority.apply(pid)?;
-        self.cgroup.add(pid).map_err(io::Error::other)
+    /// Where the keeper begins: under the limits, and the guest with it.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn keeper_entrance(&self) -> Result<Entrance, CgroupError> {
+        self.cgroup.guest_entrance()
+    }
+
+    /// Where the gateway begins: under the limits. It is not frozen with the guest: new policies take effect all the same.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn gateway_entrance(&self) -> io::Result<Entrance> {
+        self.cgroup.host_side_entrance().map_err(io::Error::other)
+    }
+
+    /// Gives a process the priority that stands in for a group.
+    pub fn set_priority(&self, pid: u32) -> io::Result<()> {
+        self.priority.apply(pid)
     }
 
     /// The guest has inherited its place. The keeper itself is not frozen with it, and does not share its weight.
@@ -121,12 +136,6 @@ impl ResourceGroup {
     pub fn part_keeper(&self, pid: u32) {
         // A keeper that cannot be moved serves its guest all the same.
         let _ = self.cgroup.leave_guest(pid);
-    }
-
-    /// Puts the gateway under the limits. It is not frozen with the guest: new policies take effect all the same.
-    pub fn put_gateway(&self, pid: u32) -> io::Result<()> {
-        self.priority.apply(pid)?;
-        self.cgroup.add_host_side(pid).map_err(io::Error::other)
     }
 }
 

@@ -54,6 +54,7 @@ fn process(rules: &[&str]) -> Process {
         args: &[CString::from(c"bathy-gateway")],
         descriptors: &[config.as_fd(), control.as_fd(), its_link.as_fd(), memory.as_fd()],
         identity: Identity::Own { uid: geteuid().as_raw(), gid: getegid().as_raw() },
+        entrance: None,
         before_start: None,
     });
     let Scene { gateway, link: idle_link, owner: idle_owner, events } = Scene::new(&[]);

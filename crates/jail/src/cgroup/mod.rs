@@ -3,10 +3,11 @@
 //! Nothing here is a must. An ordinary user seldom may make groups, and a container may have none; so each limit says by
 //! which mechanism it is held, or why by none, and the sandbox's other limits stand by themselves.
 //!
-//! The keeper is put into the guest's part before its first instruction, and everything it starts is born there. Then
+//! The keeper enters the guest's part before its first instruction ([`Entrance`]), and everything it starts is born there. Then
 //! [`Cgroup::leave_guest`] takes only the keeper out of what is the guest's alone: it answers while its guest stands still,
 //! does not wait for a processor that its guest spins on, and still shares the guest's limits.
 
+mod entrance;
 mod folder;
 mod freezer;
 mod hierarchy;
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+pub use self::entrance::Entrance;
 pub use self::freezer::CgroupFreezer;
 use self::freezer::Version;
 use self::hierarchy::{Folders, Hierarchies};
@@ -61,6 +63,9 @@ pub enum CgroupError {
     /// A group of this name has processes.
     #[error("There is a control group {0} already, and processes are in it")]
     Taken(PathBuf),
+    /// A group that a process could not be started in.
+    #[error("Cannot start a process in the control group {0}")]
+    Enter(PathBuf, #[source] io::Error),
     /// A process could not be moved.
     #[error("Cannot move process {pid} into the control group {folder}")]
     Move {
@@ -182,19 +187,19 @@ impl Cgroup {
         self.freezer.as_ref()
     }
 
-    /// Puts a process under the limits, with everything that it will start, as a part of the guest.
-    pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
+    /// The way under the limits for a process that is to be started, with everything that it will start, as a part of the guest.
+    pub fn guest_entrance(&self) -> Result<Entrance, CgroupError> {
         let cpu = self.cpu.as_ref().map(|parts| &parts.guest);
         let freezer = self.freezer.as_ref().and_then(CgroupFreezer::own_folder);
-        let guest = self.v2.as_ref().map(|layout| &layout.guest);
-        self.v1.iter().chain(cpu).chain(freezer).chain(guest).try_for_each(|folder| put(folder, pid))
+        let v2 = self.v2.as_ref().map(|layout| layout.guest.as_path());
+        Entrance::open(self.v1.iter().chain(cpu).chain(freezer), v2)
     }
 
-    /// Puts a process of the host side under the limits. It is not frozen, and does not share the guest's weight.
-    pub fn add_host_side(&self, pid: u32) -> Result<(), CgroupError> {
+    /// The same for a process of the host side. It is not frozen, and does not share the guest's weight.
+    pub fn host_side_entrance(&self) -> Result<Entrance, CgroupError> {
         let nested = self.cpu.as_ref().filter(|parts| parts.top.is_some()).map(|parts| &parts.host_side);
-        let host_side = self.v2.as_ref().map(|layout| &layout.host_side);
-        self.v1.iter().chain(nested).chain(host_side).try_for_each(|folder| put(folder, pid))
+        let v2 = self.v2.as_ref().map(|layout| layout.host_side.as_path());
+        Entrance::open(self.v1.iter().chain(nested), v2)
     }
 
     /// Takes one process out of what is the guest's alone: the freezer, and the weight. The limits go on holding for it.

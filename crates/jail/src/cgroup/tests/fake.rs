@@ -17,8 +17,9 @@ const LIMITS: CgroupLimits =
 
 /// What the kernel puts into a new group, version 2 and version 1 alike: code that reads the wrong file finds a wrong
 /// value.
-const FILES: [(&str, &str); 23] = [
+const FILES: [(&str, &str); 24] = [
     ("cgroup.procs", ""),
+    ("tasks", ""),
     ("cgroup.controllers", "cpu memory pids\n"),
     ("cgroup.subtree_control", ""),
     ("cpu.weight", "100\n"),

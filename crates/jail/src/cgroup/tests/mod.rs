@@ -3,10 +3,32 @@
 mod fake;
 mod real;
 
+use std::fs;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+
 use super::priority::nice_for;
 use super::session::{is_in_root_group, weight_by};
-use super::{Cgroup, CgroupError, CgroupLimits, CgroupUsage, Enforcement, Priority, quota_us};
+use super::{Cgroup, CgroupError, CgroupLimits, CgroupUsage, Enforcement, Entrance, Priority, put, quota_us};
 use crate::cgroup::hierarchy::{Folders, Hierarchies};
+
+/// Processes that exist, in the groups that a new one would enter.
+impl Cgroup {
+    fn add(&self, pid: u32) -> Result<(), CgroupError> {
+        folders(&self.guest_entrance()?).iter().try_for_each(|folder| put(folder, pid))
+    }
+
+    fn add_host_side(&self, pid: u32) -> Result<(), CgroupError> {
+        folders(&self.host_side_entrance()?).iter().try_for_each(|folder| put(folder, pid))
+    }
+}
+
+/// The groups that an entrance leads to.
+fn folders(entrance: &Entrance) -> Vec<PathBuf> {
+    let path = |fd: BorrowedFd<'_>| fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+    let v1 = entrance.v1().map(|tasks| path(tasks).parent().unwrap().to_owned());
+    v1.chain(entrance.v2().map(path)).collect()
+}
 
 #[test]
 fn names_that_are_paths_are_refused() {
