@@ -348,7 +348,7 @@ fn what_is_lost_is_told_once_and_files_are_kept() {
     lost("its processes were killed from outside");
     // As if all that had been in another boot of the host.
     kill_all();
-    let mut store = bathy_sandbox::Store::open(&home.state()).unwrap();
+    let mut store = bathy_manager::store::Store::open(&home.state()).unwrap();
     assert!(store.use_repl(name, 1, "another boot").unwrap());
     drop(store);
     lost("The machine was restarted at 20");

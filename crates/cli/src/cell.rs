@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bathy_protocol::Exit;
-use bathy_sandbox::interpreter::{
+use bathy_client::interpreter::{
     Bundle, CellEnd, CellEvent, CellOutcome, CodeError, Collected, Interrupter, Output as Kept,
 };
+use bathy_protocol::Exit;
 use serde_json::{Value, json};
 
 use crate::escape::{self, Returns, Stream};
@@ -28,7 +28,7 @@ const KILLED: u8 = 137;
 /// Reads how long code may run: seconds, or a time such as 90s or 5m.
 pub fn parse_timeout(text: &str) -> Result<Duration, String> {
     time::parse_seconds(text).or_else(|_| {
-        let time: bathy_sandbox::Seconds =
+        let time: bathy_spec::Seconds =
             text.parse().map_err(|_| format!("{text:?} is not a time such as 30, 30s or 5m"))?;
         let time = Duration::from(time);
         if time.is_zero() { Err("code needs some time".to_owned()) } else { Ok(time) }

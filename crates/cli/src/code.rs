@@ -8,26 +8,29 @@ use std::time::Duration;
 
 use bathy_audit::What;
 use bathy_audit::event::{argv, digest};
-use bathy_image::Store;
-use bathy_protocol::WorkEnd;
-use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
-use bathy_sandbox::command::{self, ExecOptions};
-use bathy_sandbox::interpreter::{
+use bathy_client::command::{self, ExecOptions};
+use bathy_client::connection::Connection;
+use bathy_client::interpreter::{
     self, CellEnd, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Interrupter, Language,
     MAX_CODE,
 };
-use bathy_sandbox::launch::Ephemeral;
-use bathy_sandbox::{
-    Assets, CommandSpec, Connection, Manager, Paths, Policy, SandboxSpec, Sandboxed, ending, engine,
-};
+use bathy_image::Store;
+use bathy_manager::{Manager, Sandboxed};
+use bathy_protocol::WorkEnd;
+use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
+use bathy_runtime::assets::Assets;
+use bathy_runtime::engine;
+use bathy_runtime::launch::Ephemeral;
+use bathy_spec::operator::Operator;
+use bathy_spec::paths::Paths;
+use bathy_spec::{CommandSpec, SandboxSpec};
 
 use crate::cell::{End, Screen, ShowArgs, parse_timeout};
-use crate::escape;
 use crate::interrupts::Interrupts;
-use crate::output;
 use crate::progress::Progress;
 use crate::record::{self, Purpose, Record};
 use crate::spec_args::SpecArgs;
+use crate::{escape, output};
 
 /// The only stream of a connection.
 const STREAM: u32 = 1;
@@ -253,7 +256,7 @@ fn perform(
 
 /// A failure, with what the guest's kernel said if the sandbox is gone.
 fn failure(error: &InterpreterError) -> Box<dyn Error> {
-    let mut text = bathy_sandbox::chain(error);
+    let mut text = bathy_protocol::chain(error);
     if let InterpreterError::SandboxEnded { console, .. } = error {
         let lines: String = console.lines().map(|line| format!("\n  | {line}")).collect();
         text.push_str(&lines);
@@ -289,7 +292,7 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
         max_output: request.max_output,
     };
     let work = |tag| code_started(&cell, tag);
-    let ceilings = Policy::load()?.network();
+    let ceilings = Operator::load()?.network();
     let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
     let id = record.id();
     let start = Ephemeral { id, spec, engine, assets: &assets, paths: &paths, ceilings };
@@ -353,7 +356,7 @@ fn in_words(outcome: &Result<CellOutcome, InterpreterError>) -> (String, String,
             (format!("refused: {}", why.chars().take(500).collect::<String>()), done, false)
         }
         Err(InterpreterError::SandboxEnded { cause, .. }) => {
-            ("the sandbox ended".to_owned(), ending::describe(cause), false)
+            ("the sandbox ended".to_owned(), cause.to_string(), false)
         }
         Err(_) => ("unknown".to_owned(), "its keeper was gone, or its client".to_owned(), false),
     }

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use bathy_sandbox::manager::CopyOptions;
-use bathy_sandbox::transfer::{Limits, Summary};
-use bathy_sandbox::{Manager, Size};
+use bathy_client::transfer::{Limits, Summary};
+use bathy_manager::{CopyOptions, Manager};
+use bathy_spec::Size;
 use serde_json::json;
 
 use crate::place::{Copy, parse_copy};

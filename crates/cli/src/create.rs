@@ -3,8 +3,7 @@
 use std::error::Error;
 use std::ffi::OsString;
 
-use bathy_sandbox::manager::NewSandbox;
-use bathy_sandbox::{Manager, Sandboxed};
+use bathy_manager::{Manager, NewSandbox, Sandboxed};
 
 use crate::progress::Progress;
 use crate::spec_args::SpecArgs;

@@ -1,8 +1,7 @@
 //! The options that say how fast a sandbox may use its disks. One of them replaces what a file says of that as a whole, as
 //! those of the network do.
 
-use bathy_sandbox::Size;
-use bathy_sandbox::spec::DiskLimits;
+use bathy_spec::{DiskLimits, Size};
 
 /// How fast disks may be used, in options.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]

@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
-use bathy_sandbox::doctor::{Status, examine};
-use bathy_sandbox::engine::Chosen;
-use bathy_sandbox::{Paths, kvm_probe};
+use bathy_runtime::doctor::{Status, examine};
+use bathy_runtime::kvm_probe;
+use bathy_spec::Chosen;
+use bathy_spec::paths::Paths;
 
 use crate::{escape, output};
 

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bathy_sandbox::attach::{Sink, Stdio, Terminal};
+use bathy_client::attach::{Sink, Stdio, Terminal};
 
 use crate::escape::{Returns, Stream};
 use crate::sys;

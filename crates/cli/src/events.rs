@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bathy_audit::{Anchor, Entry, Filter, FollowError, Follower, Report, VerifyError, verify};
-use bathy_sandbox::launch::unix_ns;
-use bathy_sandbox::{Manager, Paths, audit_folder};
+use bathy_manager::Manager;
+use bathy_protocol::unix_ns;
+use bathy_runtime::audit::audit_folder;
+use bathy_spec::paths::Paths;
 use serde_json::{Map, Value, json};
 
 use crate::time::{self, Since};

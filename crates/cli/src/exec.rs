@@ -7,18 +7,17 @@ use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
+use bathy_client::attach::{Attach, Finished, Outcome, What};
+use bathy_client::command::ExecOptions;
+use bathy_manager::{ExecRequest, Manager, Sandboxed};
 use bathy_protocol::Restriction;
-use bathy_sandbox::attach::{Finished, What};
-use bathy_sandbox::command::ExecOptions;
-use bathy_sandbox::manager::ExecRequest;
-use bathy_sandbox::spec::{Security, variable};
-use bathy_sandbox::{Attach, CommandSpec, Manager, Outcome, Sandboxed, SpecError};
+use bathy_spec::{CommandSpec, Security, SpecError, variable};
 use serde_json::{Value, json};
 
 use crate::ends::{Ends, Wiring};
 use crate::spec_args::parse_security;
-use crate::verdict::TimeLimit;
-use crate::{escape, output, terminal, time, verdict};
+use crate::verdict::{self, TimeLimit};
+use crate::{escape, output, terminal, time};
 
 /// The variables that tell programs what the caller's terminal can do.
 const TERMINAL_VARIABLES: [&str; 2] = ["TERM", "COLORTERM"];

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bathy_sandbox::interpreter::Bundle;
+use bathy_client::interpreter::Bundle;
 
 use crate::table;
 

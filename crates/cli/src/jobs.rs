@@ -2,10 +2,10 @@
 
 use std::error::Error;
 
-use bathy_sandbox::attach::What;
-use bathy_sandbox::launch::unix_ns;
-use bathy_sandbox::store::Job;
-use bathy_sandbox::{Attach, Manager, Outcome};
+use bathy_client::attach::{Attach, Outcome, What};
+use bathy_manager::Manager;
+use bathy_manager::store::Job;
+use bathy_protocol::unix_ns;
 
 use crate::ends::{Ends, Wiring};
 use crate::exec::Done;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use bathy_sandbox::{Manager, ManagerError, Sandboxed, Status};
+use bathy_manager::{Manager, ManagerError, Sandboxed, Status};
 use serde_json::json;
 
 use crate::progress::Progress;

@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::str::FromStr;
 
-use bathy_sandbox::launch::unix_ns;
-use bathy_sandbox::{Manager, Sandboxed, Status};
+use bathy_manager::{Manager, Sandboxed, Status};
+use bathy_protocol::unix_ns;
 
 use crate::lifecycle::Names;
 use crate::table::{Side, Table, cut};

@@ -6,14 +6,14 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use bathy_logs::{CONSOLE, Meta, Reader, Record, STDERR};
-use bathy_sandbox::Manager;
-use bathy_sandbox::launch::unix_ns;
+use bathy_manager::Manager;
+use bathy_protocol::unix_ns;
 use serde_json::{Value, json};
 
-use crate::escape::{Returns, Stream};
+use crate::escape::{self, Returns, Stream};
 use crate::jobs::no_job;
+use crate::output;
 use crate::time::{self, Since};
-use crate::{escape, output};
 
 /// How often a followed log's sandbox is looked at.
 const LOOK: Duration = Duration::from_millis(500);

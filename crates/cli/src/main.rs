@@ -1,4 +1,4 @@
-//! The `bathy` command: thin. It turns words into a [`bathy_sandbox::SandboxSpec`], and results into output and exit codes.
+//! The `bathy` command: thin. It turns words into a [`bathy_spec::SandboxSpec`], and results into output and exit codes.
 
 mod cell;
 mod code;
@@ -172,7 +172,7 @@ enum Verb {
         id: String,
     },
     /// Run the KVM probe guest in this process.
-    #[command(hide = true, name = bathy_sandbox::kvm_probe::VERB)]
+    #[command(hide = true, name = bathy_runtime::kvm_probe::VERB)]
     ProbeKvm,
 }
 
@@ -222,7 +222,7 @@ impl Verb {
             Self::Monitor { id } => {
                 // Whoever started us may have had its own plans with signals.
                 sys::unblock_signals()?;
-                bathy_sandbox::monitor::run(&id)?;
+                bathy_manager::monitor::run(&id)?;
                 Ok(0)
             }
             Self::ProbeKvm => doctor::probe_kvm(),

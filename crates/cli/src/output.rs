@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use bathy_sandbox::Manager;
+use bathy_manager::Manager;
 use serde::Serialize;
 
 use crate::escape;
@@ -39,5 +39,5 @@ pub fn warnings(manager: &mut Manager) {
 
 /// A failure that others do not stop at.
 pub fn failure(error: &(dyn Error + 'static)) {
-    note(escape::text(&bathy_sandbox::chain(error)));
+    note(escape::text(&bathy_protocol::chain(error)));
 }

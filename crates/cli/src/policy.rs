@@ -2,9 +2,8 @@
 
 use std::error::Error;
 
+use bathy_manager::{ChangedPolicy, Manager, Sandboxed};
 use bathy_policy::{Action, NetworkPolicy, PolicyError, Preset, Rule};
-use bathy_sandbox::manager::ChangedPolicy;
-use bathy_sandbox::{Manager, Sandboxed};
 use serde_json::json;
 
 use crate::{escape, output};
@@ -130,7 +129,7 @@ fn show(
         let ceilings = policies.ceilings();
         return output::json(&json!({ "sandbox": sandbox.record.id, "policy": own, "ceilings": ceilings }));
     }
-    let (every, agents) = (manager.policy().network(), &sandbox.record.spec.ceilings);
+    let (every, agents) = (manager.operator().network(), &sandbox.record.spec.ceilings);
     let of = |words: &'static str| move |ceiling| (words, ceiling);
     let ceilings = every.iter().map(of("every sandbox")).chain(agents.iter().map(of("what agents make")));
     for (whom, ceiling) in ceilings {

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 
-use bathy_sandbox::Paths;
+use bathy_spec::paths::Paths;
 use rustyline::config::Configurer;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;

@@ -3,12 +3,17 @@
 use std::error::Error;
 
 use bathy_audit::{Actor, Event, Log, What};
+use bathy_client::attach::Outcome;
+use bathy_client::command;
+use bathy_manager::reserve;
 use bathy_protocol::WorkEnd;
-use bathy_sandbox::engine::Chosen;
-use bathy_sandbox::ephemeral::Place;
-use bathy_sandbox::launch::Ephemeral;
-use bathy_sandbox::recorder::{Hooks, Recorder};
-use bathy_sandbox::{Outcome, Paths, Policy, Sandbox, SandboxSpec, audit_log, command, ending, name};
+use bathy_runtime::audit::audit_log;
+use bathy_runtime::ephemeral::Reservation;
+use bathy_runtime::launch::{Ephemeral, Sandbox};
+use bathy_runtime::recorder::{Hooks, Recorder};
+use bathy_spec::operator::Operator;
+use bathy_spec::paths::Paths;
+use bathy_spec::{Chosen, SandboxSpec, name};
 
 use crate::denials::Denials;
 use crate::{escape, output};
@@ -21,7 +26,7 @@ pub struct Record {
     tag: u64,
     denials: Denials,
     /// It counts among the operator's sandboxes for as long as this.
-    _place: Place,
+    _reservation: Reservation,
 }
 
 /// Who makes the sandbox, and what for.
@@ -41,16 +46,16 @@ impl Record {
         engine: Chosen,
         purpose: &Purpose<'_>,
     ) -> Result<Self, Box<dyn Error>> {
-        let policy = Policy::load()?;
-        let place = Place::take(paths, &policy)?;
-        let log = audit_log(paths, &policy)?;
+        let operator = Operator::load()?;
+        let reservation = reserve(paths, &operator)?;
+        let log = audit_log(paths, &operator)?;
         let record = Self {
             log,
             program: purpose.program,
             id: name::new_id()?,
             tag: command::new_tag()?,
             denials: Denials::default(),
-            _place: place,
+            _reservation: reservation,
         };
         let created = What::SandboxCreated {
             image: spec.image.clone(),
@@ -80,7 +85,7 @@ impl Record {
             _ => "the sandbox ended".to_owned(),
         };
         let cause = match outcome {
-            Some(Outcome::SandboxEnded { cause, .. }) => ending::describe(cause),
+            Some(Outcome::SandboxEnded { cause, .. }) => cause.to_string(),
             Some(_) => "its command was done".to_owned(),
             None => "its keeper was gone".to_owned(),
         };
@@ -101,7 +106,7 @@ impl Record {
         Some(format!(
             "the end of the sandbox {} is not in the audit log: {}",
             self.id,
-            bathy_sandbox::chain(&error)
+            bathy_protocol::chain(&error)
         ))
     }
 
@@ -115,7 +120,7 @@ impl Record {
     /// Records what the sandbox's gateways report, until the sandbox is gone.
     fn network(&self, sandbox: &mut Sandbox) -> Result<Option<Recorder>, Box<dyn Error>> {
         let Some((network, gateway)) = sandbox.take_network() else { return Ok(None) };
-        let (log, id) = (audit_log(&Paths::of_user()?, &Policy::load()?)?, self.id.clone());
+        let (log, id) = (audit_log(&Paths::of_user()?, &Operator::load()?)?, self.id.clone());
         let (actor, denials) = (Actor::this_process(self.program), self.denials.clone());
         let event = move |what| {
             match &what {

@@ -4,19 +4,17 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bathy_sandbox::Manager;
-use bathy_sandbox::interpreter::{CellEvent, CellOptions, CellRequest};
-use bathy_sandbox::launch::unix_ns;
-use bathy_sandbox::manager::{NewRepl, Repl};
+use bathy_client::interpreter::{CellEvent, CellOptions, CellRequest};
+use bathy_manager::{Manager, NewRepl, Repl};
+use bathy_protocol::unix_ns;
 
 use crate::cell::{End, Screen, ShowArgs, parse_timeout};
 use crate::code::Source;
 use crate::interrupts::Interrupts;
 use crate::progress::Progress;
-use crate::prompt;
 use crate::spec_args::SpecArgs;
 use crate::table::{Side, Table};
-use crate::{escape, output, time};
+use crate::{escape, output, prompt, time};
 
 /// The name of this verb in the record.
 const PROGRAM: &str = "bathy repl";

@@ -6,13 +6,15 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bathy_client::attach::{Attach, Times, What};
+use bathy_client::command;
 use bathy_image::Store;
-use bathy_sandbox::attach::{Times, What};
-use bathy_sandbox::engine::{self, Choice};
-use bathy_sandbox::manager::NewSandbox;
-use bathy_sandbox::{
-    Assets, Attach, CommandSpec, Manager, Paths, Policy, SandboxSpec, SpecError, command, launch,
-};
+use bathy_manager::{Manager, NewSandbox};
+use bathy_runtime::assets::Assets;
+use bathy_runtime::{engine, launch};
+use bathy_spec::operator::Operator;
+use bathy_spec::paths::Paths;
+use bathy_spec::{Choice, CommandSpec, SandboxSpec, SpecError};
 use serde_json::{Value, json};
 
 use crate::ends::{Ends, Wiring};
@@ -20,8 +22,8 @@ use crate::exec::{self, Done};
 use crate::progress::Progress;
 use crate::record::{self, Purpose, Record};
 use crate::spec_args::SpecArgs;
-use crate::verdict::TimeLimit;
-use crate::{create, output, time, verdict};
+use crate::verdict::{self, TimeLimit};
+use crate::{create, output, time};
 
 /// Arguments of `bathy run`.
 #[derive(clap::Args)]
@@ -62,7 +64,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
         let sandbox = create::create(&mut manager, NewSandbox { name: args.name, spec }, true)?;
         return create::report(&sandbox, args.json);
     }
-    let started = launch::unix_ns();
+    let started = bathy_protocol::unix_ns();
     // The command itself need not be text here.
     let spec = args.spec.spec(&[])?;
     let argv = if args.command.is_empty() {
@@ -115,7 +117,7 @@ impl Ephemeral {
         let mut ends = Ends::new(wiring)?;
         let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
         let work = |tag| command::exec_started(&exec, tag, None);
-        let ceilings = Policy::load()?.network();
+        let ceilings = Operator::load()?.network();
         let record =
             Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
         let id = record.id();
@@ -184,7 +186,7 @@ impl Ephemeral {
 /// Milliseconds of every phase, in order.
 fn phases(started: u64, spawned: u64, times: &Times) -> Value {
     let timeline = &times.timeline;
-    let end = launch::unix_ns();
+    let end = bathy_protocol::unix_ns();
     let ms = |from: u64, to: u64| {
         (from != 0 && to >= from).then(|| ((to - from) as f64 / 1000.0).round() / 1000.0)
     };

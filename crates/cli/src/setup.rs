@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::error::Error;
 
 use bathy_image::{Recipe, Store};
-use bathy_sandbox::assets::{IMAGE_CONFIG, IMAGE_FILE, ensure_kernel};
-use bathy_sandbox::engine::{self, Chosen};
-use bathy_sandbox::{Engine, Paths};
+use bathy_runtime::assets::{IMAGE_CONFIG, IMAGE_FILE, ensure_kernel};
+use bathy_runtime::engine;
+use bathy_spec::paths::Paths;
+use bathy_spec::{Chosen, Engine};
 use serde_json::json;
 
 use crate::output;

@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bathy_protocol::launch::UmlMode;
-use bathy_sandbox::config::{self, Layers};
-use bathy_sandbox::policy::Policy;
-use bathy_sandbox::spec::{CpuQuota, Seconds, Security, label, variable};
-use bathy_sandbox::{Engine, SandboxSpec, Size};
+use bathy_spec::config::{self, Layers};
+use bathy_spec::operator::Operator;
+use bathy_spec::{CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, label, variable};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -113,15 +112,15 @@ enum File {
 impl SpecArgs {
     /// All layers together, within what the operator allows. `command` is the main command, if there is one.
     pub fn spec(&self, command: &[OsString]) -> Result<SandboxSpec, Box<dyn Error>> {
-        let policy = Policy::load()?;
+        let operator = Operator::load()?;
         let file = self.file(config::find(Path::new(".")));
         if let Some(File::Found(_)) = &file {
             output::note(format_args!("using ./{}", config::FILE_NAME));
         }
-        let spec = self.layered(Layers::over(&policy.defaults()), file.as_ref())?;
+        let spec = self.layered(Layers::over(&operator.defaults()), file.as_ref())?;
         let command = command_texts(command)?;
         let command = if command.is_empty() { spec.command.clone() } else { command };
-        let allowed = policy.apply(SandboxSpec { command, ..spec })?;
+        let allowed = operator.apply(SandboxSpec { command, ..spec })?;
         for note in &allowed.notes {
             output::note(escape::text(note));
         }

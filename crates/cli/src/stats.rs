@@ -5,8 +5,8 @@ use std::error::Error;
 use std::thread;
 use std::time::Duration;
 
-use bathy_sandbox::stats::Stats;
-use bathy_sandbox::{Manager, Sandboxed};
+use bathy_manager::stats::Stats;
+use bathy_manager::{Manager, Sandboxed};
 use serde_json::{Value, json};
 
 use crate::table::{Side, Table, bytes};

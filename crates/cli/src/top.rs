@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use bathy_sandbox::Manager;
-use bathy_sandbox::launch::unix_ns;
+use bathy_manager::Manager;
+use bathy_protocol::unix_ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

@@ -4,9 +4,8 @@ use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use bathy_client::attach::{Outcome, Sink};
 use bathy_protocol::{Cause, RefusalKind};
-use bathy_sandbox::Outcome;
-use bathy_sandbox::attach::Sink;
 use serde_json::{Value, json};
 
 use crate::{escape, sys};

@@ -4,15 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bathy_sandbox::manager::NewSandbox;
-use bathy_sandbox::{Manager, SandboxSpec, Sandboxed, Seconds, Status};
+use bathy_manager::{Manager, NewSandbox, Sandboxed, Status};
+use bathy_spec::{SandboxSpec, Seconds};
 use rustix::event::EventfdFlags;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::error::{ToolError, unknown_sandbox};
-use crate::host;
 use crate::server::State;
-use crate::text;
+use crate::{host, text};
 
 /// How agents' sandboxes are told from others.
 pub const LABEL: (&str, &str) = ("created-by", "mcp");
@@ -163,10 +162,10 @@ impl Call {
 
     /// What an agent's sandbox is, as far as the agent does not say: never more than the operator allows.
     pub fn defaults(manager: &Manager) -> Result<SandboxSpec, ToolError> {
-        let policy = manager.policy();
-        let mut spec = policy.defaults();
+        let operator = manager.operator();
+        let mut spec = operator.defaults();
         // What is left open becomes the ceiling, if there is one.
-        let most = policy.apply(spec.clone()).map_err(bathy_sandbox::ManagerError::from)?.spec;
+        let most = operator.apply(spec.clone()).map_err(bathy_manager::ManagerError::from)?.spec;
         let least = |seconds: u64, most: Option<Seconds>| {
             let wanted = Seconds::from_millis(seconds * 1000);
             Some(most.map_or(wanted, |most| most.min(wanted)))

@@ -1,8 +1,8 @@
 //! Why a tool did not do what it was asked, in words for whoever asked.
 
-use bathy_sandbox::manager::{ManagerError, Status};
-use bathy_sandbox::name::NameError;
-use bathy_sandbox::store::StoreError;
+use bathy_manager::store::StoreError;
+use bathy_manager::{ManagerError, Status};
+use bathy_spec::name::NameError;
 use thiserror::Error;
 
 use crate::text;
@@ -57,9 +57,9 @@ pub fn unknown_sandbox(wanted: &str) -> ToolError {
 impl From<ManagerError> for ToolError {
     fn from(error: ManagerError) -> Self {
         match error {
-            ManagerError::Policy(error) => Self::Refused(format!(
+            ManagerError::Operator(error) => Self::Refused(format!(
                 "{}. This limit is the operator's and cannot be changed by a call.",
-                bathy_sandbox::chain(&error).trim_end_matches('.')
+                bathy_protocol::chain(&error).trim_end_matches('.')
             )),
             ManagerError::Store(StoreError::Name(NameError::Unknown { wanted, .. }))
             | ManagerError::Name(NameError::Unknown { wanted, .. })
@@ -77,7 +77,7 @@ impl From<ManagerError> for ToolError {
                 "The sandbox `{name}` was paused by its owner, who has to resume it. Use another one."
             )),
             ManagerError::Interrupted => Self::Cancelled,
-            other => Self::Failed(bathy_sandbox::chain(&other)),
+            other => Self::Failed(bathy_protocol::chain(&other)),
         }
     }
 }

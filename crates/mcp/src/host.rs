@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bathy_sandbox::manager::ManagerError;
-use bathy_sandbox::{Connection, Manager, Sandboxed, StoreError};
+use bathy_client::connection::Connection;
+use bathy_manager::store::StoreError;
+use bathy_manager::{Manager, ManagerError, Sandboxed};
 
 use crate::error::ToolError;
 

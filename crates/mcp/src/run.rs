@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bathy_sandbox::Paths;
+use bathy_spec::paths::Paths;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 

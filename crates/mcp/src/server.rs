@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bathy_audit::Log;
-use bathy_sandbox::{Paths, Policy};
+use bathy_spec::operator::Operator;
+use bathy_spec::paths::Paths;
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData,
     Implementation, JsonObject, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
@@ -21,14 +22,14 @@ use thiserror::Error;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::answer::Answer;
 use crate::audit::{self, Answered};
 use crate::call::{Call, Cancel, Progress};
 use crate::error::ToolError;
 use crate::host::{CONNECTION_AGE, Host};
 use crate::outputs::{Outputs, SCHEME};
-use crate::schema::Field;
+use crate::schema::{self, Field};
 use crate::tools::{self, Spec, Toolsets};
-use crate::{answer::Answer, schema};
 
 /// How many calls run at the same time.
 const MAX_CALLS: usize = 64;
@@ -53,10 +54,10 @@ const INSTRUCTIONS: &str = "Bathysphere runs code that nobody should trust, in s
 pub enum ServerError {
     /// There is no place for its files.
     #[error(transparent)]
-    Paths(#[from] bathy_sandbox::paths::PathsError),
+    Paths(#[from] bathy_spec::paths::PathsError),
     /// The operator's configuration.
     #[error(transparent)]
-    Policy(#[from] bathy_sandbox::PolicyError),
+    Operator(#[from] bathy_spec::operator::OperatorError),
     /// The audit log.
     #[error("What is not recorded is not done")]
     Audit(#[from] bathy_audit::LogError),
@@ -96,7 +97,7 @@ pub struct Server {
 impl Server {
     /// A server with the tools that `options` asks for.
     pub fn new(options: Options) -> Result<Self, ServerError> {
-        let log = bathy_sandbox::audit_log(&Paths::of_user()?, &Policy::load()?)?;
+        let log = bathy_runtime::audit::audit_log(&Paths::of_user()?, &Operator::load()?)?;
         Ok(Self::with_log(options, log))
     }
 
@@ -126,7 +127,7 @@ impl Server {
         loop {
             tokio::time::sleep(CONNECTION_AGE / 2).await;
             self.state.host.forget_idle();
-            bathy_sandbox::manager::collect_ended();
+            bathy_manager::collect_ended();
         }
     }
 
@@ -156,7 +157,7 @@ impl Server {
         };
         // What is not recorded is not handed out either.
         audit::record(&self.state.log, answered).map_err(|error| {
-            let failure = bathy_sandbox::chain(&error);
+            let failure = bathy_protocol::chain(&error);
             if audit::has_ended(asked.tool, outcome) {
                 return format!("This call is not in the audit log: {failure}");
             }

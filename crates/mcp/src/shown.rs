@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use bathy_sandbox::interpreter::{Bundle, CellOutcome, CodeError, Collected};
+use bathy_client::interpreter::{Bundle, CellOutcome, CodeError, Collected};
 use rmcp::model::Resource;
 use serde_json::{Map, Value, json};
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use bathy_sandbox::config::{self, FileError};
+use bathy_spec::config::{self, FileError};
 use thiserror::Error;
 
 /// The file of a token that was made here, in the state folder.

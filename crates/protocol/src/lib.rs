@@ -4,6 +4,7 @@
 //! frames travel over a Unix socket, so a client's request reaches the agent without being rewritten.
 //!
 //! * [`frame`]: the wire form: a fixed header, a stream number, a channel, at most [`MAX_PAYLOAD`] bytes.
+//! * [`report`]: errors and times, as messages carry them.
 //! * [`message`]: what the control channel of a stream carries.
 //! * [`archive`]: files and folders as a byte stream, on the standard input or output of a transfer.
 //! * [`cell`]: code for the guest's interpreters.
@@ -22,6 +23,7 @@ pub mod frame;
 pub mod launch;
 pub mod message;
 pub mod network;
+pub mod report;
 pub mod window;
 
 pub use frame::{Channel, Decoder, Frame, FrameError};
@@ -30,6 +32,7 @@ pub use message::{
     Request, Restriction, StdChannel, TerminalSize, Timeline, ToGuest, ToHost, ToKeeper, Transfer, Usage,
     Work, WorkEnd,
 };
+pub use report::{chain, unix_ns};
 pub use window::{ReceiveWindow, SendWindow, WindowError};
 
 /// The schema's version. Host and agent must agree exactly: they are built from one source.

@@ -3,6 +3,8 @@
 //! A stream belongs to one command: the host opens it with [`ToGuest::Exec`], it ends with [`ToHost::Exited`] or
 //! [`ToHost::Refused`]. Stream 0 is the connection itself.
 
+use std::fmt;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -444,6 +446,23 @@ pub enum Cause {
     Violation(String),
     /// The keeper itself failed.
     Failed(String),
+}
+
+/// One clause. Parts of it may come from the guest: escape before showing.
+impl fmt::Display for Cause {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Killed => write!(formatter, "the sandbox was ended"),
+            Self::GuestExited(0) => write!(formatter, "the guest powered itself off"),
+            Self::GuestExited(status) => write!(formatter, "the guest ended by itself (status {status})"),
+            Self::GuestCrashed(how) => write!(formatter, "{how}"),
+            Self::NotReady(ms) => {
+                write!(formatter, "the guest was not ready after {} s", *ms as f64 / 1000.0)
+            }
+            Self::Violation(what) => write!(formatter, "the guest broke the rules and was ended: {what}"),
+            Self::Failed(what) => write!(formatter, "the sandbox could not be kept: {what}"),
+        }
+    }
 }
 
 /// What the peer did wrong.

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use bathy_fuzz::{Input, MAX_STEPS};
 use bathy_protocol::archive::{Decoder, MAX_DATA, Record, encode};
-use bathy_sandbox::transfer::unpack::TEMPORARY_PREFIX;
-use bathy_sandbox::transfer::{Limits, Packer, Unpacker};
+use bathy_client::transfer::unpack::TEMPORARY_PREFIX;
+use bathy_client::transfer::{Limits, Packer, Unpacker};
 use libfuzzer_sys::fuzz_target;
 
 const LIMITS: Limits = Limits { bytes: 64 << 10, entries: 40 };

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use bathy_protocol::cell::{Cell, Language};
 use bathy_protocol::message::encode;
 use bathy_protocol::{Answer, Channel, Exit, frame};
-use bathy_sandbox::connection::Connection;
-use bathy_sandbox::interpreter::{CellEvent, CellOptions, run_cell};
+use bathy_client::connection::Connection;
+use bathy_client::interpreter::{CellEvent, CellOptions, run_cell};
 use libfuzzer_sys::fuzz_target;
 
 const STREAM: u32 = 1;

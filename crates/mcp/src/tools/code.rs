@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bathy_sandbox::Sandboxed;
-use bathy_sandbox::interpreter::{
+use bathy_client::interpreter::{
     self, CellEvent, CellOptions, CellOutcome, CellRequest, Collected, InterpreterError, MAX_CODE,
 };
+use bathy_manager::Sandboxed;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -168,5 +168,5 @@ pub fn take(call: &Call, collected: &mut Collected, event: CellEvent) {
 }
 
 fn refused(error: InterpreterError) -> ToolError {
-    ToolError::from(bathy_sandbox::ManagerError::from(error))
+    ToolError::from(bathy_manager::ManagerError::from(error))
 }

@@ -7,12 +7,11 @@ use std::io::{Seek, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use bathy_client::attach::{Attach, Filter, Outcome, Sink, Stdio, What};
+use bathy_client::command::ExecOptions;
+use bathy_manager::{ExecRequest, Sandboxed};
 use bathy_protocol::Exit;
-use bathy_sandbox::attach::{Filter, Sink, Stdio, What};
-use bathy_sandbox::command::ExecOptions;
-use bathy_sandbox::ending;
-use bathy_sandbox::manager::ExecRequest;
-use bathy_sandbox::{Attach, CommandSpec, Outcome, Sandboxed};
+use bathy_spec::CommandSpec;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -225,7 +224,7 @@ fn execute(
     let what = What::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
     let began = Instant::now();
     let finished = Attach::start(&mut connection, what, command.timeout, stdio).and_then(Attach::run);
-    let outcome = finished.map_err(|error| ToolError::Failed(bathy_sandbox::chain(&error)))?.outcome;
+    let outcome = finished.map_err(|error| ToolError::Failed(bathy_protocol::chain(&error)))?.outcome;
     let took = began.elapsed();
     Ok(Done { outcome, stdout: stdout.into_inner(), stderr: stderr.into_inner(), took })
 }
@@ -269,7 +268,7 @@ fn answer(
             call.state.host.hang_up(sandbox);
             return Err(ToolError::Failed(format!(
                 "The sandbox ended while the command ran: {}. Make a new one with sandbox_create.",
-                ending::describe(cause)
+                cause.to_string()
             )));
         }
         Outcome::NoAnswer | Outcome::BrokenPipe | Outcome::Detached | Outcome::TakenOver => {

@@ -1,7 +1,7 @@
 //! Several interpreters in one sandbox.
 
+use bathy_client::interpreter::{self, ContextInfo};
 use bathy_protocol::cell::ContextsRequest;
-use bathy_sandbox::interpreter::{self, ContextInfo};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn context_create() -> Spec {
             let given: Given = arguments(given)?;
             let sandbox = call.running_sandbox(&given.sandbox_id)?;
             let language = interpreter::language(given.language.as_deref().unwrap_or_default())
-                .map_err(bathy_sandbox::ManagerError::from)?;
+                .map_err(bathy_manager::ManagerError::from)?;
             let contexts = call.manager(|manager| {
                 Ok(manager.make_context(&sandbox, &given.context_id, language, given.cwd)?)
             })?;

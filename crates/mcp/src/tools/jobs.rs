@@ -1,10 +1,9 @@
 //! Commands that outlive the call that starts them.
 
+use bathy_client::attach::{Attach, Outcome, Sink, Stdio, What};
+use bathy_client::command::ExecOptions;
 use bathy_logs::{CONSOLE, Reader};
-use bathy_sandbox::attach::{Sink, Stdio, What};
-use bathy_sandbox::command::ExecOptions;
-use bathy_sandbox::manager::ExecRequest;
-use bathy_sandbox::{Attach, Outcome};
+use bathy_manager::ExecRequest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -85,7 +84,7 @@ fn start(call: &Call, given: Value) -> Result<Answer, ToolError> {
     };
     let what = What::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
     let finished = Attach::start(&mut connection, what, None, stdio).and_then(Attach::run);
-    let finished = finished.map_err(|error| ToolError::Failed(bathy_sandbox::chain(&error)))?;
+    let finished = finished.map_err(|error| ToolError::Failed(bathy_protocol::chain(&error)))?;
     match finished.outcome {
         // A job that is over at once has started, too.
         Outcome::Detached | Outcome::Exited(_) => {}
@@ -182,7 +181,7 @@ fn logs(call: &Call, given: Value) -> Result<Answer, ToolError> {
     })?;
     let job =
         job.ok_or_else(|| ToolError::Failed(format!("There is no job {}. job_list lists them.", given.job)))?;
-    let failed = |error: bathy_logs::ReaderError| ToolError::Failed(bathy_sandbox::chain(&error));
+    let failed = |error: bathy_logs::ReaderError| ToolError::Failed(bathy_protocol::chain(&error));
     let (mut output, mut total) = (Vec::new(), 0);
     if path.exists() {
         let mut reader = Reader::open(&path).and_then(Reader::until_now).map_err(failed)?;

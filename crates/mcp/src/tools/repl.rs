@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use bathy_sandbox::interpreter::{CellOptions, CellRequest, Collected, Language, MAX_CODE};
-use bathy_sandbox::manager::{NewRepl, Repl};
-use bathy_sandbox::{Manager, ManagerError, Size, StoreError};
+use bathy_client::interpreter::{CellOptions, CellRequest, Collected, Language, MAX_CODE};
+use bathy_manager::store::StoreError;
+use bathy_manager::{Manager, ManagerError, NewRepl, Repl};
+use bathy_spec::Size;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -13,11 +14,10 @@ use super::{ADDS, READS, RUNS, SETTLES, Spec, code, timeout};
 use crate::answer::{Answer, arguments};
 use crate::call::{Call, LABEL};
 use crate::error::ToolError;
-use crate::host;
 use crate::outputs::ONE;
 use crate::schema::Field;
-use crate::shown;
 use crate::tools::sandbox::{MAX_MIB, MIB};
+use crate::{host, shown};
 
 /// The default tools.
 pub fn tools() -> Vec<Spec> {
@@ -84,7 +84,7 @@ fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let network = given.network.policy()?;
     call.progress.step("making the REPL");
     let repl = call.manager(|manager| {
-        let mut spec = manager.policy().defaults();
+        let mut spec = manager.operator().defaults();
         if let Some(memory) = given.memory_mb {
             spec.memory = Size(memory * MIB);
         }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bathy_sandbox::launch::unix_ns;
-use bathy_sandbox::{Policy, Sandboxed, Seconds, Size};
+use bathy_manager::Sandboxed;
+use bathy_protocol::unix_ns;
+use bathy_spec::operator::Operator;
+use bathy_spec::{Seconds, Size};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -93,7 +95,7 @@ struct New {
 fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let given: New = arguments(given)?;
     if let Some(path) = given.mounts.first() {
-        return Err(bathy_sandbox::ManagerError::from(Policy::refuse_host_path(PathBuf::from(path))).into());
+        return Err(bathy_manager::ManagerError::from(Operator::refuse_host_path(PathBuf::from(path))).into());
     }
     let (key, value) = LABEL;
     if given.labels.get(key).is_some_and(|label| label != value) {
@@ -217,7 +219,7 @@ fn sandbox_info() -> Spec {
             let sandbox = call.sandbox(&which(given)?)?;
             call.remember(&sandbox);
             let mut structured = object(describe(&sandbox));
-            if sandbox.status == bathy_sandbox::Status::Running {
+            if sandbox.status == bathy_manager::Status::Running {
                 // It may have ended meanwhile.
                 let usage = call.manager(|manager| Ok(manager.usage(&sandbox)?)).ok();
                 let usage = usage.and_then(|usage| serde_json::to_value(usage).ok());

@@ -1,0 +1,453 @@
+//! One command, connected to the caller's own standard input, output and error.
+
+mod keys;
+mod output;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use bathy_protocol::{
+    Answer, Cause, Channel, Exec, Exit, FromKeeper, Refused, Request, SendWindow, StdChannel, TerminalSize,
+    Timeline, Work, unix_ns,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::connection::{Arrival, Connection, ConnectionError};
+use keys::DetachKeys;
+use output::Output;
+pub use output::{Filter, Sink};
+
+/// The stream of the only command.
+const STREAM: u32 = 1;
+/// A pipe that is ready takes at least this much without blocking.
+const ATOMIC_WRITE: usize = 4096;
+
+/// How long a guest may take to say that it has started a command, or why not.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// How long a guest may take to be ready, if its keeper does not say that it took too long.
+const READY: Duration = Duration::from_secs(60);
+
+/// How many warnings are kept.
+const MAX_WARNINGS: usize = 16;
+
+/// The command's connection failed.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// The sandbox.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// The command's output could not be passed on.
+    #[error("Cannot write the command's output")]
+    Output(#[source] io::Error),
+    /// Waiting failed.
+    #[error("Cannot wait for the sandbox")]
+    Wait(#[source] io::Error),
+}
+
+/// How it went.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The command ended.
+    Exited(Exit),
+    /// The command was not started.
+    Refused(Refused),
+    /// The command took too long.
+    TimedOut,
+    /// The caller's interrupt descriptor became readable.
+    Interrupted,
+    /// Nobody reads the command's output any more.
+    BrokenPipe,
+    /// The job goes on without us: the caller left, or never wanted to stay.
+    Detached,
+    /// Another client took the job over.
+    TakenOver,
+    /// The guest did not say in time that it has started the command.
+    NoAnswer,
+    /// The sandbox ended under it.
+    SandboxEnded {
+        /// Why.
+        cause: Cause,
+        /// The guest kernel's last lines.
+        console: String,
+    },
+}
+
+/// What happened when.
+#[derive(Debug, Default)]
+pub struct Times {
+    /// What the keeper reported.
+    pub timeline: Timeline,
+    /// The first byte of output, in wall clock nanoseconds; 0 if there was none.
+    pub first_byte: u64,
+    /// The command's end.
+    pub exited: u64,
+}
+
+/// What to run, or to join.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// A command.
+    Start {
+        /// The agent's request.
+        exec: Exec,
+        /// The caller's number for it.
+        tag: u64,
+        /// The number of a job, which outlives us.
+        job: Option<u32>,
+        /// Leave as soon as it runs.
+        leave: bool,
+    },
+    /// A job that runs already.
+    Join {
+        /// Its number.
+        job: u32,
+    },
+}
+
+/// A command being run.
+pub struct Attach<'c, 'a> {
+    connection: &'c mut Connection,
+    stdin: Option<BorrowedFd<'a>>,
+    stdin_window: SendWindow,
+    outputs: [Output<'a>; 2],
+    interrupt: Option<BorrowedFd<'a>>,
+    terminal: Option<Terminal<'a>>,
+    keys: Option<DetachKeys>,
+    leave: bool,
+    timeout: Option<Duration>,
+    deadline: Option<Instant>,
+    /// When the guest has to have answered; nothing once it has.
+    answer: Option<Instant>,
+    ready: bool,
+    times: Times,
+    warnings: Vec<String>,
+}
+
+/// The caller's terminal.
+#[derive(Clone, Copy, Debug)]
+pub struct Terminal<'a> {
+    /// Whose size counts.
+    pub fd: BorrowedFd<'a>,
+    /// Becomes readable when the size has changed.
+    pub resized: BorrowedFd<'a>,
+}
+
+impl Terminal<'_> {
+    /// Its present size.
+    pub fn size(&self) -> Option<TerminalSize> {
+        let size = rustix::termios::tcgetwinsize(self.fd).ok()?;
+        Some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
+    }
+}
+
+/// What is left when a command is done.
+pub struct Finished<'a> {
+    /// How it went.
+    pub outcome: Outcome,
+    /// When.
+    pub times: Times,
+    /// What the keeper warned of.
+    pub warnings: Vec<String>,
+    /// Standard output's sink.
+    pub stdout: Sink<'a>,
+    /// Standard error's sink.
+    pub stderr: Sink<'a>,
+}
+
+/// The caller's side of a command.
+pub struct Stdio<'a> {
+    /// Standard input; none means end-of-file at once.
+    pub stdin: Option<BorrowedFd<'a>>,
+    /// Where standard output goes.
+    pub stdout: Sink<'a>,
+    /// Where standard error goes.
+    pub stderr: Sink<'a>,
+    /// Becomes readable when the caller wants to stop.
+    pub interrupt: Option<BorrowedFd<'a>>,
+    /// The caller's terminal, whose size the command's follows.
+    pub terminal: Option<Terminal<'a>>,
+    /// Whether Ctrl-P Ctrl-Q leaves the command running.
+    pub detach_keys: bool,
+}
+
+impl<'c, 'a> Attach<'c, 'a> {
+    /// Asks for something to be run, or joined; it begins as soon as the guest is ready. `timeout` counts from then.
+    pub fn start(
+        connection: &'c mut Connection,
+        what: What,
+        timeout: Option<Duration>,
+        stdio: Stdio<'a>,
+    ) -> Result<Self, AttachError> {
+        let (request, leave) = match what {
+            What::Start { exec, tag, job, leave } => {
+                (Request::Start { work: Work::Exec(exec), tag, job }, leave)
+            }
+            What::Join { job } => (Request::Attach { job }, false),
+        };
+        connection.tell(STREAM, &request)?;
+        Ok(Self {
+            connection,
+            stdin: stdio.stdin.filter(|_| !leave),
+            stdin_window: SendWindow::default(),
+            outputs: [
+                Output::new(StdChannel::Stdout, stdio.stdout),
+                Output::new(StdChannel::Stderr, stdio.stderr),
+            ],
+            interrupt: stdio.interrupt,
+            terminal: stdio.terminal,
+            keys: stdio.detach_keys.then(DetachKeys::default),
+            leave,
+            timeout,
+            deadline: None,
+            // Until the sandbox is ready, and then until it has answered. A new guest has a time limit of its own.
+            answer: Instant::now().checked_add(READY + ANSWER),
+            ready: false,
+            times: Times::default(),
+            warnings: Vec::new(),
+        })
+    }
+
+    /// Moves bytes until the command, or the sandbox, or the caller's patience ends.
+    pub fn run(mut self) -> Result<Finished<'a>, AttachError> {
+        let outcome = self.run_to_outcome()?;
+        let [stdout, stderr] = self.outputs;
+        Ok(Finished {
+            outcome,
+            times: self.times,
+            warnings: self.warnings,
+            stdout: stdout.sink,
+            stderr: stderr.sink,
+        })
+    }
+
+    fn run_to_outcome(&mut self) -> Result<Outcome, AttachError> {
+        let mut outcome = None;
+        loop {
+            self.connection.send()?;
+            let drained = self.outputs.iter().all(|output| output.pending.is_empty());
+            if let Some(outcome) = outcome.take_if(|_| drained) {
+                return Ok(outcome);
+            }
+            let ready = self.wait(outcome.is_none())?;
+            if ready.interrupt {
+                return Ok(Outcome::Interrupted);
+            }
+            let passed = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+            if outcome.is_none() && passed(self.deadline) {
+                return Ok(Outcome::TimedOut);
+            }
+            if outcome.is_none() && passed(self.answer) {
+                return Ok(Outcome::NoAnswer);
+            }
+            if ready.resized {
+                self.resize()?;
+            }
+            for (index, writable) in ready.outputs.into_iter().enumerate() {
+                if writable && !self.write_output(index)? {
+                    return Ok(Outcome::BrokenPipe);
+                }
+            }
+            if ready.stdin && self.read_stdin()? {
+                self.connection.tell(STREAM, &Request::Detach)?;
+                self.connection.send()?;
+                return Ok(Outcome::Detached);
+            }
+            if ready.connection {
+                for arrival in self.connection.receive()? {
+                    // The first end counts: a sandbox may end right after its command.
+                    let end = self.take(arrival)?;
+                    outcome = outcome.or(end);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, arrival: Arrival) -> Result<Option<Outcome>, AttachError> {
+        match arrival {
+            // Only once: a keeper that a guest has taken over must not move the deadline.
+            Arrival::Keeper(FromKeeper::Ready(timeline)) => {
+                if !std::mem::replace(&mut self.ready, true) {
+                    self.times.timeline = timeline;
+                    self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+                    self.answer = Instant::now().checked_add(ANSWER);
+                }
+            }
+            Arrival::Keeper(FromKeeper::Warning(text)) => {
+                if self.warnings.len() < MAX_WARNINGS {
+                    self.warnings.push(text);
+                }
+            }
+            Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+                return Ok(Some(Outcome::SandboxEnded { cause, console }));
+            }
+            // What only a sandbox's owner cares about.
+            Arrival::Keeper(_) => {}
+            Arrival::Answer(STREAM, answer) => return self.take_answer(answer),
+            Arrival::Output(STREAM, channel, bytes) => {
+                if self.times.first_byte == 0 {
+                    self.times.first_byte = unix_ns();
+                }
+                let index = usize::from(channel == Channel::Stderr);
+                let Some(output) = self.outputs.get_mut(index) else { return Ok(None) };
+                output.window.received(bytes.len()).map_err(ConnectionError::from)?;
+                let done = output.take(&bytes);
+                self.grant(index, done)?;
+            }
+            // Nothing else was asked for.
+            Arrival::Answer(..) | Arrival::Output(..) => {}
+        }
+        Ok(None)
+    }
+
+    fn take_answer(&mut self, answer: Answer) -> Result<Option<Outcome>, AttachError> {
+        match answer {
+            Answer::Started { .. } => {
+                self.answer = None;
+                if self.leave {
+                    self.connection.tell(STREAM, &Request::Detach)?;
+                    return Ok(Some(Outcome::Detached));
+                }
+            }
+            Answer::Attached { input } => {
+                self.answer = None;
+                self.stdin_window = SendWindow::with(input);
+                // Not again while the last one was not taken: a keeper may repeat itself.
+                if self.connection.unsent() == 0 {
+                    self.resize()?;
+                }
+            }
+            Answer::Exited(exit) => {
+                self.times.exited = unix_ns();
+                return Ok(Some(Outcome::Exited(exit)));
+            }
+            Answer::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
+            Answer::Grant { bytes } => self.stdin_window.grant(bytes).map_err(ConnectionError::from)?,
+            Answer::Eof(_) => {}
+            Answer::TakenOver => return Ok(Some(Outcome::TakenOver)),
+        }
+        Ok(None)
+    }
+
+    /// Tells the command's terminal the size of the caller's.
+    fn resize(&mut self) -> Result<(), AttachError> {
+        let Some(terminal) = self.terminal else { return Ok(()) };
+        // Signals merge: the descriptor only tells that there was one.
+        let mut drain = [0u8; 512];
+        let _ = rustix::io::read(terminal.resized, &mut drain);
+        match terminal.size() {
+            Some(size) => Ok(self.connection.tell(STREAM, &Request::Resize(size))?),
+            None => Ok(()),
+        }
+    }
+
+    /// Passes one ready chunk on; `false` if nobody reads.
+    fn write_output(&mut self, index: usize) -> Result<bool, AttachError> {
+        let Some(output) = self.outputs.get_mut(index) else { return Ok(true) };
+        let Some(fd) = output.sink.fd() else { return Ok(true) };
+        let (chunk, _) = output.pending.as_slices();
+        let chunk = chunk.get(..ATOMIC_WRITE.min(chunk.len())).unwrap_or_default();
+        match rustix::io::write(fd, chunk) {
+            Ok(count) => {
+                let done = output.written(count);
+                self.grant(index, done)?;
+                Ok(true)
+            }
+            Err(Errno::INTR | Errno::AGAIN) => Ok(true),
+            Err(Errno::PIPE) => Ok(false),
+            Err(error) => Err(AttachError::Output(error.into())),
+        }
+    }
+
+    fn grant(&mut self, index: usize, count: usize) -> Result<(), AttachError> {
+        if let Some(output) = self.outputs.get_mut(index)
+            && let Some(bytes) = output.window.consumed(count)
+        {
+            self.connection.tell(STREAM, &Request::Grant { channel: output.which, bytes })?;
+        }
+        Ok(())
+    }
+
+    /// Passes input on; `true` if the caller typed the keys that leave.
+    fn read_stdin(&mut self) -> Result<bool, AttachError> {
+        let Some(stdin) = self.stdin else { return Ok(false) };
+        let mut buffer = [0u8; 16 * 1024];
+        // A key that was held back may come on top.
+        let room = self.stdin_window.open().saturating_sub(1).min(buffer.len());
+        match rustix::io::read(stdin, buffer.get_mut(..room).unwrap_or_default()) {
+            Ok(count @ 1..) => {
+                let bytes = buffer.get(..count).unwrap_or_default();
+                let typed = self.keys.as_mut().map(|keys| keys.take(bytes));
+                let bytes = typed.as_ref().map_or(bytes, |typed| &typed.bytes);
+                self.stdin_window.sent(bytes.len());
+                if !bytes.is_empty() {
+                    self.connection.input(STREAM, bytes);
+                }
+                return Ok(typed.is_some_and(|typed| typed.leave));
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // An input that fails is an input that ended.
+            Ok(_) | Err(_) => {
+                self.stdin = None;
+                self.connection.tell(STREAM, &Request::CloseStdin)?;
+            }
+        }
+        Ok(false)
+    }
+
+    fn wait(&self, running: bool) -> Result<Ready, AttachError> {
+        let mut fds = Vec::with_capacity(5);
+        let mut watch = |fd, flags| {
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+            fds.len() - 1
+        };
+        let interrupt = self.interrupt.map(|fd| watch(fd, PollFlags::IN));
+        let resized = self.terminal.map(|terminal| watch(terminal.resized, PollFlags::IN));
+        let outputs = self.outputs.each_ref().map(|output| match output.sink.fd() {
+            Some(fd) if !output.pending.is_empty() => Some(watch(fd, PollFlags::OUT)),
+            _ => None,
+        });
+        let takes_input =
+            running && self.answer.is_none() && self.stdin_window.open() > 1 && self.connection.unsent() == 0;
+        let stdin = self.stdin.filter(|_| takes_input).map(|fd| watch(fd, PollFlags::IN));
+        // After the end there is nothing more to read, and the hang-up would only wake us.
+        let connection = running.then(|| {
+            let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
+            watch(self.connection.fd(), PollFlags::IN | out)
+        });
+        let deadline = self.deadline.into_iter().chain(self.answer).min().filter(|_| running);
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(AttachError::Wait(error.into())),
+        }
+        let fired = |index: Option<usize>| {
+            index.and_then(|index| fds.get(index)).is_some_and(|fd| !fd.revents().is_empty())
+        };
+        Ok(Ready {
+            interrupt: fired(interrupt),
+            resized: fired(resized),
+            outputs: outputs.map(fired),
+            stdin: fired(stdin),
+            connection: fired(connection),
+        })
+    }
+}
+
+/// What can be done without waiting.
+struct Ready {
+    interrupt: bool,
+    resized: bool,
+    outputs: [bool; 2],
+    stdin: bool,
+    connection: bool,
+}

@@ -1,0 +1,76 @@
+//! From what a caller wants to run to what the agent is asked.
+
+use std::collections::BTreeMap;
+
+use bathy_audit::What;
+use bathy_audit::event::argv;
+use bathy_image::ImageConfig;
+use bathy_protocol::{Exec, Exit, Restriction, TerminalSize, WorkEnd};
+use bathy_spec::{CommandSpec, SandboxSpec};
+
+/// How a command is connected and held back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExecOptions {
+    /// Whether standard input is a stream.
+    pub stdin: bool,
+    /// A terminal of this size.
+    pub terminal: Option<TerminalSize>,
+    /// Held back further than the sandbox's own setting.
+    pub restricted: Option<Restriction>,
+}
+
+/// The agent's request for `command`: what the command says wins over the sandbox's description, which wins over the image.
+pub fn request(command: &CommandSpec, spec: &SandboxSpec, image: &ImageConfig, options: ExecOptions) -> Exec {
+    let mut env: BTreeMap<&str, &[u8]> =
+        image.env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+    env.extend(command.env.iter().map(|(name, value)| (name.as_str(), value.as_slice())));
+    let user = command.user.clone().or_else(|| spec.user.clone());
+    // The image's folder belongs to the image's user; another user starts at home.
+    let image_cwd = || user.is_none().then(|| image.cwd.clone().into_bytes());
+    let spec_cwd = || spec.workdir.as_ref().map(|folder| folder.clone().into_bytes());
+    Exec {
+        argv: command.argv.clone(),
+        env: env.into_iter().map(|(name, value)| [name.as_bytes(), b"=", value].concat()).collect(),
+        cwd: command.cwd.clone().or_else(spec_cwd).or_else(image_cwd),
+        user: user.unwrap_or_else(|| image.user.clone()),
+        stdin: options.stdin,
+        terminal: options.terminal,
+        restricted: options.restricted,
+    }
+}
+
+/// A number for a piece of work that no other has.
+pub fn new_tag() -> std::io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The same number, as it is written in the audit log.
+pub fn tag_text(tag: u64) -> String {
+    format!("{tag:016x}")
+}
+
+/// What the audit log says about a command that is about to run.
+pub fn exec_started(exec: &Exec, tag: u64, job: Option<u32>) -> What {
+    let shown = argv(&exec.argv);
+    What::ExecStarted {
+        exec: tag_text(tag),
+        argv: shown.argv,
+        user: exec.user.clone(),
+        job,
+        terminal: exec.terminal.is_some(),
+        argv_bytes: shown.bytes,
+        argv_digest: shown.digest,
+    }
+}
+
+/// How a piece of work ended, in words. A refusal is the guest's text: escape before showing.
+pub fn exit_text(end: &WorkEnd) -> String {
+    match end {
+        WorkEnd::Exited(Exit::Code(code)) => format!("code {code}"),
+        WorkEnd::Exited(Exit::Signal(signal)) => format!("signal {signal}"),
+        WorkEnd::Refused(message) => format!("refused: {}", message.chars().take(500).collect::<String>()),
+    }
+}

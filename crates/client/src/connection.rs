@@ -1,0 +1,226 @@
+//! A client's side of the protocol, without any waiting: the caller polls and moves bytes.
+//!
+//! A keeper may have been taken over by its guest, so what it sends is checked here as well.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+use std::{fmt, io};
+
+use bathy_protocol::message::{decode, encode};
+use bathy_protocol::{
+    Answer, CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, Request,
+    ToKeeper, WindowError, frame,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use thiserror::Error;
+
+/// The sandbox cannot be spoken to any more.
+#[derive(Debug, Error)]
+pub enum ConnectionError {
+    /// The keeper is gone without a word.
+    #[error("The sandbox's keeper is gone")]
+    Gone,
+    /// A malformed frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A malformed message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A window was ignored.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    /// Bytes on a channel that only we send.
+    #[error("The sandbox sent bytes of {0:?}, which only its caller sends")]
+    WrongDirection(Channel),
+    /// It takes too long.
+    #[error("The sandbox did not answer within {0} s. `bathy kill` ends it")]
+    NoAnswer(u64),
+    /// The socket failed.
+    #[error("Cannot speak to the sandbox's keeper")]
+    Socket(#[source] io::Error),
+}
+
+/// Something that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// From the keeper.
+    Keeper(FromKeeper),
+    /// About a stream.
+    Answer(u32, Answer),
+    /// Bytes of a command's output.
+    Output(u32, Channel, Vec<u8>),
+}
+
+/// What an owner does once the guest is a process of its own.
+type WhenGuestStarts = Box<dyn FnOnce() + Send>;
+
+/// The connection to a keeper.
+pub struct Connection {
+    socket: OwnedFd,
+    decoder: Decoder,
+    outbox: Vec<u8>,
+    when_guest_starts: Option<WhenGuestStarts>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Speaks over `socket`.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self { socket, decoder: Decoder::new(MAX_PAYLOAD), outbox: Vec::new(), when_guest_starts: None })
+    }
+
+    /// Has this done by [`Self::receive`], once and while the guest boots: whatever is waited for then, it is in nobody's way.
+    pub fn when_guest_starts(&mut self, work: impl FnOnce() + Send + 'static) {
+        self.when_guest_starts = Some(Box::new(work));
+    }
+
+    /// What to poll.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether it is open and nothing has arrived on it: a connection that is kept for later use can have been closed meanwhile.
+    pub fn is_quiet(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN | PollFlags::RDHUP)];
+        matches!(poll(&mut fds, Some(&now)), Ok(0))
+    }
+
+    /// Sends a message to the keeper with a socket, at once. What was queued before goes first.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ResourceBusy`] when the keeper does not read now: it is not waited for.
+    pub fn tell_with(&mut self, message: &ToKeeper, socket: &OwnedFd) -> io::Result<()> {
+        self.send().map_err(io::Error::other)?;
+        if self.unsent() > 0 {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let mut bytes = Vec::new();
+        encode(CONNECTION, message, &mut bytes).map_err(io::Error::other)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let sockets = [socket.as_fd()];
+        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+        let sent = sendmsg(&self.socket, &[io::IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("the keeper takes half a message")) }
+    }
+
+    /// How much waits to be sent.
+    pub fn unsent(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// Queues a request about a stream.
+    pub fn tell(&mut self, stream: u32, request: &Request) -> Result<(), ConnectionError> {
+        Ok(encode(stream, request, &mut self.outbox)?)
+    }
+
+    /// Queues a message for the keeper itself, which listens to its owner only.
+    pub fn tell_keeper(&mut self, message: &ToKeeper) -> Result<(), ConnectionError> {
+        Ok(encode(CONNECTION, message, &mut self.outbox)?)
+    }
+
+    /// Queues bytes for a command's standard input, within its window.
+    pub fn input(&mut self, stream: u32, bytes: &[u8]) {
+        frame::encode(stream, Channel::Stdin, bytes, &mut self.outbox);
+    }
+
+    /// Sends what the keeper takes now.
+    pub fn send(&mut self) -> Result<(), ConnectionError> {
+        while !self.outbox.is_empty() {
+            match rustix::net::send(&self.socket, &self.outbox, SendFlags::NOSIGNAL) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                // Its last words may still be unread.
+                Err(Errno::PIPE | Errno::CONNRESET) => self.outbox.clear(),
+                Err(error) => return Err(ConnectionError::Socket(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until something arrives.
+    pub fn wait(&self, patience: Duration) -> Result<(), ConnectionError> {
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+        let timeout = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => Err(ConnectionError::NoAnswer(patience.as_secs())),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(ConnectionError::Socket(error.into())),
+        }
+    }
+
+    /// Takes what has arrived.
+    pub fn receive(&mut self) -> Result<Vec<Arrival>, ConnectionError> {
+        let mut buffer = [0u8; 64 * 1024];
+        match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(ConnectionError::Gone),
+            Ok((count, _)) => self.decoder.push(buffer.get(..count).unwrap_or_default()),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(ConnectionError::Socket(error.into())),
+        }
+        let mut arrivals = Vec::new();
+        while let Some(frame) = self.decoder.next_frame()? {
+            arrivals.push(match (frame.stream, frame.channel) {
+                (CONNECTION, _) => match decode(frame.payload)? {
+                    FromKeeper::GuestStarted => {
+                        if let Some(work) = self.when_guest_starts.take() {
+                            work();
+                        }
+                        continue;
+                    }
+                    message => Arrival::Keeper(message),
+                },
+                (stream, Channel::Control) => Arrival::Answer(stream, decode(frame.payload)?),
+                (_, Channel::Stdin) => return Err(ConnectionError::WrongDirection(Channel::Stdin)),
+                (stream, channel) => Arrival::Output(stream, channel, frame.payload.to_vec()),
+            });
+        }
+        Ok(arrivals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_done_when_the_guest_starts_is_done_once() {
+        let (ours, keepers) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let mut connection = Connection::new(ours).unwrap();
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        connection.when_guest_starts(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let warning = FromKeeper::Warning("warm".to_owned());
+        let mut bytes = Vec::new();
+        // A keeper that was taken over may repeat itself.
+        for message in [&FromKeeper::GuestStarted, &warning, &FromKeeper::GuestStarted] {
+            encode(CONNECTION, message, &mut bytes).unwrap();
+        }
+        rustix::net::send(&keepers, &bytes, SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(connection.receive().unwrap(), [Arrival::Keeper(warning)]);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&count), 1, "and nothing is held for it any longer");
+    }
+}

@@ -1,0 +1,20 @@
+//! Speaking to a keeper: one way to have connections, streams, windows, deadlines and interrupts, for whoever asks.
+//!
+//! * [`connection`]: frames to and from a keeper.
+//! * [`command`]: requests for commands, and how commands end.
+//! * [`attach`]: one command with the caller's own standard input, output and error.
+//! * [`transfer`]: files into a sandbox and out of it.
+//! * [`interpreter`]: code in the guest's interpreters.
+
+pub mod attach;
+pub mod command;
+pub mod connection;
+pub mod interpreter;
+pub mod transfer;
+
+/// What this thread has used, which does not depend on what else the machine does.
+#[cfg(test)]
+fn processor_time() -> std::time::Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    std::time::Duration::new(used.tv_sec.try_into().unwrap(), used.tv_nsec.try_into().unwrap())
+}

@@ -1,0 +1,26 @@
+//! Sandboxes that outlive their first client: what every face of the product does with them.
+//!
+//! * [`store`]: what is known about them.
+//! * [`Manager`]: the verbs: making them, entering them, finding and removing them.
+//! * [`monitor`]: the process that watches each.
+//! * [`stats`]: what they use.
+//! * [`reserve`]: how ephemeral sandboxes count beside them.
+
+mod manager;
+pub mod monitor;
+mod reserve;
+pub mod stats;
+pub mod store;
+
+pub use manager::{
+    Adopted, Begun, BegunCell, ChangedPolicy, CopyOptions, ExecRequest, Manager, ManagerError, NewRepl,
+    NewSandbox, Repl, ReplOutcome, ReplStatus, Sandboxed, Status, collect_ended,
+};
+pub use reserve::{ReserveError, reserve};
+
+/// What this thread has used, which does not depend on what else the machine does.
+#[cfg(test)]
+fn processor_time() -> std::time::Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    std::time::Duration::new(used.tv_sec.try_into().unwrap(), used.tv_nsec.try_into().unwrap())
+}

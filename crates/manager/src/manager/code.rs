@@ -1,0 +1,136 @@
+//! Code in the interpreters of a running sandbox, each cell recorded.
+
+use std::time::Duration;
+
+use bathy_audit::What;
+use bathy_audit::event::{argv, digest};
+use bathy_client::command::{self, ExecOptions};
+use bathy_client::interpreter::{
+    self, CellEvent, CellOptions, CellOutcome, CellRequest, ContextInfo, InterpreterError, Language,
+};
+use bathy_protocol::Restriction;
+use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
+use bathy_spec::CommandSpec;
+
+use super::{Manager, ManagerError, Sandboxed};
+
+/// The only stream of a connection that is made for one cell.
+const STREAM: u32 = 1;
+
+/// A cell that is recorded and ready to be sent.
+#[derive(Clone, Debug)]
+pub struct BegunCell {
+    /// What the agent is asked.
+    pub cell: Cell,
+    /// Its number in the audit log.
+    pub tag: u64,
+}
+
+impl Manager {
+    /// Runs code in a running sandbox and hands over what it does, as it does it.
+    pub fn run_code(
+        &mut self,
+        sandbox: &Sandboxed,
+        request: &CellRequest,
+        options: &CellOptions<'_>,
+        on_event: &mut dyn FnMut(CellEvent),
+    ) -> Result<CellOutcome, ManagerError> {
+        let begun = self.begin_cell(sandbox, request)?;
+        let mut connection = self.connect(sandbox)?;
+        Ok(interpreter::run_cell(&mut connection, STREAM, begun.cell, begun.tag, options, on_event)?)
+    }
+
+    /// Records a cell and makes the request for it; [`interpreter::run_cell`] sends it on any connection.
+    pub fn begin_cell(
+        &mut self,
+        sandbox: &Sandboxed,
+        request: &CellRequest,
+    ) -> Result<BegunCell, ManagerError> {
+        request.check()?;
+        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        // A context that was made by hand has its surroundings already.
+        let make = match request.context {
+            None => Some(self.surroundings(sandbox, None)?),
+            Some(_) => None,
+        };
+        let cell = Cell {
+            context: request.context_name().to_owned(),
+            language: request.language,
+            make,
+            restricted: self.floor(sandbox),
+            code: request.code.clone(),
+            env: request.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            cwd: request.cwd.clone(),
+            timeout_ms: request.timeout.map_or(0, |timeout| milliseconds(timeout).max(1)),
+            grace_ms: milliseconds(request.grace),
+            max_output: request.max_output,
+        };
+        let tag = self.new_tag()?;
+        let shown = argv(&[&cell.code]);
+        self.note(
+            &sandbox.record,
+            What::CodeStarted {
+                exec: command::tag_text(tag),
+                language: cell.language.as_str().to_owned(),
+                context: cell.context.clone(),
+                code: shown.argv.into_iter().next().unwrap_or_default(),
+                code_bytes: u64::try_from(cell.code.len()).unwrap_or(u64::MAX),
+                code_digest: digest(cell.code.as_bytes()),
+            },
+        )?;
+        Ok(BegunCell { cell, tag })
+    }
+
+    /// Makes a context and starts its interpreter.
+    pub fn make_context(
+        &mut self,
+        sandbox: &Sandboxed,
+        context: &str,
+        language: Language,
+        cwd: Option<String>,
+    ) -> Result<Vec<ContextInfo>, ManagerError> {
+        interpreter::check_context_name(context)?;
+        let surroundings = self.surroundings(sandbox, cwd)?;
+        let context = context.to_owned();
+        self.contexts(sandbox, ContextsRequest::Make { context, language, surroundings })
+    }
+
+    /// Asks about, restarts, removes or interrupts contexts. The answer is the list of them.
+    pub fn contexts(
+        &mut self,
+        sandbox: &Sandboxed,
+        mut request: ContextsRequest,
+    ) -> Result<Vec<ContextInfo>, ManagerError> {
+        if let ContextsRequest::Restart { restricted, .. } = &mut request {
+            *restricted = Restriction::stricter(self.floor(sandbox), *restricted);
+        }
+        let mut connection = self.connect(sandbox)?;
+        let tag = self.new_tag()?;
+        Ok(interpreter::run_contexts(&mut connection, STREAM, request, tag)?)
+    }
+
+    /// What every command of a sandbox is started with.
+    fn surroundings(
+        &mut self,
+        sandbox: &Sandboxed,
+        cwd: Option<String>,
+    ) -> Result<Surroundings, ManagerError> {
+        let command = CommandSpec { cwd: cwd.map(String::into_bytes), ..CommandSpec::default() };
+        let options = ExecOptions { restricted: self.floor(sandbox), ..ExecOptions::default() };
+        let exec = command::request(&command, &sandbox.record.spec, &self.image_config(sandbox)?, options);
+        Ok(Surroundings { env: exec.env, cwd: exec.cwd, user: exec.user, restricted: exec.restricted })
+    }
+
+    fn new_tag(&self) -> Result<u64, ManagerError> {
+        command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))
+    }
+}
+
+impl From<InterpreterError> for ManagerError {
+    fn from(error: InterpreterError) -> Self {
+        match error {
+            InterpreterError::Connection(error) => Self::Connection(error),
+            other => Self::Interpreter(Box::new(other)),
+        }
+    }
+}

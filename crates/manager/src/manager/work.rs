@@ -1,0 +1,164 @@
+//! Commands and jobs in a running sandbox, and what it uses.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use bathy_audit::What;
+use bathy_client::command::{self, ExecOptions};
+use bathy_client::connection::{Arrival, Connection, ConnectionError};
+use bathy_image::ImageConfig;
+use bathy_protocol::{Answer, Exec, FromKeeper, Request, Restriction};
+use bathy_spec::{CommandSpec, Security};
+
+use super::{Manager, ManagerError, Sandboxed, Status};
+use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
+use crate::stats::Stats;
+use crate::store::Job;
+
+/// How long a monitor may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take if it has to bring a guest's memory back from disk first.
+const WAKING_PATIENCE: Duration = Duration::from_secs(120);
+/// The stream of a request that is not a command.
+const STREAM: u32 = 1;
+
+/// A command that somebody wants to run in a sandbox.
+#[derive(Clone, Debug)]
+pub struct ExecRequest<'a> {
+    /// The command.
+    pub command: &'a CommandSpec,
+    /// How it is connected. Its restriction is the caller's wish; the operator's floor and the sandbox's own hold as well.
+    pub options: ExecOptions,
+    /// Whether it becomes a job, which outlives its client.
+    pub job: bool,
+}
+
+/// A command that is recorded and ready to be sent.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// What the agent is asked.
+    pub exec: Exec,
+    /// Its number in the audit log.
+    pub tag: u64,
+    /// Its number as a job.
+    pub job: Option<u32>,
+}
+
+impl Manager {
+    /// Connects to a running sandbox. One that is paused because nobody used it goes on.
+    pub fn connect(&mut self, sandbox: &Sandboxed) -> Result<Connection, ManagerError> {
+        match sandbox.status {
+            Status::Running => {}
+            Status::Paused if sandbox.record.idle_paused => {}
+            Status::Paused => return Err(ManagerError::Paused(sandbox.name().to_owned())),
+            Status::Lost => return Err(ManagerError::Lost(sandbox.name().to_owned())),
+            Status::Created | Status::Stopped | Status::Dead | Status::Orphaned | Status::Unusable => {
+                let (name, status) = (sandbox.name().to_owned(), sandbox.status);
+                return Err(ManagerError::NotRunning { name, status });
+            }
+        }
+        let folder = self.folder(sandbox);
+        // It may have been paused since it was looked at.
+        let patience = if sandbox.record.spec.pause_idle.is_some() { WAKING_PATIENCE } else { PATIENCE };
+        match door::ask(folder.path(), &ToMonitor::Connect, patience) {
+            Ok((FromMonitor::Connected, socket)) => Connection::new(socket)
+                .map_err(|error| ManagerError::Connection(ConnectionError::Socket(error))),
+            Ok(_) => Err(DoorError::Unexpected.into()),
+            Err(error) => Err(self.not_answered(sandbox, error)),
+        }
+    }
+
+    /// How a sandbox's image wants commands to be run.
+    pub fn image_config(&self, sandbox: &Sandboxed) -> Result<ImageConfig, ManagerError> {
+        let path = self.folder(sandbox).image_config();
+        let read = || Ok(serde_json::from_slice(&fs::read(&path)?)?);
+        read().map_err(|error| ManagerError::File(path.clone(), error))
+    }
+
+    /// Records a command and makes the request for it. What is recorded here is what is asked, by whoever asks it; how
+    /// it ends is recorded by the sandbox's monitor.
+    pub fn begin_exec(
+        &mut self,
+        sandbox: &Sandboxed,
+        request: &ExecRequest<'_>,
+    ) -> Result<Begun, ManagerError> {
+        let mut options = request.options;
+        options.restricted = options.restricted.or_else(|| self.floor(sandbox));
+        let image = self.image_config(sandbox)?;
+        let exec = command::request(request.command, &sandbox.record.spec, &image, options);
+        let tag = command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
+        let (id, text) = (&sandbox.record.id, command::tag_text(tag));
+        let job = if request.job {
+            Some(self.store.next_job(id, &exec.argv, Some(&exec.user), &text)?)
+        } else {
+            None
+        };
+        if let Err(error) = self.note(&sandbox.record, command::exec_started(&exec, tag, job)) {
+            if let Some(job) = job {
+                // The first failure is the one to tell.
+                let _ = self.store.end_job(id, job, "it was not started");
+            }
+            return Err(error);
+        }
+        Ok(Begun { exec, tag, job })
+    }
+
+    /// What the operator's floor asks of every command.
+    pub(super) fn floor(&self, sandbox: &Sandboxed) -> Option<Restriction> {
+        let writable_root = sandbox.record.spec.writable_root;
+        (self.operator.security() == Security::Restricted).then_some(Restriction { writable_root })
+    }
+
+    /// A sandbox's jobs: the main command is number 0.
+    pub fn jobs(&mut self, sandbox: &Sandboxed) -> Result<Vec<Job>, ManagerError> {
+        Ok(self.store.jobs(&sandbox.record.id)?)
+    }
+
+    /// Sends a signal to a job; the answer is a refusal if there is no such job.
+    pub fn signal_job(
+        &mut self,
+        sandbox: &Sandboxed,
+        job: u32,
+        signal: i32,
+    ) -> Result<Result<(), String>, ManagerError> {
+        let mut connection = self.connect(sandbox)?;
+        connection.tell(STREAM, &Request::SignalJob { job, signal })?;
+        match answer(&mut connection)? {
+            Answer::Refused(refused) => Ok(Err(refused.message)),
+            _ => {
+                self.note_last(&sandbox.record, What::Killed { target: format!("job {job}"), signal });
+                Ok(Ok(()))
+            }
+        }
+    }
+
+    /// What a running sandbox uses.
+    pub fn usage(&mut self, sandbox: &Sandboxed) -> Result<Stats, ManagerError> {
+        let folder = self.folder(sandbox);
+        match door::ask(folder.path(), &ToMonitor::Usage, PATIENCE) {
+            Ok((FromMonitor::Usage(usage), _)) => Ok(Stats::gather(&sandbox.record, &usage)),
+            Ok(_) => Err(DoorError::Unexpected.into()),
+            Err(error) => Err(self.not_answered(sandbox, error)),
+        }
+    }
+}
+
+/// The keeper's answer to the one request that was made.
+fn answer(connection: &mut Connection) -> Result<Answer, ConnectionError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        connection.send()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ConnectionError::NoAnswer(PATIENCE.as_secs()));
+        }
+        connection.wait(left)?;
+        for arrival in connection.receive()? {
+            match arrival {
+                Arrival::Answer(STREAM, answer) => return Ok(answer),
+                Arrival::Keeper(FromKeeper::Ended { .. }) => return Err(ConnectionError::Gone),
+                _ => {}
+            }
+        }
+    }
+}

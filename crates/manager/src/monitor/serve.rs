@@ -1,0 +1,442 @@
+//! The monitor's loop: clients at the door, the keeper's reports, time limits.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bathy_audit::{Event, What};
+use bathy_client::command::{self, ExecOptions};
+use bathy_client::connection::{Arrival, ConnectionError};
+use bathy_protocol::{Cause, FromKeeper, Request, ToKeeper, Usage, Work, WorkEnd, unix_ns};
+use bathy_runtime::folder::Folder;
+use bathy_runtime::spool::Spool;
+use bathy_spec::CommandSpec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::door::{FromMonitor, SOCKET, ToMonitor};
+use super::network::NetworkState;
+use super::pause::Pause;
+use super::visitors::{Visitor, refuse, say};
+use super::{Monitor, actor, complain, write_end};
+use crate::store::Store;
+use crate::store::life::Ending;
+
+/// How long a guest may take to go down after its processes' grace. It writes what it has not written yet to a disk that may
+/// be slow, on a host that may be busy.
+pub const POWER_OFF: Duration = Duration::from_secs(30);
+/// What is said of one that took longer.
+const OVERDUE: &str =
+    "; it did not go down in time and was ended: what it had not written to its disk by then is lost";
+/// What a sandbox's processes have when a time limit or the end of the main command stops it.
+const LIMIT_GRACE_MS: u32 = 2000;
+/// How long somebody waits for the keeper's figures.
+const USAGE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a keeper takes to be gone after its connection is.
+const KEEPERS_END: Duration = Duration::from_millis(20);
+/// How many may wait for the keeper's answer at once, and how many of its warnings are recorded.
+pub(super) const MOST_WAITING: usize = 64;
+const MOST_WARNINGS: u32 = 16;
+/// How many ends of commands are recorded in a second; a keeper that reports more makes them up.
+const MOST_ENDS: u32 = 1000;
+/// The stream of the main command on the owner's connection, and its number as a job.
+const MAIN: u32 = 1;
+
+/// Somebody who waits for the keeper's figures.
+pub(super) struct Waiting {
+    socket: OwnedFd,
+    until: Instant,
+}
+
+/// What the loop knows besides the sandbox itself.
+#[derive(Default)]
+pub(super) struct Loop {
+    pub visitors: Vec<Visitor>,
+    /// Copies of the sockets of connected clients: they tell when the client leaves, whatever the keeper says.
+    pub clients: Vec<OwnedFd>,
+    pub waiting: Vec<Waiting>,
+    pub pause: Pause,
+    /// Why the sandbox is being stopped, and when it is ended if it does not.
+    pub stopping: Option<(String, Instant)>,
+    /// It did not, and was.
+    overdue: bool,
+    /// Since when nobody is connected.
+    pub idle_since: Option<Instant>,
+    main_tag: u64,
+    main_exit: Option<i32>,
+    warnings: u32,
+    /// Ends of commands since when.
+    ends: (u32, Option<Instant>),
+    pub network: NetworkState,
+    pub ended: Option<String>,
+}
+
+impl Monitor {
+    /// Serves until the sandbox has ended, and writes that down.
+    pub(super) fn serve(mut self) {
+        let mut state = Loop { idle_since: Some(Instant::now()), ..Loop::default() };
+        if let Err(error) = self.start_main(&mut state) {
+            state.ended = Some(format!(
+                "its main command could not be started: {}",
+                bathy_protocol::chain(error.as_ref())
+            ));
+        }
+        while state.ended.is_none() {
+            self.turn(&mut state);
+        }
+        // All its processes are gone before anything says so. Some freezers keep even the killed.
+        self.sandbox.kill();
+        let _ = self.freezer.thaw();
+        self.hear_last_words();
+        let unrecorded = self.events.finish();
+        let Self { record, folder, mut store, mut events, sandbox, life, .. } = self;
+        drop(sandbox);
+        let _ = std::fs::remove_file(folder.path().join(SOCKET));
+        let cause = match (state.ended, state.stopping) {
+            (_, Some((asked, _))) => asked,
+            (Some(ended), None) => ended,
+            (None, None) => String::new(),
+        };
+        let cause = with_unrecorded(cause, unrecorded, events.failure());
+        let started_ns = record.started_ns;
+        let exit_code = state.main_exit;
+        let ending = Ending { started_ns, at_ns: unix_ns(), cause: cause.clone(), exit_code };
+        write_end(&mut store, &life, &record.id, &ending);
+        let event = |what| Event::now(actor(), what).in_sandbox(&record.id, record.name.clone());
+        events.record([event(What::SandboxEnded { cause })], Instant::now());
+        if !record.spec.auto_remove {
+            return finish(&mut events);
+        }
+        // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
+        events.finish();
+        match remove(&folder, &mut store, &record.id) {
+            Ok(true) => events.record([event(What::SandboxRemoved)], Instant::now()),
+            // By a command, which records it.
+            Ok(false) => {}
+            // The log that this goes to may be gone with the rest.
+            Err(error) => complain(error),
+        }
+        finish(&mut events);
+    }
+
+    pub(super) fn note(&mut self, what: What) {
+        self.note_all(vec![what]);
+    }
+
+    /// Records what happened, or keeps it until that is possible.
+    pub(super) fn note_all(&mut self, all: Vec<What>) {
+        let (id, name) = (&self.record.id, &self.record.name);
+        let event = |what| Event::now(actor(), what).in_sandbox(id, name.clone());
+        let was_empty = self.events.is_empty();
+        self.events.record(all.into_iter().map(event), Instant::now());
+        if was_empty && !self.events.is_empty() {
+            let failure = self.events.failure();
+            complain(format_args!(
+                "{failure}; until there is, events wait and nothing new begins in the network"
+            ));
+        }
+    }
+
+    /// Runs the main command, if there is one, as job 0.
+    fn start_main(&mut self, state: &mut Loop) -> Result<(), Box<dyn std::error::Error>> {
+        let spec = &self.record.spec;
+        if spec.command.is_empty() {
+            return Ok(());
+        }
+        let command = CommandSpec {
+            argv: spec.command.iter().map(|word| word.clone().into_bytes()).collect(),
+            ..CommandSpec::default()
+        };
+        let exec = command::request(&command, spec, &self.image_config, ExecOptions::default());
+        state.main_tag = command::new_tag()?;
+        self.store.main_job(
+            &self.record.id,
+            &command.argv,
+            Some(&exec.user),
+            &command::tag_text(state.main_tag),
+        )?;
+        self.note(command::exec_started(&exec, state.main_tag, Some(0)));
+        let start = Request::Start { work: Work::Exec(exec), tag: state.main_tag, job: Some(0) };
+        self.sandbox.connection.tell(MAIN, &start)?;
+        self.sandbox.connection.tell(MAIN, &Request::Detach)?;
+        self.sandbox.connection.send()?;
+        Ok(())
+    }
+
+    fn turn(&mut self, state: &mut Loop) {
+        let now = Instant::now();
+        self.keep_time(state, now);
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.sandbox.connection.fd(), self.connection_events(state)),
+            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+        ];
+        let wanted = state.visitors.iter().map(|visitor| (visitor.socket.as_fd(), PollFlags::IN));
+        let leaving = state.clients.iter().map(|client| (client.as_fd(), PollFlags::RDHUP));
+        fds.extend(wanted.chain(leaving).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+        if let Some(gateway) = self.sandbox.gateway.as_ref().filter(|_| self.reads_gateway(state)) {
+            fds.push(PollFd::from_borrowed_fd(gateway.fd(), PollFlags::IN));
+        }
+        let timeout = self.next_alarm(state).map(|at| timespec(at.saturating_duration_since(now)));
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => {
+                state.ended = Some(format!("its monitor cannot wait: {error}"));
+                return;
+            }
+        }
+        let fired: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        drop(fds);
+        let mut fired = fired.into_iter().map(|flags| flags - PollFlags::OUT).map(|flags| !flags.is_empty());
+        let (keeper, door) = (fired.next() == Some(true), fired.next() == Some(true));
+        let visitors = std::mem::take(&mut state.visitors);
+        for visitor in visitors {
+            let spoke = fired.next() == Some(true);
+            self.serve_visitor(visitor, spoke, state);
+        }
+        let clients = std::mem::take(&mut state.clients);
+        let had_clients = !clients.is_empty();
+        let stay: Vec<_> = clients.into_iter().filter(|_| fired.next() != Some(true)).collect();
+        let gateway = fired.next() == Some(true);
+        state.clients.extend(stay);
+        if !state.clients.is_empty() {
+            state.idle_since = None;
+        } else if had_clients || state.idle_since.is_none() {
+            state.idle_since = Some(Instant::now());
+        }
+        if door {
+            self.open_door(state);
+        }
+        if keeper {
+            self.hear_keeper(state);
+        }
+        if gateway {
+            self.hear_gateway(state);
+        }
+        if let Err(error) = self.sandbox.connection.send() {
+            state.ended = Some(bathy_protocol::chain(&error));
+        }
+    }
+
+    /// What to wait for of the keeper. Its reports are not taken while too many events wait to be recorded, unless the sandbox
+    /// is being stopped; its end is noticed in any case.
+    fn connection_events(&self, state: &Loop) -> PollFlags {
+        let takes = self.events.has_room() || state.stopping.is_some();
+        let reports = if takes { PollFlags::IN } else { PollFlags::empty() };
+        if self.sandbox.connection.unsent() > 0 { reports | PollFlags::OUT } else { reports }
+    }
+
+    fn next_alarm(&self, state: &Loop) -> Option<Instant> {
+        let visitors = state.visitors.iter().map(|visitor| visitor.until);
+        let visitors = visitors.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
+        let stopping = state.stopping.as_ref().filter(|_| !state.overdue).map(|(_, until)| *until);
+        let limits = if state.stopping.is_some() { [None, None] } else { self.limits(state) };
+        let network = state.network.due(self.events.is_empty());
+        let others = [visitors, stopping, self.pause_due(state), network, self.events.due()];
+        limits.into_iter().chain(others).flatten().min()
+    }
+
+    /// When the sandbox's time is up: in all, and without anybody.
+    fn limits(&self, state: &Loop) -> [Option<Instant>; 2] {
+        let spec = &self.record.spec;
+        let whole = spec.max_duration.and_then(|limit| self.started.checked_add(limit.into()));
+        let idle = spec.idle_timeout.and_then(|limit| state.idle_since?.checked_add(limit.into()));
+        [whole, idle]
+    }
+
+    fn keep_time(&mut self, state: &mut Loop, now: Instant) {
+        state.visitors.retain(|visitor| visitor.until > now);
+        state.waiting.retain(|waiting| waiting.until > now);
+        self.keep_network(state, now);
+        if let Some((why, until)) = &mut state.stopping {
+            if *until <= now && !state.overdue {
+                state.overdue = true;
+                why.push_str(OVERDUE);
+                self.sandbox.kill();
+            }
+            return;
+        }
+        let names = ["max-duration", "idle-timeout"];
+        let passed = self.limits(state).into_iter().zip(names).find(|(at, _)| at.is_some_and(|at| at <= now));
+        if let Some((_, limit)) = passed {
+            let detail = format!("the sandbox is stopped by its --{limit}");
+            self.note(What::limit_hit(limit, detail.clone()));
+            self.stop(state, detail, LIMIT_GRACE_MS);
+        } else if self.pause_due(state).is_some_and(|at| at <= now) {
+            self.pause_idle(state);
+        }
+    }
+
+    /// Asks the guest to go down. One that was frozen by hand cannot: it is ended.
+    fn stop(&mut self, state: &mut Loop, why: String, grace_ms: u32) {
+        if self.stop_when_awake(state, &why, grace_ms) {
+            return;
+        }
+        let asked = self.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms });
+        let until = Instant::now() + Duration::from_millis(grace_ms.into()) + POWER_OFF;
+        if state.pause.frozen() || asked.is_err() {
+            self.sandbox.kill();
+        }
+        state.stopping.get_or_insert((why, until));
+    }
+
+    pub(super) fn answer(&mut self, socket: OwnedFd, question: &ToMonitor, state: &mut Loop) {
+        let stopping = state.stopping.is_some();
+        match question {
+            ToMonitor::Connect if stopping => refuse(&socket, "the sandbox is being stopped"),
+            ToMonitor::Connect => self.let_in(socket, state),
+            ToMonitor::Stop { grace_ms } => {
+                self.stop(state, "it was stopped".to_owned(), *grace_ms);
+                say(&socket, &FromMonitor::Done);
+            }
+            ToMonitor::Kill => {
+                let killed = || ("it was killed".to_owned(), Instant::now() + POWER_OFF);
+                state.stopping.get_or_insert_with(killed);
+                self.sandbox.kill();
+                say(&socket, &FromMonitor::Done);
+            }
+            ToMonitor::Pause { release_memory } => self.pause_by_hand(socket, *release_memory, state),
+            ToMonitor::Resume => self.resume(socket, state),
+            ToMonitor::Usage => self.ask_usage(socket, state),
+            ToMonitor::Policy => self.change_policy(socket, state),
+        }
+    }
+
+    fn ask_usage(&mut self, socket: OwnedFd, state: &mut Loop) {
+        if state.waiting.len() >= MOST_WAITING {
+            return refuse(&socket, "the sandbox's keeper does not answer");
+        }
+        state.waiting.push(Waiting { socket, until: Instant::now() + USAGE_PATIENCE });
+        // One that is busy with the memory is asked when it is done.
+        if !state.pause.moving() {
+            // It does not fail to encode; the visitor would run out of patience.
+            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Usage);
+        }
+    }
+
+    fn hear_keeper(&mut self, state: &mut Loop) {
+        let arrivals = match self.sandbox.connection.receive() {
+            Ok(arrivals) => arrivals,
+            Err(ConnectionError::Gone) => {
+                // Its connection closes a moment before its end can be asked for.
+                std::thread::sleep(KEEPERS_END);
+                let ended = || format!("its keeper {}", self.sandbox.keepers_end());
+                state.ended.get_or_insert_with(ended);
+                return;
+            }
+            Err(error) => {
+                state.ended = Some(bathy_protocol::chain(&error));
+                return;
+            }
+        };
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+                    let mut text = cause.to_string();
+                    let expected = matches!(cause, Cause::GuestExited(0) | Cause::Killed);
+                    if !expected && let Some(last) = console.lines().next_back() {
+                        text = format!("{text}; the guest kernel's last line: {last}");
+                    }
+                    state.ended.get_or_insert(text);
+                }
+                Arrival::Keeper(FromKeeper::WorkEnded { tag, job, end }) => {
+                    self.work_ended(tag, job, &end, state);
+                }
+                Arrival::Keeper(FromKeeper::Usage(usage)) => self.tell_usage(usage, state),
+                Arrival::Keeper(FromKeeper::Parked { .. }) => self.moved(None, state),
+                Arrival::Keeper(FromKeeper::NotParked(reason)) => self.moved(Some(&reason), state),
+                Arrival::Keeper(FromKeeper::Warning(detail)) => {
+                    state.warnings += 1;
+                    if state.warnings <= MOST_WARNINGS {
+                        let detail: String = detail.chars().take(500).collect();
+                        self.note(What::limit_hit("host disk", detail));
+                    }
+                }
+                Arrival::Keeper(FromKeeper::Ready(_) | FromKeeper::GuestStarted)
+                | Arrival::Answer(..)
+                | Arrival::Output(..) => {}
+            }
+        }
+    }
+
+    fn work_ended(&mut self, tag: u64, job: Option<u32>, end: &WorkEnd, state: &mut Loop) {
+        let now = Instant::now();
+        let (count, since) = &mut state.ends;
+        if since.is_none_or(|since| now.duration_since(since) > Duration::from_secs(1)) {
+            (*count, *since) = (0, Some(now));
+        }
+        *count += 1;
+        if *count > MOST_ENDS {
+            state.ended = Some("its keeper reported more ends of commands than there can be".to_owned());
+            return;
+        }
+        let exit = command::exit_text(end);
+        self.note(What::ExecEnded { exec: command::tag_text(tag), job, exit: exit.clone() });
+        if let Some(job) = job
+            && let Err(error) = self.store.end_job(&self.record.id, job, &exit)
+        {
+            complain(bathy_protocol::chain(&error));
+        }
+        if job == Some(0) && tag == state.main_tag {
+            state.main_exit = Some(match end {
+                WorkEnd::Exited(exit) => exit.shell_code().into(),
+                WorkEnd::Refused(_) => 127,
+            });
+            if state.stopping.is_none() {
+                self.stop(state, format!("its main command ended: {exit}"), LIMIT_GRACE_MS);
+            }
+        }
+    }
+
+    fn tell_usage(&mut self, usage: Usage, state: &mut Loop) {
+        for waiting in state.waiting.drain(..) {
+            say(&waiting.socket, &FromMonitor::Usage(usage));
+        }
+    }
+}
+
+/// Removes a sandbox that has ended. The record goes before the lock's file does: until then no command takes the folder for
+/// a left-over. False if the record was not there any more.
+fn remove(folder: &Folder, store: &mut Store, id: &str) -> Result<bool, String> {
+    let rest = folder.begin_removal().map_err(|error| error.to_string())?;
+    let deleted = store.delete_removed(id, &rest).map_err(|error| bathy_protocol::chain(&error))?;
+    rest.remove().map_err(|error| error.to_string())?;
+    Ok(deleted)
+}
+
+/// What is said of a sandbox not all of whose events are in the audit log.
+fn with_unrecorded(cause: String, unrecorded: u64, failure: &str) -> String {
+    match unrecorded {
+        0 => cause,
+        count => format!("{cause}; {count} of its events are not in the audit log: {failure}"),
+    }
+}
+
+/// Records what is left, and says how much of it is not recorded.
+fn finish(events: &mut Spool) {
+    let unrecorded = events.finish();
+    if unrecorded > 0 {
+        complain(format_args!("{unrecorded} events are not in the audit log: {}", events.failure()));
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// Waits until there is something to read; `false` when it is too late.
+pub(super) fn readable(fd: BorrowedFd<'_>, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) => return false,
+            Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return true,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Commands that outlive the client that started them. The main command is job 0; the others count from 1, and no
+//! number comes twice in the life of a sandbox.
+
+use bathy_protocol::unix_ns;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::record::{signed, unsigned};
+use super::{Changing, Store, StoreError};
+
+/// How many ended jobs of a sandbox are remembered.
+const REMEMBERED: u32 = 1000;
+/// How much of a command line is remembered: it is for people to recognize.
+const SHOWN_BYTES: usize = 4096;
+
+/// A job that was written down. Times are nanoseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Job {
+    /// Its number in its sandbox.
+    pub number: u32,
+    /// The command line, harmless for a terminal and perhaps cut.
+    pub argv: Vec<String>,
+    /// The user that was asked for.
+    pub user: Option<String>,
+    /// When it was started.
+    pub started_ns: u64,
+    /// When it ended.
+    pub ended_ns: Option<u64>,
+    /// How it ended.
+    pub exit: Option<String>,
+    /// What the audit log calls it.
+    pub exec_id: String,
+}
+
+impl Store {
+    /// Writes a new job down and returns its number.
+    pub fn next_job(
+        &mut self,
+        sandbox: &str,
+        argv: &[Vec<u8>],
+        user: Option<&str>,
+        exec_id: &str,
+    ) -> Result<u32, StoreError> {
+        let change = self.change()?;
+        let last = "SELECT coalesce(max(number), 0) FROM jobs WHERE sandbox = ?";
+        let number = change.number(last, [sandbox])?.saturating_add(1);
+        let forgotten = number.saturating_sub(REMEMBERED);
+        if forgotten > 0 {
+            let forget =
+                "DELETE FROM jobs WHERE sandbox = ? AND number BETWEEN 1 AND ? AND ended_ns IS NOT NULL";
+            change.run(forget, (sandbox, forgotten))?;
+        }
+        insert(&change, sandbox, number, &NewJob { argv, user, exec_id })?;
+        change.finish()?;
+        Ok(number)
+    }
+
+    /// Writes the main command down as job 0, in place of that of an earlier start.
+    pub fn main_job(
+        &mut self,
+        sandbox: &str,
+        argv: &[Vec<u8>],
+        user: Option<&str>,
+        exec_id: &str,
+    ) -> Result<(), StoreError> {
+        let change = self.change()?;
+        change.run("DELETE FROM jobs WHERE sandbox = ? AND number = 0", [sandbox])?;
+        insert(&change, sandbox, 0, &NewJob { argv, user, exec_id })?;
+        change.finish()
+    }
+
+    /// Writes down how a job ended. The answer is false if that was known, or there is no such job.
+    pub fn end_job(&mut self, sandbox: &str, number: u32, exit: &str) -> Result<bool, StoreError> {
+        let change = self.change()?;
+        let end =
+            "UPDATE jobs SET ended_ns = ?, exit = ? WHERE sandbox = ? AND number = ? AND ended_ns IS NULL";
+        let ended = change.run(end, (signed(unix_ns()), exit, sandbox, number))?;
+        change.finish()?;
+        Ok(ended > 0)
+    }
+
+    /// Writes down that every job of a sandbox ended this way, if nothing else is known about it.
+    pub fn end_all_jobs(&mut self, sandbox: &str, exit: &str) -> Result<usize, StoreError> {
+        let change = self.change()?;
+        let end = "UPDATE jobs SET ended_ns = ?, exit = ? WHERE sandbox = ? AND ended_ns IS NULL";
+        let ended = change.run(end, (signed(unix_ns()), exit, sandbox))?;
+        change.finish()?;
+        Ok(ended)
+    }
+
+    /// The jobs of a sandbox, by number.
+    pub fn jobs(&self, sandbox: &str) -> Result<Vec<Job>, StoreError> {
+        let query =
+            "SELECT number, argv, user, started_ns, ended_ns, exit, exec_id FROM jobs WHERE sandbox = ?
+            ORDER BY number";
+        let rows = self.query(query, [sandbox], |row| {
+            let job = Job {
+                number: row.get(0)?,
+                argv: Vec::new(),
+                user: row.get(2)?,
+                started_ns: unsigned(row.get(3)?),
+                ended_ns: row.get::<_, Option<i64>>(4)?.map(unsigned),
+                exit: row.get(5)?,
+                exec_id: row.get(6)?,
+            };
+            Ok((job, row.get::<_, String>(1)?))
+        })?;
+        let parse = |(job, argv): (Job, String)| {
+            let argv = serde_json::from_str(&argv).map_err(|source| self.bad_record(sandbox, source))?;
+            Ok(Job { argv, ..job })
+        };
+        rows.into_iter().map(parse).collect()
+    }
+}
+
+struct NewJob<'a> {
+    argv: &'a [Vec<u8>],
+    user: Option<&'a str>,
+    exec_id: &'a str,
+}
+
+fn insert(change: &Changing<'_>, sandbox: &str, number: u32, job: &NewJob<'_>) -> Result<(), StoreError> {
+    let argv = Value::from(shown(job.argv)).to_string();
+    // From the sandbox's own row: one that was removed in the meantime has no jobs.
+    let inserted = change.run(
+        "INSERT INTO jobs (sandbox, number, argv, user, started_ns, exec_id)
+            SELECT id, ?, ?, ?, ?, ? FROM sandboxes WHERE id = ?",
+        (number, argv, job.user, signed(unix_ns()), job.exec_id, sandbox),
+    )?;
+    if inserted == 0 { Err(StoreError::Removed(sandbox.to_owned())) } else { Ok(()) }
+}
+
+/// A command line as text that neither changes a terminal nor fills the store.
+fn shown(argv: &[Vec<u8>]) -> Vec<String> {
+    let mut room = SHOWN_BYTES;
+    let mut words = Vec::new();
+    for word in argv {
+        let mut text = String::new();
+        for chunk in word.get(..room).unwrap_or(word).utf8_chunks() {
+            for c in chunk.valid().chars() {
+                // Quotes and backslashes are harmless; what is invisible is not.
+                if matches!(c, '"' | '\'') { text.push(c) } else { text.extend(c.escape_debug()) }
+            }
+            text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+        }
+        // A word takes room even if it is empty: there may be a million of them.
+        let left = room.checked_sub(word.len() + 1);
+        if left.is_none() {
+            text.push('…');
+        }
+        words.push(text);
+        match left {
+            Some(left) => room = left,
+            None => break,
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_are_harmless_and_short() {
+        let argv =
+            [b"echo".to_vec(), b"\xff\x1b[2J".to_vec(), "\u{e9} \"a'".as_bytes().to_vec(), b"a\\b".to_vec()];
+        assert_eq!(shown(&argv), ["echo", "\\xff\\u{1b}[2J", "\u{e9} \"a'", "a\\\\b"]);
+        let long = shown(&[b"x".to_vec(), vec![b'y'; 1 << 20], b"z".to_vec()]);
+        assert_eq!(long.len(), 2);
+        assert!(long[1].len() < SHOWN_BYTES + 8 && long[1].ends_with('…'));
+        assert!(shown(&vec![Vec::new(); 1_000_000]).len() <= SHOWN_BYTES + 1);
+    }
+}

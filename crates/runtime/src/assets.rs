@@ -1,0 +1,135 @@
+//! What a sandbox is made of, found or built, and opened.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bathy_image::{Artifact, ImageConfig, InitramfsError, Recipe, RecipeError, Store, StoreError, initramfs};
+use bathy_spec::Chosen;
+use thiserror::Error;
+
+/// The kernel's file in its artifact.
+pub const KERNEL_FILE: &str = "linux";
+/// An image's file in its artifact.
+pub const IMAGE_FILE: &str = "root.erofs";
+/// An image's description in its artifact.
+pub const IMAGE_CONFIG: &str = "config.json";
+
+/// A part is missing.
+#[derive(Debug, Error)]
+pub enum AssetsError {
+    /// The image's name.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The cache.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The agent.
+    #[error(transparent)]
+    Initramfs(#[from] InitramfsError),
+    /// A file cannot be opened.
+    #[error("Cannot open {0}")]
+    Open(PathBuf, #[source] io::Error),
+    /// An image's description is not one.
+    #[error("The image's description {0} is damaged")]
+    ImageConfig(PathBuf, #[source] io::Error),
+    /// A program of ours is not where it belongs.
+    #[error("Cannot find {0}, which belongs beside the bathy program; build it with `cargo build --release`")]
+    Program(PathBuf, #[source] io::Error),
+}
+
+/// Everything a sandbox is made of, as open files.
+#[derive(Debug)]
+pub struct Assets {
+    /// The guest kernel.
+    pub kernel: File,
+    /// The agent, packed.
+    pub initramfs: File,
+    /// The root image.
+    pub image: File,
+    /// How the image wants commands to be run.
+    pub image_config: ImageConfig,
+    /// The keeper.
+    pub keeper: File,
+    /// The gateway.
+    pub gateway: File,
+}
+
+impl Assets {
+    /// Finds everything for `image`, building what is missing. `kernel` replaces the guest kernel.
+    pub fn ensure(
+        store: &Store,
+        engine: Chosen,
+        image: &str,
+        kernel: Option<&Path>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, AssetsError> {
+        let image_recipe = Recipe::image(image)?;
+        let kernel_path = match kernel {
+            Some(path) => path.to_owned(),
+            None => ensure_kernel(store, engine, progress)?.path(KERNEL_FILE),
+        };
+        let image = store.ensure(&image_recipe, &[IMAGE_FILE, IMAGE_CONFIG], progress)?;
+        let config_path = image.path(IMAGE_CONFIG);
+        let read = || Ok(serde_json::from_slice(&fs::read(&config_path)?)?);
+        let image_config = read().map_err(|error| AssetsError::ImageConfig(config_path.clone(), error))?;
+        Ok(Self {
+            kernel: open(&kernel_path)?,
+            initramfs: initramfs::pack(&program("bathy-agent")?)?,
+            image: open(&image.path(IMAGE_FILE))?,
+            image_config,
+            keeper: open(&program("bathy-keeper")?)?,
+            gateway: open(&program("bathy-gateway")?)?,
+        })
+    }
+}
+
+/// What is known about an image that is there.
+#[derive(Debug)]
+pub struct ImageParts {
+    /// How it wants commands to be run, as it is written.
+    pub config_text: Vec<u8>,
+}
+
+/// An image, built if it is missing.
+pub fn ensure_image(
+    store: &Store,
+    image: &str,
+    progress: &mut dyn FnMut(&str),
+) -> Result<ImageParts, AssetsError> {
+    let image = store.ensure(&Recipe::image(image)?, &[IMAGE_FILE, IMAGE_CONFIG], progress)?;
+    let path = image.path(IMAGE_CONFIG);
+    let config_text = fs::read(&path).map_err(|error| AssetsError::ImageConfig(path, error))?;
+    Ok(ImageParts { config_text })
+}
+
+/// How an engine's guest kernel is built.
+pub fn kernel_recipe(engine: Chosen) -> Recipe {
+    match engine {
+        Chosen::Kvm => Recipe::kvm_kernel(),
+        Chosen::Uml => Recipe::uml_kernel(),
+    }
+}
+
+/// An engine's guest kernel, built if it is missing.
+pub fn ensure_kernel(
+    store: &Store,
+    engine: Chosen,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Artifact, StoreError> {
+    store.ensure(&kernel_recipe(engine), &[KERNEL_FILE], progress)
+}
+
+fn open(path: &Path) -> Result<File, AssetsError> {
+    File::open(path).map_err(|error| AssetsError::Open(path.to_owned(), error))
+}
+
+/// A program of ours beside the one that runs.
+pub fn program(name: &str) -> Result<PathBuf, AssetsError> {
+    let missing = |error| AssetsError::Program(PathBuf::from(name), error);
+    let folder = std::env::current_exe().map_err(missing)?;
+    // Test programs lie one folder deeper than the programs that they test.
+    let candidates = folder.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    let found = candidates.clone().find(|path| path.exists());
+    found.ok_or_else(|| AssetsError::Program(folder.with_file_name(name), io::ErrorKind::NotFound.into()))
+}

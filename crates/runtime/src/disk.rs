@@ -1,0 +1,175 @@
+//! The writable disk of a sandbox: a sparse file with an empty file system, gone with its last descriptor.
+//!
+//! Making a file system takes longer than starting a guest, so one of each size is made once and its few hundred
+//! kilobytes are copied for every sandbox.
+
+mod template;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use bathy_spec::Size;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::folder::make_durable_folder;
+use template::Template;
+
+/// The unit in which templates are copied and compared: the block of their file systems.
+const BLOCK: usize = 4096;
+
+/// A disk cannot be made.
+#[derive(Debug, Error)]
+pub enum DiskError {
+    /// The host's disk is full.
+    #[error(
+        "The host's disk is full: no room for the sandbox's disk in {0}. Free some space, or point XDG_STATE_HOME elsewhere"
+    )]
+    Full(PathBuf),
+    /// Some other failure.
+    #[error("Cannot make the sandbox's disk in {0}")]
+    Io(PathBuf, #[source] io::Error),
+    /// Something else writes to the templates.
+    #[error("{0} is another file each time it is read; does another program write to it?")]
+    Changing(PathBuf),
+    /// The file system could not be made.
+    #[error("mke2fs failed (install it with: apt-get install e2fsprogs): {0}")]
+    MakeFileSystem(String),
+}
+
+/// Makes a disk of `size` for a sandbox that does not outlive us: it has no name.
+pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
+    make_durable_folder(state).map_err(failed(state))?;
+    let disk = nameless_file(state).map_err(failed(state))?;
+    fill(&disk, state, cache, size, Journal::Without)?;
+    Ok(disk)
+}
+
+/// Makes a disk of `size` for a sandbox that is kept, at `path`, where nothing may be yet.
+pub fn make_kept(cache: &Path, path: &Path, size: Size) -> Result<(), DiskError> {
+    let mut options = File::options();
+    let disk = options.read(true).write(true).create_new(true).mode(0o600).open(path);
+    fill(&disk.map_err(failed(path))?, path, cache, size, Journal::With)
+}
+
+/// Copies a template. One that is not what it was when it was made, because the machine lost its power or its disk failed, is
+/// made again.
+fn fill(disk: &File, place: &Path, cache: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
+    let found = template::find(cache, size, journal);
+    let found = match found {
+        Some(found) => found,
+        None => template::make(cache, size, journal)?,
+    };
+    if copy(&found, disk, place, size)? {
+        return Ok(());
+    }
+    template::discard(&found);
+    disk.set_len(0).map_err(failed(place))?;
+    let made = template::make(cache, size, journal)?;
+    if copy(&made, disk, place, size)? { Ok(()) } else { Err(DiskError::Changing(made.path)) }
+}
+
+/// Copies a template onto an empty disk; false if it is damaged.
+fn copy(template: &Template, disk: &File, place: &Path, size: Size) -> Result<bool, DiskError> {
+    let Some(source) = template.open(size).map_err(failed(&template.path))? else { return Ok(false) };
+    disk.set_len(size.0).map_err(failed(place))?;
+    let digest = copy_data(&source, disk).map_err(failed(place))?;
+    Ok(digest == template.digest)
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> DiskError {
+    let path = path.to_owned();
+    move |error: io::Error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => DiskError::Full(path),
+        _ => DiskError::Io(path, error),
+    }
+}
+
+/// Whether a file system keeps a journal. The disk of a sandbox that is kept is read again after any sudden end, and a
+/// journal brings it in order; the disk of one that is not is never read again.
+#[derive(Clone, Copy)]
+enum Journal {
+    With,
+    Without,
+}
+
+/// A file without a name: whatever happens to us, nothing is left.
+fn nameless_file(folder: &Path) -> io::Result<File> {
+    let open = |flags| File::options().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
+    match open(libc::O_TMPFILE) {
+        // File systems that do not know O_TMPFILE: a name for a moment.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            let path = folder.join(format!("disk-{}", std::process::id()));
+            let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+            fs::remove_file(path)?;
+            Ok(file)
+        }
+        result => result,
+    }
+}
+
+/// Copies what is not a hole, and returns its digest.
+fn copy_data(source: &File, target: &File) -> io::Result<String> {
+    read_data(source, |at, block| target.write_all_at(block, at))
+}
+
+/// Reads what is not a hole, block by block; returns the digest of what was read. Blocks of zeros count as holes: whether they are
+/// is the file system's choice.
+fn read_data(source: &File, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0u8; 64 * 1024];
+    let mut position = 0;
+    loop {
+        let start = match seek(source, SeekFrom::Data(position)) {
+            Ok(start) => start - start % BLOCK as u64,
+            Err(Errno::NXIO) => return Ok(hasher.finalize().to_hex().to_string()),
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(source, SeekFrom::Hole(start.max(position)))?;
+        let mut at = start;
+        while at < end {
+            let room = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+            let piece = buffer.get_mut(..room).unwrap_or_default();
+            source.read_exact_at(piece, at)?;
+            for block in piece.chunks(BLOCK) {
+                if block.iter().any(|byte| *byte != 0) {
+                    hasher.update(&at.to_le_bytes()).update(block);
+                    each(at, block)?;
+                }
+                at += block.len() as u64;
+            }
+        }
+        position = end;
+    }
+}
+
+/// No reserved blocks: all of it is the sandbox's. A journal of a few megabytes holds what a sandbox changes at once. No checksums of
+/// metadata: the superblock, which mounting writes beside the journal, has two sectors, and a loss of power between them would leave a
+/// disk that does not start.
+fn format(path: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
+    const SMALL: u64 = 256 * 1024 * 1024;
+    let journal: &[&str] = match journal {
+        Journal::Without => &["-O", "^has_journal"],
+        Journal::With if size.0 < SMALL => &["-O", "has_journal", "-J", "size=4"],
+        Journal::With => &["-O", "has_journal", "-J", "size=16"],
+    };
+    let output = Command::new("mke2fs")
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-I", "256", "-O"])
+        .arg("^resize_inode,sparse_super2,^huge_file,^metadata_csum,uninit_bg")
+        .args(journal)
+        .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0", "-L", "sandbox"])
+        .arg(path)
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| DiskError::MakeFileSystem(error.to_string()))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(DiskError::MakeFileSystem(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    }
+}

@@ -1,0 +1,188 @@
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use super::memory::{Device, FILE, Memory};
+use super::*;
+
+fn asked(wanted: Engine, variable: Option<&str>) -> Result<Asked, EngineError> {
+    Asked::of(wanted, variable.map(OsString::from))
+}
+
+fn decided(wanted: Engine, variable: Option<&str>, verdict: &Verdict) -> Result<Choice, EngineError> {
+    decide(&asked(wanted, variable)?, || verdict.clone())
+}
+
+fn not_for_us() -> [Verdict; 6] {
+    [
+        Verdict::NotHardware { milliseconds: 1500 },
+        Verdict::Absent,
+        Verdict::NoPermission { group: "kvm".to_owned() },
+        Verdict::NoPermission { group: "root".to_owned() },
+        Verdict::NoProcessor,
+        Verdict::Broken { reason: "no guests today".to_owned() },
+    ]
+}
+
+const HARDWARE: Verdict = Verdict::Hardware { milliseconds: 30 };
+
+#[test]
+fn an_open_choice_is_kvm_on_hardware_and_uml_with_the_reason_elsewhere() {
+    let choice = decided(Engine::Auto, None, &HARDWARE).unwrap();
+    assert_eq!(choice, Choice { engine: Chosen::Kvm, reason: HARDWARE.to_string() });
+    for verdict in not_for_us() {
+        let choice = decided(Engine::Auto, None, &verdict).unwrap();
+        assert_eq!(choice, Choice { engine: Chosen::Uml, reason: verdict.to_string() });
+    }
+}
+
+#[test]
+fn kvm_is_refused_where_it_is_not_hardware_with_reason_and_cure() {
+    for verdict in not_for_us() {
+        let error = decided(Engine::Kvm, None, &verdict).unwrap_err().to_string();
+        assert!(error.contains(&verdict.to_string()), "{error}");
+        assert!(error.contains("Without it: use --engine uml, or leave --engine out"), "{error}");
+    }
+    let error = decided(Engine::Kvm, None, &Verdict::NoPermission { group: "kvm".to_owned() }).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "The kvm engine cannot be used: /dev/kvm may only be used by root and the group kvm. To use it: \
+         usermod -aG kvm $USER, then log in again. Without it: use --engine uml, or leave --engine out"
+    );
+    assert_eq!(decided(Engine::Kvm, None, &HARDWARE).unwrap().engine, Chosen::Kvm);
+}
+
+#[test]
+fn the_variable_stands_for_the_option_where_the_choice_is_open() {
+    let absent = Verdict::Absent;
+    let choice = |wanted, variable| decided(wanted, Some(variable), &HARDWARE).unwrap();
+    assert_eq!(
+        choice(Engine::Auto, "uml"),
+        Choice { engine: Chosen::Uml, reason: "asked for by BATHY_ENGINE".to_owned() }
+    );
+    assert_eq!(choice(Engine::Auto, "kvm").reason, "asked for by BATHY_ENGINE");
+    for same in ["auto", ""] {
+        assert_eq!(choice(Engine::Auto, same), decided(Engine::Auto, None, &HARDWARE).unwrap());
+    }
+    let error = decided(Engine::Auto, Some("kvm"), &absent).unwrap_err().to_string();
+    assert!(
+        error.contains("there is no /dev/kvm. Without it: set BATHY_ENGINE to uml, or unset it"),
+        "{error}"
+    );
+    // Whoever says what is wanted does not need the variable, whatever it is.
+    assert_eq!(choice(Engine::Uml, "kvm").reason, "asked for");
+    assert_eq!(choice(Engine::Kvm, "nonsense").engine, Chosen::Kvm);
+    for nonsense in ["nonsense", "KVM", "uml ", "qemu"] {
+        let error = decided(Engine::Auto, Some(nonsense), &absent).unwrap_err();
+        assert_eq!(error, EngineError::Variable(nonsense.into()));
+        assert!(error.to_string().contains("kvm, uml or auto"), "{error}");
+    }
+}
+
+#[test]
+fn nothing_is_tried_for_uml() {
+    let looked = Cell::new(false);
+    let asked = asked(Engine::Uml, None).unwrap();
+    let choice = decide(&asked, || {
+        looked.set(true);
+        HARDWARE
+    });
+    assert_eq!((choice.unwrap().engine, looked.get()), (Chosen::Uml, false));
+}
+
+#[test]
+fn what_was_found_is_remembered_for_the_same_device_and_boot() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("new/state");
+    let memory = Memory::of(&state);
+    let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
+    assert_eq!(memory.recall(&device), None);
+    for verdict in [Verdict::NotHardware { milliseconds: 1500 }, HARDWARE] {
+        memory.keep(device.clone(), verdict.clone());
+        assert_eq!(memory.recall(&device), Some(verdict));
+    }
+    let file = fs::metadata(state.join(FILE)).unwrap();
+    assert_eq!((file.mode() & 0o777, fs::metadata(&state).unwrap().mode() & 0o777), (0o600, 0o700));
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "nothing else is left");
+    let other = Device::of(&File::open("/dev/zero").unwrap()).unwrap();
+    assert_eq!(memory.recall(&other), None, "another device");
+    let text = fs::read_to_string(state.join(FILE)).unwrap();
+    let boot = bathy_spec::host::boot_id();
+    assert!(text.contains(&boot), "{text}");
+    fs::write(state.join(FILE), text.replace(&boot, "another boot")).unwrap();
+    assert_eq!(memory.recall(&device), None, "another boot");
+}
+
+#[test]
+fn a_guest_that_did_not_finish_is_tried_again_after_a_while_and_one_that_failed_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = Memory::of(folder.path());
+    let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
+    memory.keep(device.clone(), not_for_us()[5].clone());
+    assert_eq!(memory.recall(&device), None, "a failure");
+    let age = |verdict: Verdict| {
+        memory.keep(device.clone(), verdict);
+        let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        File::options().write(true).open(folder.path().join(FILE)).unwrap().set_modified(hour_ago).unwrap();
+        memory.recall(&device)
+    };
+    assert_eq!(age(Verdict::NotHardware { milliseconds: 1500 }), None);
+    assert_eq!(age(HARDWARE), Some(HARDWARE), "hardware stays hardware");
+}
+
+#[test]
+fn permission_is_never_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = Memory::of(folder.path());
+    let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
+    for verdict in &not_for_us()[1..5] {
+        memory.keep(device.clone(), verdict.clone());
+        assert!(!folder.path().join(FILE).exists(), "{verdict}");
+    }
+    // Nor believed if somebody wrote it there.
+    memory.keep(device.clone(), HARDWARE);
+    let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
+    let forged = text.replace(r#"{"verdict":"hardware","milliseconds":30}"#, r#"{"verdict":"absent"}"#);
+    assert_ne!(forged, text);
+    fs::write(folder.path().join(FILE), forged).unwrap();
+    assert_eq!(memory.recall(&device), None);
+}
+
+#[test]
+fn a_damaged_memory_is_none_and_is_written_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(FILE);
+    let memory = Memory::of(folder.path());
+    let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
+    memory.keep(device.clone(), HARDWARE);
+    let whole = fs::read(&path).unwrap();
+    let long = [&whole[..], &vec![b' '; 5000][..], b"x"].concat();
+    for damaged in [&b""[..], b"{", b"\xff\xfe", b"[]", b"null", &whole[..whole.len() - 1], &long] {
+        fs::write(&path, damaged).unwrap();
+        let known = memory.recall(&device);
+        // One that is only padded is whole as far as it is read.
+        assert!(known.is_none() || damaged == long, "{damaged:?}");
+        memory.keep(device.clone(), HARDWARE);
+        assert_eq!(memory.recall(&device), Some(HARDWARE));
+    }
+    // A link is not followed, neither to read nor to write.
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+    assert_eq!(memory.recall(&device), None);
+    memory.keep(device, Verdict::NotHardware { milliseconds: 1 });
+    assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
+    assert_eq!(fs::read(&elsewhere).unwrap(), whole);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_does_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o400)).unwrap();
+    let memory = Memory::of(&file);
+    let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
+    memory.keep(device.clone(), HARDWARE);
+    assert_eq!(memory.recall(&device), None);
+}

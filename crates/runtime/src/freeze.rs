@@ -1,0 +1,392 @@
+//! Making a guest stand still, and go on.
+//!
+//! A control group does it best. Where none can be had, signals do: to the guest kernel first, so that it starts nothing
+//! new, then to everything below it. That is not for a traced guest: its kernel is told of every signal that reaches its
+//! processes, takes it for one of their own, and panics. A guest of the kvm engine is no process at all: its keeper stops
+//! the virtual processors itself when it is told to.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use bathy_jail::cgroup::Priority;
+use bathy_jail::cgroup::{Cgroup, CgroupError, CgroupFreezer};
+use bathy_protocol::launch::UmlMode;
+use bathy_spec::Chosen;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use thiserror::Error;
+
+use crate::processes::{Process, Processes};
+
+/// How long processes have to stop.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// How long one attempt at that takes.
+const ATTEMPT: Duration = Duration::from_millis(500);
+/// How often that is looked at.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How many looks in a row have to find everything stopped: a process that was born during one is seen by the next.
+const SURE: u32 = 2;
+
+/// A guest could not be made to stand still, or to go on.
+#[derive(Debug, Error)]
+pub enum FreezeError {
+    /// The control group.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// Neither way is open.
+    #[error(
+        "This sandbox cannot be paused: it takes a control group ({0}), because a guest in ptrace mode does not survive being stopped by signals. Run bathy as root, or use the seccomp mode"
+    )]
+    Impossible(String),
+    /// The processes cannot be listed.
+    #[error("Cannot list the sandbox's processes")]
+    List(#[source] io::Error),
+    /// There is no guest.
+    #[error("The sandbox has no guest any more")]
+    NoGuest,
+    /// A process does not take the signal.
+    #[error("Cannot stop or continue process {0} of the sandbox")]
+    Signal(u32, #[source] io::Error),
+    /// Some process goes on.
+    #[error("{0} of the sandbox's processes did not stop within {DEADLINE:?}")]
+    Slow(usize),
+}
+
+/// How a guest is made to stand still.
+#[derive(Debug)]
+pub enum Freezer {
+    /// By its control group.
+    Cgroup {
+        /// The group's part that does it.
+        freezer: CgroupFreezer,
+        /// What it is called.
+        mechanism: String,
+    },
+    /// By signals to all its processes.
+    Signals {
+        /// The keeper's process.
+        keeper: u32,
+        /// Why not by a control group.
+        why: String,
+    },
+    /// By the keeper: nothing is done from outside.
+    Keeper,
+    /// Not at all.
+    Impossible {
+        /// Why not by a control group.
+        why: String,
+    },
+}
+
+impl Freezer {
+    /// The best way for the guest of this keeper. The keeper has left the group's freezer.
+    pub fn new(group: &Cgroup, keeper: u32, engine: Chosen, mode: UmlMode) -> Self {
+        if engine == Chosen::Kvm {
+            return Self::Keeper;
+        }
+        let mechanism = group.enforced().freezer.clone();
+        let why = || mechanism.trim_start_matches("none: ").to_owned();
+        match (group.freezer(), mode) {
+            (Some(freezer), _) => Self::Cgroup { freezer: freezer.clone(), mechanism },
+            (None, UmlMode::Seccomp) => Self::Signals { keeper, why: why() },
+            (None, UmlMode::Ptrace) => Self::Impossible { why: why() },
+        }
+    }
+
+    /// By which mechanism: `cgroup v1`, `cgroup v2`, `signals: why not a group`, `keeper: how`, or `none: why`.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Cgroup { mechanism, .. } => mechanism.clone(),
+            Self::Signals { why, .. } => format!("signals: {why}"),
+            Self::Keeper => "keeper: it stops the virtual processors".to_owned(),
+            Self::Impossible { why } => format!("none: {why}"),
+        }
+    }
+
+    /// Makes the guest stand still. If that fails, it goes on.
+    pub fn freeze(&self) -> Result<(), FreezeError> {
+        match self {
+            Self::Cgroup { freezer, .. } => Ok(freezer.freeze()?),
+            Self::Keeper => Ok(()),
+            Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
+            Self::Signals { keeper, .. } => stop(*keeper).inspect_err(|_| {
+                // Half stopped would be neither.
+                let _ = go_on(*keeper);
+            }),
+        }
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<(), FreezeError> {
+        match self {
+            Self::Cgroup { freezer, .. } => Ok(freezer.thaw()?),
+            Self::Keeper => Ok(()),
+            Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
+            Self::Signals { keeper, .. } => go_on(*keeper),
+        }
+    }
+}
+
+fn guest_processes(keeper: u32) -> Result<Vec<Process>, FreezeError> {
+    let below = Processes::read().map_err(FreezeError::List)?.below(keeper);
+    if below.is_empty() { Err(FreezeError::NoGuest) } else { Ok(below) }
+}
+
+/// A pid namespace. No process ever leaves its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Namespace {
+    device: u64,
+    inode: u64,
+}
+
+impl Namespace {
+    /// Of this process; none if it has ended, or belongs to a user whose processes we may not inspect. The guest's we may.
+    fn of(pid: u32) -> Result<Option<Self>, FreezeError> {
+        match fs::metadata(format!("/proc/{pid}/ns/pid")) {
+            Ok(found) => Ok(Some(Self { device: found.dev(), inode: found.ino() })),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ESRCH | libc::EACCES | libc::EPERM) => Ok(None),
+                _ => Err(FreezeError::Signal(pid, error)),
+            },
+        }
+    }
+}
+
+/// The pid namespaces of a sandbox: the keeper is the first process of one, and its child, the guest kernel, of another, in
+/// which all processes of the guest are. No process of the host is in either.
+struct Namespaces(Vec<Namespace>);
+
+impl Namespaces {
+    fn of_keeper(keeper: u32) -> Result<Self, FreezeError> {
+        let mut found = vec![Namespace::of(keeper)?.ok_or(FreezeError::NoGuest)?];
+        // The keeper's number is its own until we have waited for it, so who has it as parent is its child.
+        let began = |pid| Process::read(pid).filter(|process| process.parent == keeper).map(|now| now.began);
+        for child in Processes::read().map_err(FreezeError::List)?.children_of(keeper) {
+            let before = began(child);
+            let namespace = Namespace::of(child)?;
+            if before.is_some() && before == began(child) {
+                found.extend(namespace);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Whether a process is in one of them.
+    fn have(&self, pid: u32) -> Result<bool, FreezeError> {
+        Ok(Namespace::of(pid)?.is_some_and(|namespace| self.0.contains(&namespace)))
+    }
+}
+
+fn stop(keeper: u32) -> Result<(), FreezeError> {
+    let namespaces = Namespaces::of_keeper(keeper)?;
+    let begin = Instant::now();
+    let mut attempt = begin;
+    let mut quiet = 0;
+    loop {
+        let running: Vec<_> =
+            guest_processes(keeper)?.into_iter().filter(|process| !process.is_stopped()).collect();
+        quiet = if running.is_empty() { quiet + 1 } else { 0 };
+        if quiet == SURE {
+            return Ok(());
+        }
+        if begin.elapsed() > DEADLINE {
+            return Err(FreezeError::Slow(running.len()));
+        }
+        // A process that lent its memory to a child cannot stop before the child has let it go: both go on for a moment.
+        if attempt.elapsed() > ATTEMPT {
+            go_on(keeper)?;
+            thread::sleep(PAUSE);
+            attempt = Instant::now();
+            continue;
+        }
+        // The guest kernel is the first of them.
+        for process in &running {
+            signal(process, &namespaces, Signal::STOP)?;
+        }
+        if !running.is_empty() {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn go_on(keeper: u32) -> Result<(), FreezeError> {
+    let namespaces = Namespaces::of_keeper(keeper)?;
+    // The guest kernel last: then whatever it expects of its processes can happen.
+    let processes = guest_processes(keeper)?;
+    // One that cannot be signalled keeps no other from going on.
+    let results: Vec<_> =
+        processes.iter().rev().map(|process| signal(process, &namespaces, Signal::CONT)).collect();
+    results.into_iter().collect()
+}
+
+/// Sends a signal to exactly this process if it is in one of these namespaces. One that is gone needs none.
+///
+/// The list that it is from is no picture of one moment: a process of the guest can end during the pass, its number go to a
+/// process of the host, and the children of that one seem to be the guest's. So what the number stands for is looked at
+/// once more when a descriptor holds on to it, and what decides is not who its parent is.
+fn signal(process: &Process, namespaces: &Namespaces, signal: Signal) -> Result<(), FreezeError> {
+    let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
+    let failed = |error: rustix::io::Errno| FreezeError::Signal(process.pid, error.into());
+    let gone = |error: &rustix::io::Errno| *error == rustix::io::Errno::SRCH;
+    let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        Err(error) if gone(&error) => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    // If the number goes to yet another process from here on, the descriptor's one has ended, and takes no signal.
+    if Process::read(process.pid).is_none_or(|now| now.began != process.began)
+        || !namespaces.have(process.pid)?
+    {
+        return Ok(());
+    }
+    match pidfd_send_signal(&pidfd, signal) {
+        Err(error) if !gone(&error) => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// Stands for a keeper with a guest kernel and its processes: each the first process of a pid namespace.
+    struct Keeper {
+        unshare: Child,
+        pid: u32,
+    }
+
+    impl Keeper {
+        fn new() -> Self {
+            let guest = "while :; do :; done & sleep 100 & while :; do sleep 0.01; done";
+            let mut unshare = Command::new("unshare");
+            unshare.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"]);
+            // What stands for the keeper waits for its child, the first process of the other namespace.
+            unshare.args(["unshare", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", guest]);
+            let unshare = unshare.spawn().unwrap();
+            let mut keeper = Self { unshare, pid: u32::MAX };
+            let begin = Instant::now();
+            while Processes::read().unwrap().below(keeper.pid()).len() < 4 {
+                assert!(begin.elapsed() < Duration::from_secs(60), "the processes do not start");
+                let children = Processes::read().unwrap().children_of(keeper.unshare.id());
+                keeper.pid = children.first().copied().unwrap_or(u32::MAX);
+                thread::sleep(PAUSE);
+            }
+            keeper
+        }
+
+        fn pid(&self) -> u32 {
+            self.pid
+        }
+
+        fn cpu_ns_within(&self, time: Duration) -> u64 {
+            let used = || Processes::read().unwrap().sandbox(self.pid(), None).cpu_ns;
+            let before = used();
+            thread::sleep(time);
+            used() - before
+        }
+    }
+
+    impl Drop for Keeper {
+        fn drop(&mut self) {
+            // Its child is killed with it, and with that one its namespace.
+            let _ = self.unshare.kill();
+            let _ = self.unshare.wait();
+        }
+    }
+
+    #[test]
+    fn signals_stop_everything_below_the_keeper_and_let_it_go_on() {
+        let keeper = Keeper::new();
+        let freezer = Freezer::Signals { keeper: keeper.pid(), why: "a test".to_owned() };
+        assert_eq!(freezer.describe(), "signals: a test");
+        let moment = Duration::from_millis(300);
+        for _ in 0..3 {
+            freezer.freeze().unwrap();
+            assert_eq!(keeper.cpu_ns_within(moment), 0);
+            assert!(!Process::read(keeper.pid()).unwrap().is_stopped(), "the keeper answers");
+            freezer.thaw().unwrap();
+            assert!(keeper.cpu_ns_within(moment) > 0);
+        }
+    }
+
+    struct Stranger(Child);
+
+    impl Stranger {
+        fn is_stopped(&self) -> bool {
+            Process::read(self.0.id()).unwrap().is_stopped()
+        }
+    }
+
+    impl Drop for Stranger {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn r10_a_process_of_the_host_that_only_seems_to_be_the_guests_is_not_stopped() {
+        let keeper = Keeper::new();
+        let stranger = Stranger(Command::new("sleep").arg("100").spawn().unwrap());
+        // The list of a pass in which our own number was a guest process's when it was looked at, and ours when our child was.
+        let us = std::process::id();
+        let torn = Processes::read().unwrap().with(|process| {
+            if process.pid == us {
+                process.parent = keeper.pid();
+                process.began -= 1;
+            }
+        });
+        let listed = torn.below(keeper.pid());
+        assert!(listed.iter().any(|process| process.pid == stranger.0.id()), "the test shows nothing");
+        let namespaces = Namespaces::of_keeper(keeper.pid()).unwrap();
+        for process in &listed {
+            signal(process, &namespaces, Signal::STOP).unwrap();
+        }
+        // What is the guest's has stopped, so the signals have been sent.
+        let begin = Instant::now();
+        while guest_processes(keeper.pid()).unwrap().iter().all(|process| !process.is_stopped()) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "nothing stops");
+            thread::sleep(PAUSE);
+        }
+        assert!(!stranger.is_stopped(), "a process of the host was stopped");
+        drop(keeper);
+        assert!(!stranger.is_stopped());
+    }
+
+    #[test]
+    fn a_traced_guest_is_not_stopped_by_signals() {
+        let why = "this machine has no control groups".to_owned();
+        let freezer = Freezer::Impossible { why };
+        let error = freezer.freeze().unwrap_err().to_string();
+        assert!(error.contains("ptrace mode") && error.contains("no control groups"), "{error}");
+        assert_eq!(freezer.describe(), "none: this machine has no control groups");
+    }
+
+    #[test]
+    fn the_mechanism_follows_from_what_the_machine_offers() {
+        let id = format!("test-mechanism-{}", std::process::id());
+        let group = Cgroup::create(&id, &bathy_jail::CgroupLimits::default()).unwrap();
+        for mode in [UmlMode::Seccomp, UmlMode::Ptrace] {
+            let freezer = Freezer::new(&group, 1, Chosen::Uml, mode);
+            match (group.freezer(), mode) {
+                (Some(_), _) => assert_eq!(freezer.describe(), group.enforced().freezer),
+                (None, UmlMode::Seccomp) => assert!(matches!(freezer, Freezer::Signals { .. })),
+                (None, UmlMode::Ptrace) => assert!(matches!(freezer, Freezer::Impossible { .. })),
+            }
+            let freezer = Freezer::new(&group, 1, Chosen::Kvm, mode);
+            assert!(matches!(freezer, Freezer::Keeper) && freezer.freeze().is_ok() && freezer.thaw().is_ok());
+            assert_eq!(freezer.describe(), "keeper: it stops the virtual processors");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_gone_is_said_to_be() {
+        let freezer = Freezer::Signals { keeper: u32::MAX, why: String::new() };
+        assert!(matches!(freezer.freeze(), Err(FreezeError::NoGuest)));
+        assert!(matches!(freezer.thaw(), Err(FreezeError::NoGuest)));
+    }
+}

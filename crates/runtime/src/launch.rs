@@ -1,0 +1,390 @@
+//! From a description to a running keeper.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bathy_audit::What;
+use bathy_client::connection::Connection;
+use bathy_jail::spawn::{self, Program};
+use bathy_jail::{CgroupError, SpawnError, Spawned};
+use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
+use bathy_protocol::launch::{self, Launch};
+use bathy_protocol::network::FromGateway;
+use bathy_protocol::{ToKeeper, unix_ns};
+use bathy_spec::paths::Paths;
+use bathy_spec::{Chosen, SandboxSpec};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Signal, pidfd_send_signal};
+use thiserror::Error;
+
+use crate::addresses::Watcher;
+use crate::assets::Assets;
+use crate::disk::{self, DiskError};
+use crate::ending;
+use crate::gateway::{self, Gateway, GatewayError, Network};
+use crate::identity::{self, Identities};
+use crate::kvm_probe::{self, Verdict};
+use crate::ledger::Ledger;
+use crate::resource_group::ResourceGroup;
+use crate::slot::{self, Slot, SlotError};
+
+/// A sandbox could not be started.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// Its disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// Its processor.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// The hardware's virtual machines.
+    #[error("The kvm engine cannot be used: {found}. {}", found.cure().unwrap_or_else(|| "`bathy doctor` tells more".to_owned()))]
+    Kvm {
+        /// What is in the way.
+        found: Verdict,
+    },
+    /// Its namespaces.
+    #[error("Cannot start the sandbox's keeper. `bathy doctor` tells what this machine lacks")]
+    Spawn(#[from] SpawnError),
+    /// The user numbers of a sandbox of root.
+    #[error(
+        "Cannot give the sandbox user numbers of its own: {why}. Those of root's sandboxes are {}, which this user namespace may lack. Use a container that has them, or run bathy as an ordinary user",
+        identity::range_of_root()
+    )]
+    Users {
+        /// What the kernel said.
+        why: String,
+    },
+    /// A socket or configuration.
+    #[error("Cannot prepare the sandbox's keeper")]
+    Prepare(#[source] io::Error),
+    /// Its network.
+    #[error(transparent)]
+    Network(#[from] GatewayError),
+    /// Its control group.
+    #[error(transparent)]
+    Group(#[from] CgroupError),
+}
+
+/// A running sandbox. Dropping it ends it.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// How to speak to it, as its owner.
+    pub connection: Connection,
+    /// When its keeper was started: wall clock, nanoseconds since 1970.
+    pub spawned_unix_ns: u64,
+    /// Its network's other end, unless it has no network.
+    pub gateway: Option<Gateway>,
+    network: Option<Network>,
+    keeper: Spawned,
+    group: Arc<ResourceGroup>,
+}
+
+/// The files of a sandbox that outlives its first client.
+#[derive(Debug)]
+pub struct KeptFiles {
+    /// Locked for as long as the sandbox runs.
+    pub life: File,
+    /// The ring for the output of jobs.
+    pub output: File,
+    /// The ring for the guest kernel's console.
+    pub console: File,
+    /// Where memory goes while it is paused.
+    pub parking: File,
+    /// The capacity of each ring.
+    pub log_capacity: u64,
+}
+
+/// A sandbox that does not outlive the command that makes it.
+pub struct Ephemeral<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// Its description, which has been checked.
+    pub spec: &'a SandboxSpec,
+    /// What runs it.
+    pub engine: Chosen,
+    /// What every sandbox is made of.
+    pub assets: &'a Assets,
+    /// The user's folders.
+    pub paths: &'a Paths,
+    /// What the operator lets any sandbox reach at most.
+    pub ceilings: Vec<NetworkPolicy>,
+}
+
+impl Ephemeral<'_> {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When something of it cannot be had.
+    pub fn start(self) -> Result<Sandbox, LaunchError> {
+        let Self { id, spec, engine, assets, paths, ceilings } = self;
+        let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
+        let cure = format!("bathy run --net {} --allow", spec.network.preset);
+        let group = ResourceGroup::ephemeral(id, spec, engine, &paths.state)?;
+        let resources = Resources { engine, assets, paths, disk, kept: None, group, ceilings, cure };
+        Sandbox::start_with(spec, resources)
+    }
+}
+
+/// What a sandbox is started with, besides its description.
+pub struct Resources<'a> {
+    /// What runs it. The description [fits](SandboxSpec::fits) it.
+    pub engine: Chosen,
+    /// What every sandbox is made of.
+    pub assets: &'a Assets,
+    /// The user's folders.
+    pub paths: &'a Paths,
+    /// Its writable disk.
+    pub disk: File,
+    /// For a sandbox that is kept.
+    pub kept: Option<KeptFiles>,
+    /// Its control group.
+    pub group: ResourceGroup,
+    /// What the operator lets any sandbox reach at most.
+    pub ceilings: Vec<NetworkPolicy>,
+    /// The beginning of the command that allows a target which the sandbox is kept from.
+    pub cure: String,
+}
+
+impl Sandbox {
+    /// Starts a sandbox with resources of the caller's.
+    pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
+        let Resources { engine, assets, paths, disk, kept, group, ceilings, cure } = resources;
+        let group = Arc::new(group);
+        let kvm = match engine {
+            Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
+            Chosen::Uml => None,
+        };
+        // A guest that is no process needs no processor of its own, but the numbers that come with it.
+        let slot = slot::take(&paths.state)?;
+        let identities = Identities::of(&slot);
+        let policies = spec.policies(ceilings);
+        let (mut network, mut link) = (None, None);
+        if policies.has_network() {
+            let (keepers, gateways) = gateway::link()?;
+            link = Some(keepers);
+            network = Some(Network {
+                program: assets.gateway.try_clone().map_err(LaunchError::Prepare)?,
+                identity: identities.gateway,
+                group: Arc::clone(&group),
+                policies,
+                limits: spec.network_limits,
+                cure,
+                ports: gateway::bind_ports(&spec.ports)?,
+                link: gateways,
+                ledger: Ledger::new(&spec.network_limits),
+                addresses: Watcher::start().map_err(LaunchError::Prepare)?,
+            });
+        }
+        let keeper = KeeperLaunch {
+            spec,
+            engine,
+            assets,
+            disk: &disk,
+            kept: kept.as_ref(),
+            slot: &slot,
+            link: link.as_ref(),
+            kvm: kvm.as_ref(),
+            group: &group,
+        };
+        let spawned_unix_ns = unix_ns();
+        let (spawned, ours) = match keeper.spawn(&identities) {
+            Err(LaunchError::Spawn(SpawnError::Map(error))) => {
+                // The system's helpers are missing or not privileged: the caller's own number is what every ordinary user has.
+                let instead = identities.instead().ok_or_else(|| not_mapped(error))?;
+                network.iter_mut().for_each(|network| network.identity = instead.gateway);
+                keeper.spawn(&instead)?
+            }
+            spawned => spawned?,
+        };
+        let mut connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
+        let (moved, pid) = (Arc::clone(&group), spawned.pid);
+        connection.when_guest_starts(move || moved.part_keeper(pid));
+        let mut sandbox =
+            Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
+        // After the keeper: the guest boots meanwhile.
+        if let Some(network) = &mut sandbox.network {
+            sandbox.gateway = Some(network.start()?);
+        }
+        Ok(sandbox)
+    }
+
+    /// The published ports, with the numbers that they have.
+    pub fn ports(&self) -> Vec<PublishedPort> {
+        self.network.iter().flat_map(|network| &network.ports).map(|(port, _)| *port).collect()
+    }
+
+    /// What the sandbox may reach, unless it has no network.
+    pub fn policies(&self) -> Option<&Policies> {
+        self.network.as_ref().map(|network| &network.policies)
+    }
+
+    /// Changes what the sandbox may reach. Its gateway tells when that holds; false if there is none at present, and the next
+    /// one begins with it.
+    ///
+    /// # Errors
+    /// When the sandbox has no network, or its gateway does not listen.
+    pub fn change_policy(&mut self, policies: Policies) -> Result<bool, GatewayError> {
+        let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
+        network.policies = policies;
+        self.gateway
+            .as_ref()
+            .map(|gateway| gateway.change(&network.policies))
+            .transpose()
+            .map(|told| told.is_some())
+    }
+
+    /// Starts another gateway in place of one that is gone, and gives the keeper its link.
+    ///
+    /// # Errors
+    /// When it cannot be started, or the keeper does not take it.
+    pub fn restart_gateway(&mut self) -> Result<(), GatewayError> {
+        self.gateway = None;
+        let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
+        let (keepers, gateways) = gateway::link()?;
+        network.link = gateways;
+        let gateway = network.start()?;
+        self.connection.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
+        self.gateway = Some(gateway);
+        Ok(())
+    }
+
+    /// Its control group.
+    pub fn group(&self) -> &ResourceGroup {
+        &self.group
+    }
+
+    /// Takes note of what a gateway sent.
+    pub fn on_gateway_message(&mut self, message: &FromGateway) {
+        if let Some(network) = &mut self.network {
+            network.ledger.on_message(message, Instant::now());
+        }
+    }
+
+    /// The gateway is gone. The ends of what it had open, which are to be recorded.
+    pub fn close_network(&mut self) -> Vec<What> {
+        self.network.as_mut().map(|network| network.ledger.close(Instant::now())).unwrap_or_default()
+    }
+
+    /// Hands the network over to who records what happens in it.
+    pub fn take_network(&mut self) -> Option<(Network, Gateway)> {
+        self.network.take().zip(self.gateway.take())
+    }
+
+    /// The keeper's process number.
+    pub fn keeper_pid(&self) -> u32 {
+        self.keeper.pid
+    }
+
+    /// How the keeper's process ended. It is not waited for: one that only closed its connection is not gone.
+    pub fn keepers_end(&self) -> String {
+        ending::of_process(self.keeper.pidfd.as_fd())
+    }
+
+    /// Ends the sandbox at once; its connection tells when it is gone.
+    pub fn kill(&self) {
+        // Fails only if it is gone already.
+        let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
+    }
+
+    /// Why the keeper's program did not run, if it did not. For a keeper that is gone; it waits for one that is not.
+    pub fn failure(&self) -> Option<String> {
+        self.keeper.failure()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
+        ending::kill_or_say(&self.keeper);
+        if let Some(gateway) = self.gateway.take() {
+            gateway.leave();
+        }
+    }
+}
+
+/// What a keeper is started with.
+struct KeeperLaunch<'a> {
+    spec: &'a SandboxSpec,
+    engine: Chosen,
+    assets: &'a Assets,
+    disk: &'a File,
+    kept: Option<&'a KeptFiles>,
+    slot: &'a Slot,
+    link: Option<&'a OwnedFd>,
+    kvm: Option<&'a File>,
+    group: &'a ResourceGroup,
+}
+
+impl KeeperLaunch<'_> {
+    /// Starts it as these users; returns the owner's end of its connection too.
+    fn spawn(&self, identities: &Identities) -> Result<(Spawned, OwnedFd), LaunchError> {
+        let Self { spec, assets, kept, slot, .. } = self;
+        let config = Launch {
+            engine: match self.engine {
+                Chosen::Kvm => launch::Engine::Kvm { cpus: spec.cpus },
+                Chosen::Uml => launch::Engine::Uml { cpu: slot.cpu, mode: spec.mode() },
+            },
+            memory: spec.memory.0,
+            processes: spec.processes.into(),
+            ready_timeout_ms: spec.ready_timeout_ms,
+            guest_user: self.engine == Chosen::Uml && identities.guest_has_its_own(),
+            kept: kept.is_some(),
+            log_capacity: kept.map_or(0, |kept| kept.log_capacity),
+            disk_limits: spec.disk_limits.for_keeper(),
+            restricted: spec.restriction(),
+            network: self.link.is_some(),
+        };
+        let config = config_file(&config).map_err(LaunchError::Prepare)?;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|error| LaunchError::Prepare(error.into()))?;
+        let always: [_; launch::fd::COUNT] = [
+            config.as_fd(),
+            theirs.as_fd(),
+            assets.kernel.as_fd(),
+            assets.initramfs.as_fd(),
+            assets.image.as_fd(),
+            self.disk.as_fd(),
+            slot.lock.as_fd(),
+        ];
+        let mut descriptors = always.to_vec();
+        if let Some(kept) = kept {
+            let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
+            descriptors.extend(files.map(AsFd::as_fd));
+        }
+        // Where `launch::fd::link` says.
+        descriptors.extend(self.link.map(AsFd::as_fd));
+        // The last one: where `launch::fd::kvm` says.
+        descriptors.extend(self.kvm.map(AsFd::as_fd));
+        let spawned = spawn::keeper(&Program {
+            program: assets.keeper.as_fd(),
+            args: &[CString::from(c"bathy-keeper")],
+            descriptors: &descriptors,
+            identity: identities.keeper,
+            entrance: Some(&self.group.keeper_entrance()?),
+            before_start: Some(&|pid| self.group.set_priority(pid)),
+        })?;
+        Ok((spawned, ours))
+    }
+}
+
+/// Why a sandbox cannot have its users.
+fn not_mapped(error: io::Error) -> LaunchError {
+    if rustix::process::geteuid().is_root() {
+        return LaunchError::Users { why: error.to_string() };
+    }
+    SpawnError::Map(error).into()
+}
+
+fn config_file(config: &Launch) -> io::Result<File> {
+    let bytes = launch::encode(config).map_err(io::Error::other)?;
+    let mut file = File::from(memfd_create("keeper-config", MemfdFlags::CLOEXEC)?);
+    file.write_all(&bytes)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file)
+}

@@ -1,0 +1,36 @@
+//! From a description to a running sandbox, and to its end: everything that the trusted side does on the host.
+//!
+//! * [`assets`], [`disk`], [`slot`], [`resource_group`], [`gateway`]: what a sandbox is made of.
+//! * [`launch`]: from a description to a running keeper.
+//! * [`freeze`]: pausing it.
+//! * [`recorder`], [`spool`], [`ledger`], [`net_events`], [`audit`]: recording what it does.
+//! * [`folder`], [`description`], [`ephemeral`]: what stands on the disk for it.
+//! * [`ending`], [`processes`]: how its processes end.
+//! * [`engine`], [`doctor`]: what this machine offers, and what to do about what it does not.
+
+pub mod addresses;
+pub mod assets;
+pub mod audit;
+mod counts;
+pub mod description;
+pub mod disk;
+pub mod doctor;
+pub mod ending;
+pub mod engine;
+pub mod ephemeral;
+pub mod folder;
+pub mod freeze;
+pub mod gateway;
+mod identity;
+pub mod kvm_probe;
+pub mod launch;
+pub mod ledger;
+pub mod net_events;
+pub mod processes;
+pub mod recorder;
+pub mod resource_group;
+pub mod restarts;
+pub mod room;
+pub mod slot;
+pub mod spool;
+mod sys;

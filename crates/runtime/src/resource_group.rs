@@ -1,0 +1,210 @@
+//! A sandbox's control group: what it has to hold, which is the guest and what it takes to run it, and the processes in it.
+
+use std::io;
+use std::path::Path;
+
+use bathy_jail::cgroup::{self, Cgroup, CgroupError, CgroupLimits, Entrance, Priority};
+use bathy_spec::{Chosen, CpuQuota, SandboxSpec};
+
+/// Memory of the host that a sandbox may have besides its guest's: for its processes as such, and for each of them.
+const OVERHEAD: u64 = 96 << 20;
+const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
+/// The same for its gateway: the program, names, and the long buffers of the first connections; and for each connection the
+/// short buffers of later ones, and what is kept of it until it is known whom it is for.
+const GATEWAY: u64 = 96 << 20;
+const GATEWAY_PER_CONNECTION: u64 = 64 << 10;
+/// The host's tables of a virtual machine's memory: at most 8 bytes for each page, twice where pages of the guest's tables
+/// are shadowed, and the same again for the keeper's own view of it.
+const TABLES: u64 = 4096 / 32;
+/// Host processes besides those of the guest: the keeper, and the guest kernel's helpers or the keeper's own threads.
+const HELPERS: u64 = 16;
+/// How the names of the groups of ephemeral sandboxes begin.
+const EPHEMERAL: &str = "run-";
+/// What statfs(2) says of a file system whose files are memory.
+const TMPFS: i64 = 0x0102_1994;
+
+/// Whether files of this folder are memory of whoever writes them.
+fn is_in_memory(folder: &Path) -> bool {
+    rustix::fs::statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
+}
+
+/// The limits. A virtual machine's memory and processors are its keeper's own; its processes are no concern of the host's.
+///
+/// Whoever keeps the sandbox's files in memory has decided to spend that: the disk, and the guest's memory once more while it
+/// is parked. Otherwise a guest that fills its disk would be ended for it.
+fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits {
+    let (memory, tasks) = match engine {
+        Chosen::Kvm => (spec.memory.0 / TABLES, u64::from(spec.cpus)),
+        Chosen::Uml => (u64::from(spec.processes) * OVERHEAD_PER_PROCESS, spec.processes.into()),
+    };
+    let files = if files_in_memory { spec.disk.0 + spec.memory.0 } else { 0 };
+    let (gateway, gateways) = if spec.network.has_network() {
+        (GATEWAY + u64::from(spec.network_limits.connections) * GATEWAY_PER_CONNECTION, 1)
+    } else {
+        (0, 0)
+    };
+    CgroupLimits {
+        cpu_quota: spec.cpu_quota.map(CpuQuota::as_cpus),
+        cpu_weight: true,
+        memory: Some(spec.memory.0 + OVERHEAD + memory + files + gateway),
+        pids: Some(tasks + HELPERS + gateways),
+    }
+}
+
+/// The control group, and the priority that stands in for it where the host offers none.
+#[derive(Debug)]
+pub struct ResourceGroup {
+    cgroup: Cgroup,
+    priority: Priority,
+}
+
+impl ResourceGroup {
+    /// The group of the persistent sandbox `id`, whose folder this is. One that a killed monitor left is removed before.
+    ///
+    /// # Errors
+    /// When processes of the same sandbox are still there.
+    pub fn persistent(
+        id: &str,
+        spec: &SandboxSpec,
+        engine: Chosen,
+        folder: &Path,
+    ) -> Result<Self, CgroupError> {
+        let _ = Cgroup::remove_stale(id);
+        Self::create(id, spec, engine, folder)
+    }
+
+    /// The group of an ephemeral sandbox, with a disk in the state folder `state`.
+    ///
+    /// # Errors
+    /// When the id is none.
+    pub fn ephemeral(
+        id: &str,
+        spec: &SandboxSpec,
+        engine: Chosen,
+        state: &Path,
+    ) -> Result<Self, CgroupError> {
+        Self::create(&format!("{EPHEMERAL}{id}"), spec, engine, state)
+    }
+
+    fn create(id: &str, spec: &SandboxSpec, engine: Chosen, folder: &Path) -> Result<Self, CgroupError> {
+        let cgroup = Cgroup::create(id, &of(spec, engine, is_in_memory(folder)))?;
+        let priority = Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
+        Ok(Self { cgroup, priority })
+    }
+
+    /// The group itself.
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
+
+    /// By which mechanism the share of processors is held.
+    pub fn describe_cpu(&self) -> String {
+        self.priority.describe(&self.cgroup)
+    }
+
+    /// By which mechanism the guest's processes, however many, compete for a processor as one.
+    pub fn describe_weight(&self) -> String {
+        cgroup::describe_weight(&self.cgroup)
+    }
+
+    /// Where the keeper begins: under the limits, and the guest with it.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn keeper_entrance(&self) -> Result<Entrance, CgroupError> {
+        self.cgroup.guest_entrance()
+    }
+
+    /// Where the gateway begins: under the limits. It is not frozen with the guest: new policies take effect all the same.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn gateway_entrance(&self) -> io::Result<Entrance> {
+        self.cgroup.host_side_entrance().map_err(io::Error::other)
+    }
+
+    /// Gives a process the priority that stands in for a group.
+    pub fn set_priority(&self, pid: u32) -> io::Result<()> {
+        self.priority.apply(pid)
+    }
+
+    /// The guest has inherited its place. The keeper itself is not frozen with it, and does not share its weight.
+    ///
+    /// A virtual machine is threads of its keeper's: the two stay together.
+    pub fn part_keeper(&self, pid: u32) {
+        // A keeper that cannot be moved serves its guest all the same.
+        let _ = self.cgroup.leave_guest(pid);
+    }
+}
+
+impl Drop for ResourceGroup {
+    /// Removes the group once its processes have ended, and the groups of ephemeral sandboxes whose command was killed.
+    fn drop(&mut self) {
+        // What stays is empty, and removed by the next one.
+        let _ = self.cgroup.remove();
+        Cgroup::remove_abandoned(EPHEMERAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bathy_policy::{NetworkPolicy, Preset};
+    use bathy_spec::Size;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_virtual_machine_has_its_memory_and_a_thread_for_each_processor() {
+        let spec = SandboxSpec { memory: Size(1024 * MIB), cpus: 4, ..SandboxSpec::default() };
+        let limits = of(&spec, Chosen::Kvm, false);
+        assert_eq!((limits.memory, limits.pids), (Some((1024 + 96 + 8 + 160) * MIB), Some(21)));
+        let more = of(&SandboxSpec { processes: 30_000, ..spec }, Chosen::Kvm, false);
+        assert_eq!((more.memory, more.pids), (limits.memory, limits.pids), "its processes are its own");
+    }
+
+    #[test]
+    fn a_guest_of_processes_has_room_for_each_of_them() {
+        let spec = SandboxSpec { memory: Size(512 * MIB), processes: 1024, ..SandboxSpec::default() };
+        let limits = of(&spec, Chosen::Uml, false);
+        assert_eq!((limits.memory, limits.pids), (Some((512 + 96 + 128 + 160) * MIB), Some(1041)));
+    }
+
+    #[test]
+    fn a_gateway_has_room_for_each_connection_where_there_is_one() {
+        let of = |spec: &SandboxSpec| {
+            let limits = of(spec, Chosen::Uml, false);
+            (limits.memory.unwrap_or_default(), limits.pids.unwrap_or_default())
+        };
+        let none = NetworkPolicy { preset: Preset::None, rules: Vec::new() };
+        let alone = of(&SandboxSpec { network: none, ..SandboxSpec::default() });
+        let mut spec = SandboxSpec::default();
+        spec.network_limits.connections = 16;
+        assert_eq!(of(&spec), (alone.0 + 97 * MIB, alone.1 + 1));
+        spec.network_limits.connections = 16_384;
+        assert_eq!(of(&spec), (alone.0 + (96 + 1024) * MIB, alone.1 + 1));
+    }
+
+    #[test]
+    fn files_that_are_memory_are_counted() {
+        assert!(is_in_memory(Path::new("/dev/shm")));
+        assert!(!is_in_memory(Path::new("/proc")));
+        let spec = SandboxSpec { memory: Size(512 * MIB), disk: Size(2048 * MIB), ..SandboxSpec::default() };
+        for engine in Chosen::ALL {
+            let [on_disk, in_memory] =
+                [false, true].map(|files| of(&spec, engine, files).memory.unwrap_or_default());
+            assert_eq!(in_memory - on_disk, (2048 + 512) * MIB);
+        }
+    }
+
+    #[test]
+    fn a_quota_holds_for_both() {
+        let quota = CpuQuota::from_thousandths(1500);
+        let spec = SandboxSpec { cpu_quota: Some(quota), cpus: 2, ..SandboxSpec::default() };
+        for engine in Chosen::ALL {
+            let limits = of(&spec, engine, false);
+            assert_eq!(limits.cpu_quota, Some(1.5));
+        }
+    }
+}

@@ -1,0 +1,540 @@
+//! Files and flags that become one description.
+//!
+//! Options are written down once, as fields of [`SandboxSpec`]. Everything here works on the *values* of that type, so a
+//! new option needs no line in this file: flags are laid over the file, the file over the defaults.
+
+mod file;
+mod found;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use thiserror::Error;
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+use crate::SandboxSpec;
+use crate::name;
+
+pub use file::{FileError, read_regular};
+
+/// The file that describes a sandbox beside the code that runs in it.
+pub const FILE_NAME: &str = "bathysphere.toml";
+/// Tables whose entries are laid over each other one by one. Every other value replaces what is below it as a whole.
+const JOINED: [&str; 2] = ["env", "labels"];
+/// No configuration is longer; what is longer is some other file.
+const MAX_FILE: u64 = 1024 * 1024;
+
+/// A configuration that cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file.
+    #[error("Cannot read {0}")]
+    Read(PathBuf, #[source] io::Error),
+    /// The file is too long to be one.
+    #[error("{0} is longer than {MAX_FILE} bytes and so no configuration")]
+    TooLong(PathBuf),
+    /// A pipe, a device or a folder.
+    #[error("{0} is {1} and not a regular file, and so no configuration")]
+    Kind(PathBuf, &'static str),
+    /// Not TOML.
+    #[error("{path}, line {line}: {message}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// What the parser says.
+        message: String,
+    },
+    /// A key that means nothing.
+    #[error("Unknown key `{key}` in {path}, line {line}{hint}")]
+    UnknownKey {
+        /// The key with its section.
+        key: String,
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// What may have been meant.
+        hint: String,
+    },
+    /// A value that does not fit its key.
+    #[error("Bad value of `{key}` in {path}, line {line}: {reason}")]
+    Value {
+        /// The key with its section.
+        key: String,
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// What is expected.
+        reason: String,
+    },
+    /// More than the defaults, or less of a boundary, on the word of a file that was only found.
+    #[error(
+        "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
+    )]
+    Found {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// What the file has there.
+        part: String,
+        /// What that does, with the limit if there is one.
+        why: String,
+        /// How the caller says it instead.
+        option: &'static str,
+    },
+    /// A flag or request that does not fit its key.
+    #[error("Bad value of `{key}`: {reason}")]
+    Flag {
+        /// The key.
+        key: String,
+        /// What is expected.
+        reason: String,
+    },
+}
+
+/// The configuration file of `folder`, if there is one.
+pub fn find(folder: &Path) -> Option<PathBuf> {
+    Some(folder.join(FILE_NAME)).filter(|path| path.exists())
+}
+
+/// A description from one file alone.
+pub fn load(path: &Path) -> Result<SandboxSpec, ConfigError> {
+    Layers::new().file(path)?.build()
+}
+
+/// Descriptions laid over each other, each with only what it says. Lists and single values replace what is below them,
+/// tables (`env`, `labels`) are joined key by key.
+#[derive(Debug)]
+pub struct Layers {
+    values: Map<String, Value>,
+    failed: Option<ConfigError>,
+}
+
+impl Default for Layers {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Layers {
+    /// Only the defaults.
+    pub fn new() -> Self {
+        Self::over(&SandboxSpec::default())
+    }
+
+    /// Over other defaults, such as [`crate::operator::Policy::defaults`].
+    pub fn over(defaults: &SandboxSpec) -> Self {
+        Self { values: fields(defaults), failed: None }
+    }
+
+    /// Lays a file on top.
+    pub fn file(mut self, path: &Path) -> Result<Self, ConfigError> {
+        join(&mut self.values, read::<SandboxSpec>(path)?);
+        Ok(self)
+    }
+
+    /// Lays a file on top that was not named but found, except for the keys in `replaced`, which the caller sets. It came
+    /// with code that is not trusted, so it may hold the sandbox back further than the layers below do, and no less.
+    pub fn found(mut self, path: &Path, replaced: &[&str]) -> Result<Self, ConfigError> {
+        let mut values = read::<SandboxSpec>(path)?;
+        values.retain(|key, _| JOINED.contains(&key.as_str()) || !replaced.contains(&key.as_str()));
+        // Every value was tried on its own.
+        let whole = |values: Map<String, Value>| {
+            serde_json::from_value::<SandboxSpec>(Value::Object(values)).map_err(|error| ConfigError::Flag {
+                key: path.display().to_string(),
+                reason: error.to_string(),
+            })
+        };
+        let usual = whole(self.values.clone())?;
+        join(&mut self.values, values);
+        found::check(path, &whole(self.values.clone())?, &usual)?;
+        Ok(self)
+    }
+
+    /// Lays one value on top. Whatever is wrong with it comes out of [`Self::build`].
+    #[must_use]
+    pub fn set(mut self, key: &str, value: impl Serialize) -> Self {
+        let set = serde_json::to_value(value).map_err(|error| error.to_string()).and_then(|value| {
+            let alone = Map::from_iter([(key.to_owned(), value)]);
+            fits::<SandboxSpec>(alone.clone())?;
+            Ok(alone)
+        });
+        match set {
+            Ok(alone) => join(&mut self.values, alone),
+            Err(reason) => {
+                self.failed.get_or_insert_with(|| ConfigError::Flag { key: key.to_owned(), reason });
+            }
+        }
+        self
+    }
+
+    /// Lays a value on top if there is one, as with flags that were not given.
+    #[must_use]
+    pub fn set_some(self, key: &str, value: Option<impl Serialize>) -> Self {
+        match value {
+            Some(value) => self.set(key, value),
+            None => self,
+        }
+    }
+
+    /// The description, as asked for and not yet checked.
+    pub fn build(self) -> Result<SandboxSpec, ConfigError> {
+        if let Some(failed) = self.failed {
+            return Err(failed);
+        }
+        // Every value was tried on its own, so this names no key.
+        serde_json::from_value(Value::Object(self.values))
+            .map_err(|error| ConfigError::Flag { key: "sandbox".to_owned(), reason: error.to_string() })
+    }
+}
+
+/// Reads a TOML file as values of `T`, which has a default for every key and knows all its keys. Only what the file says
+/// is returned.
+pub(crate) fn read<T>(path: &Path) -> Result<Map<String, Value>, ConfigError>
+where
+    T: Default + Serialize + DeserializeOwned,
+{
+    let text = read_text(path)?;
+    let table = DeTable::parse(&text).map_err(|error| ConfigError::Syntax {
+        path: path.to_owned(),
+        line: line(&text, error.span().map_or(0, |span| span.start)),
+        message: error.message().to_owned(),
+    })?;
+    let reader = Reader { path, text: &text, fits: fits::<T> };
+    reader.section(table.get_ref(), &fields(&T::default()), &mut Vec::new())
+}
+
+fn read_text(path: &Path) -> Result<String, ConfigError> {
+    let (bytes, _) = read_regular(path, MAX_FILE).map_err(|error| match error {
+        FileError::Io(error) => ConfigError::Read(path.to_owned(), error),
+        FileError::Kind(kind) => ConfigError::Kind(path.to_owned(), kind),
+        FileError::TooLong(_) => ConfigError::TooLong(path.to_owned()),
+    })?;
+    String::from_utf8(bytes).map_err(|error| ConfigError::Syntax {
+        path: path.to_owned(),
+        line: 1 + newlines(error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default()),
+        message: "this is not UTF-8 text".to_owned(),
+    })
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+    text: &'a str,
+    /// Says why the values do not fit the type that is read.
+    fits: fn(Map<String, Value>) -> Result<(), String>,
+}
+
+impl Reader<'_> {
+    /// Reads a table whose keys are those of `known`. `section` is where it stands.
+    fn section(
+        &self,
+        table: &DeTable<'_>,
+        known: &Map<String, Value>,
+        section: &mut Vec<String>,
+    ) -> Result<Map<String, Value>, ConfigError> {
+        let mut values = Map::new();
+        for (key, value) in in_order(table) {
+            let name = key.get_ref().as_ref();
+            section.push(name.to_owned());
+            let value = match (known.get(name), value.get_ref()) {
+                (None, _) => return Err(self.unknown(key, known, section)),
+                (Some(Value::Object(inner)), DeValue::Table(table)) if !inner.is_empty() => {
+                    self.section(table, inner, section)?.into()
+                }
+                // A table whose keys are the caller's own, such as variables: each is tried alone.
+                (Some(Value::Object(_)), DeValue::Table(table)) => self.own_keys(table, section)?.into(),
+                _ => self.leaf(key, value.get_ref(), section)?,
+            };
+            section.pop();
+            values.insert(name.to_owned(), value);
+        }
+        Ok(values)
+    }
+
+    fn own_keys(
+        &self,
+        table: &DeTable<'_>,
+        section: &mut Vec<String>,
+    ) -> Result<Map<String, Value>, ConfigError> {
+        let mut values = Map::new();
+        for (key, value) in in_order(table) {
+            section.push(key.get_ref().to_string());
+            values.insert(key.get_ref().to_string(), self.leaf(key, value.get_ref(), section)?);
+            section.pop();
+        }
+        Ok(values)
+    }
+
+    /// A value that is tried in its place, with nothing else said.
+    fn leaf(
+        &self,
+        key: &Spanned<DeString<'_>>,
+        value: &DeValue<'_>,
+        section: &[String],
+    ) -> Result<Value, ConfigError> {
+        let tried = json(value).and_then(|value| {
+            let wrap = |inner, name: &String| Value::Object(Map::from_iter([(name.clone(), inner)]));
+            match section.iter().rev().fold(value.clone(), wrap) {
+                Value::Object(alone) => (self.fits)(alone).map(|()| value),
+                _ => Ok(value),
+            }
+        });
+        tried.map_err(|reason| ConfigError::Value {
+            key: dotted(section),
+            path: self.path.to_owned(),
+            line: line(self.text, key.span().start),
+            reason,
+        })
+    }
+
+    fn unknown(
+        &self,
+        key: &Spanned<DeString<'_>>,
+        known: &Map<String, Value>,
+        section: &[String],
+    ) -> ConfigError {
+        let hint = match name::nearest(key.get_ref().as_ref(), known.keys().map(String::as_str)) {
+            Some(near) => format!("; did you mean `{near}`?"),
+            None => {
+                let keys: Vec<_> = known.keys().map(String::as_str).collect();
+                format!(". The keys are {}", keys.join(", "))
+            }
+        };
+        let line = line(self.text, key.span().start);
+        ConfigError::UnknownKey { key: dotted(section), path: self.path.to_owned(), line, hint }
+    }
+}
+
+/// In the file's order, so that the first mistake is told first.
+fn in_order<'a, 'i>(table: &'a DeTable<'i>) -> Vec<(&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+fn dotted(section: &[String]) -> String {
+    section.join(".").escape_debug().to_string()
+}
+
+fn line(text: &str, offset: usize) -> usize {
+    1 + newlines(text.as_bytes().get(..offset).unwrap_or(text.as_bytes()))
+}
+
+fn newlines(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte == b'\n').count()
+}
+
+/// The fields of a struct, as values.
+fn fields(of: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(of) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
+    }
+}
+
+fn fits<T: DeserializeOwned>(values: Map<String, Value>) -> Result<(), String> {
+    serde_json::from_value::<T>(Value::Object(values)).map(drop).map_err(|error| error.to_string())
+}
+
+/// Lays `above` over `below`.
+fn join(below: &mut Map<String, Value>, above: Map<String, Value>) {
+    for (key, value) in above {
+        let is_joined = JOINED.contains(&key.as_str());
+        match (below.get_mut(&key), value) {
+            (Some(Value::Object(below)), Value::Object(above)) if is_joined => below.extend(above),
+            (_, value) => drop(below.insert(key, value)),
+        }
+    }
+}
+
+/// TOML has two kinds of value that JSON and our options have not.
+fn json(value: &DeValue<'_>) -> Result<Value, String> {
+    match value {
+        DeValue::String(text) => Ok(Value::from(text.as_ref())),
+        DeValue::Integer(number) => {
+            let wide = i128::from_str_radix(number.as_str(), number.radix()).ok();
+            let signed = wide.and_then(|wide| i64::try_from(wide).ok()).map(Value::from);
+            let unsigned = wide.and_then(|wide| u64::try_from(wide).ok()).map(Value::from);
+            unsigned.or(signed).ok_or_else(|| format!("{number} is out of range"))
+        }
+        DeValue::Float(number) => {
+            let finite = number.as_str().parse().ok().and_then(serde_json::Number::from_f64);
+            finite.map(Value::Number).ok_or_else(|| format!("{number} is not a finite number"))
+        }
+        DeValue::Boolean(value) => Ok(Value::from(*value)),
+        DeValue::Datetime(_) => Err("no option is a date; write text in quotes".to_owned()),
+        DeValue::Array(items) => items.iter().map(|item| json(item.get_ref())).collect(),
+        DeValue::Table(table) => {
+            let entries =
+                table.iter().map(|(key, value)| Ok((key.get_ref().to_string(), json(value.get_ref())?)));
+            entries.collect::<Result<Map<_, _>, String>>().map(Value::Object)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use super::*;
+    use crate::{CpuQuota, Seconds, Security, Size};
+
+    fn try_load(text: impl AsRef<[u8]>) -> Result<SandboxSpec, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        fs::write(&path, text).unwrap();
+        load(&path).map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+    }
+
+    #[test]
+    fn a_file_says_what_flags_say() {
+        let spec = try_load(
+            "memory = \"1G\"\ncpu_quota = 0.5\nmax_duration = 90\nidle_timeout = \"15m\"\nsecurity = \"restricted\"\n\
+             command = [\"sleep\", \"9\"]\nprocesses = 0x40\n[env]\nPORT = \"80\"\n[labels]\n\"team/a\" = \"x\"\n",
+        );
+        let expected = SandboxSpec {
+            memory: Size(1 << 30),
+            cpu_quota: Some(CpuQuota::from_thousandths(500)),
+            max_duration: Some(Seconds::from_millis(90_000)),
+            idle_timeout: Some(Seconds::from_millis(900_000)),
+            security: Security::Restricted,
+            command: vec!["sleep".to_owned(), "9".to_owned()],
+            processes: 64,
+            env: BTreeMap::from([("PORT".to_owned(), "80".to_owned())]),
+            labels: BTreeMap::from([("team/a".to_owned(), "x".to_owned())]),
+            ..SandboxSpec::default()
+        };
+        assert_eq!(spec, Ok(expected));
+        assert_eq!(try_load(""), Ok(SandboxSpec::default()));
+    }
+
+    #[test]
+    fn unknown_keys_are_named_with_their_line_and_the_nearest_key() {
+        let error = try_load("# mine\n\nmemroy = \"1G\"\n").unwrap_err();
+        assert_eq!(error, "Unknown key `memroy` in bathysphere.toml, line 3; did you mean `memory`?");
+        let error = try_load("max-duration = 1\n").unwrap_err();
+        assert!(error.ends_with("did you mean `max_duration`?"), "{error}");
+        let error = try_load("zzz = 1\n").unwrap_err();
+        assert!(error.contains("line 1. The keys are ") && error.contains("memory"), "{error}");
+    }
+
+    #[test]
+    fn the_first_mistake_is_told_first() {
+        let error = try_load("zebra = 1\naardvark = 1\n").unwrap_err();
+        assert!(error.contains("`zebra`"), "{error}");
+    }
+
+    #[test]
+    fn wrong_values_name_the_key_and_what_is_expected() {
+        for (text, key, line, expected) in [
+            ("memory = true", "memory", 1, "expected a size such as"),
+            ("memory = \"12X\"", "memory", 1, "is not a size"),
+            ("\ncpus = \"two\"", "cpus", 2, "expected u32"),
+            ("security = \"tight\"", "security", 1, "expected `default` or `restricted`"),
+            ("command = [\"a\", 1]", "command", 1, "expected a string"),
+            ("command = \"ls\"", "command", 1, "expected a sequence"),
+            ("[env]\nA = \"b\"\nPORT = 80", "env.PORT", 3, "expected a string"),
+            ("env = 1", "env", 1, "expected a map"),
+            ("user = 2020-01-01", "user", 1, "no option is a date"),
+            ("cpu_quota = inf", "cpu_quota", 1, "not a finite number"),
+            ("cpu_quota = -0.5", "cpu_quota", 1, "is not a number of processors"),
+            ("processes = 99999999999999999999999", "processes", 1, "out of range"),
+            ("max_duration = -1", "max_duration", 1, "is not a length of time"),
+            ("[memory]\nx = 1", "memory", 1, "expected a size such as"),
+        ] {
+            let error = try_load(text).unwrap_err();
+            let place = format!("`{key}` in bathysphere.toml, line {line}");
+            assert!(error.contains(&place) && error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_toml_is_told_with_its_line() {
+        for (text, line) in
+            [(&b"memory = \"1G\"\ncpus =\n"[..], 2), (b"cpus = 1\ncpus = 1\n", 2), (b"\n\xff", 2)]
+        {
+            let error = try_load(text).unwrap_err();
+            assert!(error.starts_with(&format!("bathysphere.toml, line {line}: ")), "{error}");
+        }
+        assert!(try_load("a=".repeat(600_000)).unwrap_err().contains("longer than"));
+        assert!(try_load(format!("command = {}", "[".repeat(100_000))).is_err());
+        assert!(matches!(load(Path::new("/nowhere/x.toml")), Err(ConfigError::Read(..))));
+        assert!(matches!(load(Path::new("/")), Err(ConfigError::Kind(_, "a directory"))));
+    }
+
+    #[test]
+    fn flags_override_the_file_and_the_file_the_defaults() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(find(folder.path()), None);
+        let path = folder.path().join(FILE_NAME);
+        fs::write(
+            &path,
+            "memory = \"1G\"\ndisk = \"1G\"\ncommand = [\"a\", \"b\"]\nenv = { A = \"1\", B = \"1\" }",
+        )
+        .unwrap();
+        assert_eq!(find(folder.path()), Some(path.clone()));
+        let layers = Layers::new().file(&path).unwrap().set("memory", Size(2 << 30)).set("command", ["c"]);
+        let layers = layers.set("env", BTreeMap::from([("B", "2")])).set_some("disk", None::<Size>);
+        let spec = layers.build().unwrap();
+        assert_eq!((spec.memory, spec.disk, spec.processes), (Size(2 << 30), Size(1 << 30), 1024));
+        assert_eq!(spec.command, ["c"]);
+        let env: Vec<_> = spec.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(env, ["A=1", "B=2"]);
+    }
+
+    #[test]
+    fn a_bad_flag_is_told_by_its_key() {
+        let error = Layers::new().set("cpus", "many").set("memory", 1).build().unwrap_err().to_string();
+        assert!(error.starts_with("Bad value of `cpus`: "), "{error}");
+        assert!(Layers::new().set("memroy", "1G").build().is_err());
+    }
+
+    #[test]
+    fn a_policy_replaces_the_one_below_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let one =
+            file("1", "[network]\npreset = \"public\"\nrules = [\"deny a.example\"]\n[env]\nA = \"1\"\n");
+        let two = file(
+            "2",
+            "[network]\nrules = [\"allow b.example:443\"]\n[network_limits]\nqueries = 7\n[env]\nB = \"2\"\n",
+        );
+        let spec = Layers::new().file(&one).unwrap().file(&two).unwrap().build().unwrap();
+        let rules: Vec<_> = spec.network.rules.iter().map(ToString::to_string).collect();
+        // What the lower one denies would be half of a policy that nobody wrote, and so would its preset.
+        assert_eq!(
+            (rules, spec.network.preset.name()),
+            (vec!["allow b.example:443".to_owned()], "allow-list")
+        );
+        let limits = spec.network_limits;
+        assert_eq!(
+            (limits.queries, limits.connections),
+            (7, SandboxSpec::default().network_limits.connections)
+        );
+        assert_eq!(spec.env.len(), 2, "variables are joined");
+        for (text, key) in [
+            ("[network]\nrules = [\"allow pubilc\"]", "`network.rules` in "),
+            ("[network]\npreset = \"pubic\"", "`network.preset` in "),
+            ("[network]\nrule = []", "did you mean `rules`?"),
+            ("[network_limits]\nqueris = 1", "did you mean `queries`?"),
+            ("ports = [\"80\"]", "`ports` in "),
+            ("ceilings = []", "Unknown key `ceilings`"),
+        ] {
+            let error = try_load(text).unwrap_err();
+            assert!(error.contains(key), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Ceilings: each with who set it, so that a refusal can say so.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use bathy_policy::{NetworkPolicy, Preset};
+use serde::{Deserialize, Serialize};
+
+use super::{OperatorError, SYSTEM_FILE, inward};
+use crate::{CpuQuota, SandboxSpec, Seconds, Size};
+
+/// The section of a file for everybody, and the one for what agents ask.
+pub(super) const EVERYBODY: &str = "ceiling";
+pub(super) const AGENTS: &str = "mcp";
+const NETWORK: &str = "network";
+
+/// A section of a file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Ceiling {
+    memory: Option<Size>,
+    disk: Option<Size>,
+    processes: Option<u32>,
+    cpus: Option<u32>,
+    cpu_quota: Option<CpuQuota>,
+    max_duration: Option<Seconds>,
+    idle_timeout: Option<Seconds>,
+    log_size: Option<Size>,
+    sandboxes: Option<u32>,
+    images: Option<Vec<String>>,
+}
+
+impl Ceiling {
+    /// What agents may have where the operator does not say.
+    fn usual_for_agents() -> Self {
+        Self {
+            memory: Some(Size(4 << 30)),
+            disk: Some(Size(32 << 30)),
+            max_duration: Some(Seconds::from_millis(24 * 60 * 60 * 1000)),
+            sandboxes: Some(32),
+            ..Self::default()
+        }
+    }
+}
+
+/// The section for what agents ask.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Agents {
+    // The reader of files has refused keys that neither of them has.
+    #[serde(flatten)]
+    pub ceiling: Ceiling,
+    pub network: Option<NetworkPolicy>,
+}
+
+/// Who sets a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A section of a file.
+    File(&'static str, PathBuf),
+    /// Nobody: it is usual for agents.
+    Usual,
+}
+
+/// A value, the key that it has in a file, and who says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Limit<T> {
+    pub value: T,
+    pub key: &'static str,
+    pub source: Source,
+}
+
+impl<T> fmt::Display for Limit<T> {
+    /// Who says so.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key;
+        match &self.source {
+            Source::File(section, path) => write!(out, "`{key}` in [{section}] of {}", path.display()),
+            Source::Usual => write!(
+                out,
+                "the usual `{key}` for agents, which the operator changes by `{key}` in [{AGENTS}] of {SYSTEM_FILE}"
+            ),
+        }
+    }
+}
+
+/// The ceilings of all files together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Limits {
+    memory: Option<Limit<Size>>,
+    disk: Option<Limit<Size>>,
+    processes: Option<Limit<u32>>,
+    cpus: Option<Limit<u32>>,
+    cpu_quota: Option<Limit<CpuQuota>>,
+    max_duration: Option<Limit<Seconds>>,
+    idle_timeout: Option<Limit<Seconds>>,
+    log_size: Option<Limit<Size>>,
+    pub sandboxes: Option<Limit<u32>>,
+    /// An image has to be in every list.
+    images: Vec<Limit<Vec<String>>>,
+    /// What agents' sandboxes may reach: all of them have to allow it.
+    network: Vec<Limit<NetworkPolicy>>,
+}
+
+impl Limits {
+    /// Narrows them by a section of a file.
+    pub fn lower(&mut self, ceiling: Ceiling, section: &'static str, path: &Path) {
+        self.narrow(&Self::of(ceiling, &Source::File(section, path.to_owned())));
+    }
+
+    /// Narrows them by what a file lets agents' sandboxes reach.
+    pub fn bound(&mut self, network: Option<NetworkPolicy>, path: &Path) {
+        let source = Source::File(AGENTS, path.to_owned());
+        self.network.extend(network.map(|value| Limit { value, key: NETWORK, source }));
+    }
+
+    fn of(ceiling: Ceiling, source: &Source) -> Self {
+        fn limit<T>(value: Option<T>, key: &'static str, source: &Source) -> Option<Limit<T>> {
+            value.map(|value| Limit { value, key, source: source.clone() })
+        }
+        Self {
+            memory: limit(ceiling.memory, "memory", source),
+            disk: limit(ceiling.disk, "disk", source),
+            processes: limit(ceiling.processes, "processes", source),
+            cpus: limit(ceiling.cpus, "cpus", source),
+            cpu_quota: limit(ceiling.cpu_quota, "cpu_quota", source),
+            max_duration: limit(ceiling.max_duration, "max_duration", source),
+            idle_timeout: limit(ceiling.idle_timeout, "idle_timeout", source),
+            log_size: limit(ceiling.log_size, "log_size", source),
+            sandboxes: limit(ceiling.sandboxes, "sandboxes", source),
+            images: limit(ceiling.images, "images", source).into_iter().collect(),
+            network: Vec::new(),
+        }
+    }
+
+    /// The stricter one of each counts.
+    pub fn narrow(&mut self, other: &Self) {
+        stricter(&mut self.memory, other.memory.as_ref());
+        stricter(&mut self.disk, other.disk.as_ref());
+        stricter(&mut self.processes, other.processes.as_ref());
+        stricter(&mut self.cpus, other.cpus.as_ref());
+        stricter(&mut self.cpu_quota, other.cpu_quota.as_ref());
+        stricter(&mut self.max_duration, other.max_duration.as_ref());
+        stricter(&mut self.idle_timeout, other.idle_timeout.as_ref());
+        stricter(&mut self.log_size, other.log_size.as_ref());
+        stricter(&mut self.sandboxes, other.sandboxes.as_ref());
+        let new = other.images.iter().filter(|list| !self.images.contains(list)).cloned();
+        self.images.extend(new.collect::<Vec<_>>());
+        let new = other.network.iter().filter(|bound| !self.network.contains(bound)).cloned();
+        self.network.extend(new.collect::<Vec<_>>());
+    }
+
+    /// These, as what the operator says about agents, with what is usual where nothing is said.
+    pub fn or_usual(mut self) -> Self {
+        let usual = Self::of(Ceiling::usual_for_agents(), &Source::Usual);
+        self.memory = self.memory.or(usual.memory);
+        self.disk = self.disk.or(usual.disk);
+        self.max_duration = self.max_duration.or(usual.max_duration);
+        self.sandboxes = self.sandboxes.or(usual.sandboxes);
+        if self.network.is_empty() {
+            let value = NetworkPolicy { preset: Preset::Public, rules: Vec::new() };
+            self.network.push(Limit { value, key: NETWORK, source: Source::Usual });
+        }
+        self
+    }
+
+    /// Without what is only usual about how long a sandbox lives: a REPL lives until it is removed.
+    pub fn for_repls(mut self) -> Self {
+        self.max_duration = self.max_duration.filter(|limit| limit.source != Source::Usual);
+        self
+    }
+
+    /// Brings defaults down to what is allowed.
+    pub fn defaults(&self, spec: &mut SandboxSpec) {
+        spec.memory = least(spec.memory, self.memory.as_ref());
+        spec.disk = least(spec.disk, self.disk.as_ref());
+        spec.processes = least(spec.processes, self.processes.as_ref());
+        spec.cpus = least(spec.cpus, self.cpus.as_ref());
+        spec.log_size = least(spec.log_size, self.log_size.as_ref());
+        let allowed = |image: &&String| self.images.iter().all(|list| list.value.contains(image));
+        if !allowed(&&spec.image)
+            && let Some(image) = self.images.iter().flat_map(|list| &list.value).find(allowed)
+        {
+            spec.image.clone_from(image);
+        }
+    }
+
+    /// Refuses what is above a ceiling and sets limits that were left open.
+    pub fn apply(&self, spec: &mut SandboxSpec, notes: &mut Vec<String>) -> Result<(), OperatorError> {
+        if let Some(list) = self.images.iter().find(|list| !list.value.contains(&spec.image)) {
+            return Err(OperatorError::Image {
+                image: spec.image.escape_debug().to_string(),
+                allowed: list.value.join(", "),
+                by: list.to_string(),
+            });
+        }
+        check("Memory", spec.memory, self.memory.as_ref())?;
+        check("A disk", spec.disk, self.disk.as_ref())?;
+        check("A process limit", spec.processes, self.processes.as_ref())?;
+        check("A number of CPUs", spec.cpus, self.cpus.as_ref())?;
+        check("A log size", spec.log_size, self.log_size.as_ref())?;
+        // The share of a sandbox that names none is all of its processors.
+        let all = CpuQuota::from_thousandths(spec.cpus.saturating_mul(1000));
+        if self.cpu_quota.as_ref().is_some_and(|limit| spec.cpu_quota.is_some() || limit.value < all) {
+            check_open("A CPU quota", &mut spec.cpu_quota, self.cpu_quota.as_ref(), notes)?;
+        }
+        check_open("A maximum duration", &mut spec.max_duration, self.max_duration.as_ref(), notes)?;
+        check_open("An idle timeout", &mut spec.idle_timeout, self.idle_timeout.as_ref(), notes)?;
+        self.network.iter().try_for_each(|bound| check_network(spec, bound, notes))
+    }
+}
+
+/// Refuses what plainly leads further than it may, so that whoever asked knows; and binds the sandbox to it, whatever its
+/// policy becomes.
+fn check_network(
+    spec: &mut SandboxSpec,
+    bound: &Limit<NetworkPolicy>,
+    notes: &mut Vec<String>,
+) -> Result<(), OperatorError> {
+    if let Some(part) = inward::part(&spec.network).filter(|_| inward::part(&bound.value).is_none()) {
+        return Err(OperatorError::Network { part, by: bound.to_string() });
+    }
+    if !spec.ceilings.contains(&bound.value) {
+        spec.ceilings.push(bound.value.clone());
+        if bound.source != Source::Usual {
+            notes.push(format!("What it reaches is bounded by {bound}"));
+        }
+    }
+    Ok(())
+}
+
+fn stricter<T: Clone + Ord>(limit: &mut Option<Limit<T>>, other: Option<&Limit<T>>) {
+    if let Some(other) = other
+        && limit.as_ref().is_none_or(|old| other.value < old.value)
+    {
+        *limit = Some(other.clone());
+    }
+}
+
+fn least<T: Copy + Ord>(value: T, limit: Option<&Limit<T>>) -> T {
+    limit.map_or(value, |limit| value.min(limit.value))
+}
+
+fn check<T: Ord + ToString>(
+    what: &'static str,
+    wanted: T,
+    limit: Option<&Limit<T>>,
+) -> Result<(), OperatorError> {
+    match limit {
+        Some(limit) if wanted > limit.value => Err(OperatorError::Ceiling {
+            what,
+            wanted: wanted.to_string(),
+            most: limit.value.to_string(),
+            by: limit.to_string(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// As [`check`], for what is unlimited unless said otherwise: left open, it becomes the ceiling.
+fn check_open<T: Copy + Ord + ToString>(
+    what: &'static str,
+    wanted: &mut Option<T>,
+    limit: Option<&Limit<T>>,
+    notes: &mut Vec<String>,
+) -> Result<(), OperatorError> {
+    if let Some(wanted) = *wanted {
+        return check(what, wanted, limit);
+    }
+    if let Some(limit) = limit {
+        *wanted = Some(limit.value);
+        notes.push(format!("{what} of {} is set by {limit}", limit.value.to_string()));
+    }
+    Ok(())
+}
