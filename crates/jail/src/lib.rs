@@ -6,6 +6,7 @@
 pub mod cgroup;
 pub mod filter;
 pub mod limits;
+mod newborn;
 pub mod privileges;
 pub mod root;
 pub mod spawn;

@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::ffi::CString;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -20,6 +20,7 @@ use thiserror::Error;
 use crate::cgroup::Entrance;
 use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT};
 use crate::limits::{self, Limit};
+use crate::newborn::{Newborn, Plan, fail, newborn};
 use crate::sys::{self, Gate, Side, Transition};
 use crate::{FilterError, LimitsError, PrivilegesError, privileges};
 
@@ -151,40 +152,31 @@ fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> 
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
     let program = copy(process.program)?;
     let (argv, envp) = (sys::pointers(process.args), sys::pointers(&[] as &[CString]));
-    let (go_read, go_write) = high_pipe()?;
-    let (report_read, report_write) = high_pipe()?;
     let transition = Transition { program: program.as_fd(), argv: &argv, envp: &envp };
-
-    let v2 = process.entrance.and_then(Entrance::v2);
     let tasks: Vec<_> =
         process.entrance.iter().flat_map(|entrance| entrance.v1()).map(|fd| fd.as_raw_fd()).collect();
-    // SAFETY: the child only makes system calls (see `program_child`), as required of a process with many threads.
-    let fork = |group| unsafe { sys::fork_into(namespaces | libc::CLONE_NEWUSER, group) };
-    let (side, is_in_v2) = match fork(v2) {
-        Err(_) if v2.is_some() => (fork(None), false),
-        side => (side, true),
+    let plan = Plan { namespaces, tasks: &tasks, descriptors: &descriptors, transition: &transition };
+
+    let v2 = process.entrance.and_then(Entrance::v2);
+    let (newborn, is_in_v2) = match v2.map(|group| newborn(&plan, Some(group))) {
+        Some(Ok(newborn)) => (newborn, true),
+        // Kernels before 5.7 create none in a group; one with a full pids.max refuses new processes, and not those that are moved;
+        // and some kernels kill it at birth if the caller's own group was killed before.
+        Some(Err(_)) | None => (newborn(&plan, None)?, false),
     };
-    match side.map_err(SpawnError::NoNamespaces)? {
-        Side::Child => {
-            // Only the parent may hold this end, or its death would go unnoticed below.
-            drop(go_write);
-            program_child(&go_read, &report_write, &tasks, &descriptors, &transition)
-        }
-        Side::Parent(child) => {
-            let move_v2 = || {
-                process.entrance.filter(|_| !is_in_v2).map_or(Ok(()), |entrance| entrance.move_v2(child.pid))
-            };
-            let result = move_v2()
-                .map_err(SpawnError::BeforeStart)
-                .and_then(|()| let_go(process, child.pid, &go_write));
-            if result.is_err() {
-                // Without the word to go, and anybody who could give it, the child ends; it is not left as a zombie.
-                drop(go_write);
-                let _ = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
-            }
-            result.map(|()| Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read })
-        }
+    let move_v2 = || {
+        process.entrance.filter(|_| !is_in_v2).map_or(Ok(()), |entrance| entrance.move_v2(newborn.child.pid))
+    };
+    let result = move_v2()
+        .map_err(SpawnError::BeforeStart)
+        .and_then(|()| let_go(process, newborn.child.pid, &newborn.go));
+    let Newborn { child, go, report } = newborn;
+    if result.is_err() {
+        // Without the word to go, and anybody who could give it, the child ends; it is not left as a zombie.
+        drop(go);
+        let _ = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
     }
+    result.map(|()| Spawned { pid: child.pid, pidfd: child.pidfd, report })
 }
 
 fn let_go(process: &Program<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnError> {
@@ -194,30 +186,6 @@ fn let_go(process: &Program<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnErro
     }
     rustix::io::write(go, &[1]).map_err(|error| SpawnError::Prepare(error.into()))?;
     Ok(())
-}
-
-fn program_child(
-    go: &OwnedFd,
-    report: &OwnedFd,
-    tasks: &[RawFd],
-    descriptors: &[RawFd],
-    transition: &Transition<'_>,
-) -> ! {
-    if sys::wait_for_byte(go.as_raw_fd()) {
-        // As the caller's user, to whom the groups belong.
-        let words = if !tasks.iter().all(|tasks| sys::enter_group(*tasks)) {
-            "enter its control group"
-        } else if sys::become_user(0).is_err() {
-            "become the sandbox's user"
-        } else if sys::arrange(descriptors).is_err() {
-            "arrange its descriptors"
-        } else {
-            sys::become_program(transition);
-            "execute its program"
-        };
-        sys::last_words(report.as_raw_fd(), words.as_bytes());
-    }
-    sys::leave(125)
 }
 
 fn map_users(pid: u32, identity: Identity) -> io::Result<()> {
@@ -403,12 +371,7 @@ fn guest_child(guest: &Guest<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infa
     Filter::install(&program)?;
     // From here on only the gate's calls are not trapped.
     let errno = gate.become_program(&Transition { program: kernel.as_fd(), argv: &argv, envp: &envp });
-    let mut words = [0; 64];
-    let mut rest = words.as_mut_slice();
-    // Sixty-four bytes are enough.
-    let _ = write!(rest, "execute the guest kernel: error {errno}");
-    let length = 64 - rest.len();
-    gate.last_words(report.as_raw_fd(), words.get(..length).unwrap_or_default());
+    fail("execute the guest kernel", errno, |words| gate.last_words(report.as_raw_fd(), words));
     gate.leave(125)
 }
 
@@ -417,7 +380,7 @@ fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
     rustix::io::fcntl_dupfd_cloexec(fd, FIRST_COPY).map_err(|error| SpawnError::Prepare(error.into()))
 }
 
-fn high_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
+pub(crate) fn high_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Prepare(error.into()))?;
     Ok((copy(read.as_fd())?, copy(write.as_fd())?))
 }
@@ -554,7 +517,7 @@ mod tests {
     #[test]
     fn a_process_that_cannot_become_its_program_reports_so() {
         let spawned = start_as(keeper, "/etc/passwd", &|_| Ok(())).unwrap();
-        assert_eq!(spawned.failure().as_deref(), Some("execute its program"));
+        assert_eq!(spawned.failure().as_deref(), Some("execute its program: error 13"));
         assert_eq!(exit_status(&spawned), Some(125));
     }
 

@@ -58,9 +58,9 @@ pub unsafe fn fork_into(namespaces: c_int, group: Option<BorrowedFd<'_>>) -> io:
 }
 
 /// Puts this process, which has one thread, into the version 1 group whose `tasks` file this is. Makes nothing but a system call.
-pub fn enter_group(tasks: RawFd) -> bool {
+pub fn enter_group(tasks: RawFd) -> Result<(), c_int> {
     // SAFETY: a plain system call on a number, with a byte that lives long enough.
-    unsafe { libc::write(tasks, c"0".as_ptr().cast(), 1) == 1 }
+    if unsafe { libc::write(tasks, c"0".as_ptr().cast(), 1) } == 1 { Ok(()) } else { Err(errno()) }
 }
 
 /// What a child needs to become another program; all of it prepared before the process was created.

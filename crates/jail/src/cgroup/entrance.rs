@@ -48,7 +48,7 @@ impl Entrance {
         self.v1.iter().map(AsFd::as_fd)
     }
 
-    /// Moves a process that the kernel could not create in its version 2 group: kernels before 5.7 cannot.
+    /// Moves a process that the kernel could not create in its version 2 group.
     pub(crate) fn move_v2(&self, pid: u32) -> io::Result<()> {
         self.v2.as_ref().map_or(Ok(()), |(path, _)| folder::put(path, pid))
     }
@@ -120,8 +120,55 @@ mod tests {
             before_start: None,
         });
         let spawned = started.unwrap();
-        assert_eq!(spawned.failure().as_deref(), Some("enter its control group"));
+        assert_eq!(spawned.failure().as_deref(), Some("enter its control group: error 28"));
         waitid(WaitId::PidFd(spawned.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+    }
+
+    /// Where version 2 is mounted.
+    fn v2_mount() -> Option<PathBuf> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+        line.split(' ').nth(4).map(PathBuf::from)
+    }
+
+    /// A group that is removed again, and that this process has left by then.
+    struct Left {
+        folder: PathBuf,
+        before: PathBuf,
+    }
+
+    impl Drop for Left {
+        fn drop(&mut self) {
+            let _ = folder::put(&self.before, std::process::id());
+            let _ = std::fs::remove_dir(&self.folder);
+        }
+    }
+
+    #[test]
+    fn a_process_begins_although_the_callers_own_group_was_killed_before() {
+        let Some(mount) = v2_mount().filter(|_| rustix::process::geteuid().is_root()) else {
+            // Nobody can have such a group here.
+            let group = Cgroup::create(&format!("none-{}", std::process::id()), &CgroupLimits::default());
+            assert!(group.unwrap().guest_entrance().unwrap().v2.is_none());
+            return;
+        };
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap();
+        let named = |name: &str| {
+            let folder = mount.join(format!("bathysphere-{name}-{}", std::process::id()));
+            std::fs::create_dir(&folder).unwrap();
+            Left { folder, before: mount.join(own) }
+        };
+        let (killed, target) = (named("killed"), named("target"));
+        std::fs::write(killed.folder.join("cgroup.kill"), "1").unwrap();
+        folder::put(&killed.folder, std::process::id()).unwrap();
+        let entrance = Entrance::open(std::iter::empty(), Some(&target.folder)).unwrap();
+        let spawned = start(&entrance);
+        let lines = std::fs::read_to_string(format!("/proc/{}/cgroup", spawned.pid)).unwrap();
+        rustix::process::pidfd_send_signal(&spawned.pidfd, rustix::process::Signal::KILL).unwrap();
+        waitid(WaitId::PidFd(spawned.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+        let name = target.folder.file_name().unwrap().to_str().unwrap();
+        assert!(lines.lines().any(|line| line.starts_with("0::") && line.ends_with(name)), "{lines}");
     }
 
     #[test]
