@@ -43,7 +43,7 @@ fn j2_guest_filter_of_ptrace_mode_allows_its_table_and_nothing_else() {
 }
 
 #[test]
-fn j2_stubs_filter_allows_its_table_and_kills_for_all_else() {
+fn j2_stubs_filter_allows_its_table_and_nothing_else() {
     assert_tight("guest-stub");
 }
 

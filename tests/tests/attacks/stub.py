@@ -1,6 +1,7 @@
 # Runs in the guest: calls of the host's kernel through the page that the guest kernel keeps in every program (U6).
 # The one argument is that page's address.
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -67,9 +68,8 @@ print("the gate:", call(11, FREE, 4096), flush=True)
 for name, attack in ATTACKS.items():
     child = os.fork()
     if child == 0:
-        print("answered:", name, attack(), flush=True)
+        result = attack()
+        print("refused:" if result == -errno.EPERM else "answered:", name, result, flush=True)
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        print("killed:", name, flush=True)
+    os.waitpid(child, 0)
 print("the guest goes on", flush=True)

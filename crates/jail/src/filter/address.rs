@@ -8,24 +8,28 @@
 //! - the stub's code page: the stub's table. A guest program can jump there, with registers of its own;
 //! - anywhere else: a guest program's call, which is trapped, and so reaches the guest kernel.
 //!
+//! What a guest program can bring about by itself is refused by an error: each process that a filter kills is a line in the
+//! host's audit log, which it could flood with them (attack U10).
+//!
 //! The tables are compiled by seccompiler, which cannot test addresses: what goes before them is written by hand.
 
 use std::ops::Range;
 
 use libc::{
     BPF_ABS, BPF_ALU, BPF_AND, BPF_IMM, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_K, BPF_LD, BPF_MISC,
-    BPF_RET, BPF_SUB, BPF_TAX, BPF_W, BPF_X, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SYS_mmap,
+    BPF_RET, BPF_SUB, BPF_TAX, BPF_W, BPF_X, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP,
+    SYS_mmap,
 };
 use seccompiler::{BpfProgram, sock_filter};
 
-use super::{Filter, FilterError};
+use super::{Filter, FilterError, Otherwise};
 
 /// Where the guest kernel's code is, as its build checks. No guest program has anything there.
 pub const KERNEL_TEXT: Range<u32> = 0x6000_0000..0x6080_0000;
 /// The page of the stub's code.
 pub const STUB_CODE: u64 = 0x7fff_ffff_c000;
 
-/// `AUDIT_ARCH_X86_64`: guest programs' calls by the 32-bit entry are not trapped, but kill.
+/// `AUDIT_ARCH_X86_64`: guest programs' calls by the 32-bit entry are not trapped, but refused.
 const X86_64: u32 = 0xc000_003e;
 const PAGE: u32 = 0xffff_f000;
 
@@ -56,7 +60,7 @@ pub struct ByAddress {
 impl ByAddress {
     /// The filter as a program for the kernel.
     pub fn compile(&self) -> Result<BpfProgram, FilterError> {
-        let mut stub = keep_kernel_text_empty();
+        let mut stub = keep_kernel_text_empty(self.stub.otherwise);
         stub.extend(self.stub.compile()?);
         let kernel = self.kernel.compile()?;
         // Both programs have jumps by distance only, none of which leads out of its own.
@@ -80,7 +84,7 @@ fn choose(stub: u32) -> BpfProgram {
     vec![
         load(ARCHITECTURE),
         jump(BPF_JEQ, X86_64, 1, 0),
-        end(SECCOMP_RET_KILL_PROCESS),
+        end(refused(libc::ENOSYS)),
         load(ADDRESS.high),
         jump(BPF_JEQ, 0, 2, 0),
         jump(BPF_JEQ, stub_high, 5, 0),
@@ -100,9 +104,9 @@ fn choose(stub: u32) -> BpfProgram {
     ]
 }
 
-/// Kills if the stub is made to map anything where only the kernel's code may be: guest programs can jump to its calls. Else
-/// goes on behind its end.
-fn keep_kernel_text_empty() -> BpfProgram {
+/// Does not let the stub map anything where only the kernel's code may be: guest programs can jump to its calls. Else goes on
+/// behind its end.
+fn keep_kernel_text_empty(otherwise: Otherwise) -> BpfProgram {
     let (address, size) = (argument(0), argument(1));
     let mmap = u32::try_from(SYS_mmap).unwrap_or_default();
     vec![
@@ -122,7 +126,10 @@ fn keep_kernel_text_empty() -> BpfProgram {
         jump(BPF_JEQ, 0, 0, 2),
         load(size.low),
         instruction(BPF_JMP | BPF_JGT | BPF_X, 0, 1, 0),
-        end(SECCOMP_RET_KILL_PROCESS),
+        end(match otherwise {
+            Otherwise::Refuse => refused(libc::EPERM),
+            Otherwise::Kill => SECCOMP_RET_KILL_PROCESS,
+        }),
     ]
 }
 
@@ -137,6 +144,11 @@ fn load(offset: u32) -> sock_filter {
 /// Skips `yes` instructions if the comparison with `value` holds, else `no`.
 fn jump(comparison: u32, value: u32, yes: u8, no: u8) -> sock_filter {
     instruction(BPF_JMP | comparison | BPF_K, yes, no, value)
+}
+
+/// The action that makes a call fail with this error.
+fn refused(errno: i32) -> u32 {
+    SECCOMP_RET_ERRNO | errno.unsigned_abs()
 }
 
 fn end(action: u32) -> sock_filter {

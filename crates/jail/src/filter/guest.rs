@@ -1,8 +1,9 @@
 //! What the guest kernel's process, and the processes that run guest programs for it, may ask of the host's kernel.
 //!
 //! Our kernel patches make it live on inherited descriptors alone: there is no call here that names a path or reaches
-//! beyond what the keeper gave it. Guest programs' own system calls never get to these tables: in seccomp mode they are
-//! trapped by their address, in ptrace mode the tracer replaces them.
+//! beyond what the keeper gave it. Guest programs' own system calls do not get to these tables: in seccomp mode they are
+//! trapped by their address, in ptrace mode the tracer replaces them. A guest program that jumps into the stub's page gets to
+//! the stub's table.
 
 use libc::{
     AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID,
@@ -227,7 +228,7 @@ pub const GUEST_SECCOMP: GuestFilter = GuestFilter::ByAddress(ByAddress {
         otherwise: Otherwise::Refuse,
         groups: &[MEMORY, EVENTS, DESCRIPTORS, SIGNALS, PROCESSES, START],
     },
-    stub: Filter { name: "stub", otherwise: Otherwise::Kill, groups: &[STUB] },
+    stub: Filter { name: "stub", otherwise: Otherwise::Refuse, groups: &[STUB] },
 });
 
 /// The guest's filter in ptrace mode.

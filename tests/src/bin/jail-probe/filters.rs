@@ -25,7 +25,7 @@ struct Table {
 impl Table {
     fn named(name: &str) -> Result<Self, String> {
         // The real guest filters refuse by an error, which the kernel gives for reasons of its own too.
-        let deadly = |filter: GuestFilter| Filter { otherwise: Otherwise::Kill, ..*filter.kernel() };
+        let deadly = |table: Filter| Filter { otherwise: Otherwise::Kill, ..table };
         let everywhere = |table| Self { table, within: GuestFilter::Everywhere, stub: false };
         Ok(match name {
             "keeper" => everywhere(KEEPER),
@@ -33,16 +33,16 @@ impl Table {
             "gateway" => everywhere(GATEWAY),
             "vcpu" => everywhere(VCPU),
             "guest-seccomp" => Self {
-                table: deadly(GUEST_SECCOMP),
+                table: deadly(*GUEST_SECCOMP.kernel()),
                 within: |kernel| GuestFilter::ByAddress(ByAddress { kernel, ..by_address() }),
                 stub: false,
             },
             "guest-stub" => Self {
-                table: by_address().stub,
+                table: deadly(by_address().stub),
                 within: |stub| GuestFilter::ByAddress(ByAddress { stub, ..by_address() }),
                 stub: true,
             },
-            "guest-ptrace" => everywhere(deadly(GUEST_PTRACE)),
+            "guest-ptrace" => everywhere(deadly(*GUEST_PTRACE.kernel())),
             other => return Err(format!("there is no table {other:?}")),
         })
     }
