@@ -91,6 +91,22 @@ def attached():
     return segment >= 0 and libc.shmat(segment, ctypes.c_void_p(START), REMAP | WITH_CODE) != NOTHING
 
 
+def left_out():
+    """Has the range left out of a fork, and code there in the child."""
+    DONTFORK = 10
+    for start, size in [(START, END - START), (START, PAGE), (END - PAGE, PAGE)]:
+        libc.madvise(*arguments(start, size), DONTFORK)
+    child = os.fork()
+    if child == 0:
+        place = map_at(START + PAGE)
+        if place == START + PAGE:
+            ctypes.memmove(place, b"\xb8\x2a\x00\x00\x00\xc3", 6)
+            os._exit(ctypes.CFUNCTYPE(ctypes.c_int)(place)())
+        os._exit(1)
+    # Killed when it touches the page is not refused: only the filter held.
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 1
+
+
 def written():
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(START + PAGE)
@@ -149,7 +165,8 @@ def in_child(attack):
     return {10: "refused", 11: "DONE"}.get(code, "killed" if code < 0 else "strange")
 
 
-ATTACKS = [fixed, overlapping, hinted, hunted, unmapped, moved_away, moved_in, grown_in, protected, attached, written, linked]
+ATTACKS = [fixed, overlapping, hinted, hunted, unmapped, moved_away, moved_in, grown_in, protected, attached, left_out, written,
+           linked]
 STUBS = {"the first page": (START, PAGE), "the last page": (END - PAGE, PAGE), "from below": (START - PAGE, 2 * PAGE)}
 
 print("a program elsewhere:", exit_of(END), flush=True)
