@@ -70,7 +70,7 @@ fn install(args: &Args, places: &Places, program: &Path) -> Result<u8, Box<dyn E
     let server = Server { name: args.name.clone(), command: command.to_owned(), args: arguments };
     let path = args.client.file(args.scope, places)?;
     if args.print {
-        output::note(format_args!("for {}, in {}", args.client, path.display()));
+        output::note(format_args!("for {}, in {}", args.client, shown(&path)));
         output::line(args.client.example(&server)?.trim_end())?;
         return Ok(0);
     }
@@ -86,7 +86,7 @@ fn install(args: &Args, places: &Places, program: &Path) -> Result<u8, Box<dyn E
     };
     match args.client.change(&target.text, &server, args.force).map_err(wrong)? {
         Change::Same => {
-            output::line(format_args!("{} is already in {}", server.name, target.path.display()))?;
+            output::line(format_args!("{} is already in {}", server.name, shown(&target.path)))?;
         }
         Change::Other(old) => {
             let old = escape::word(&old);
@@ -104,15 +104,20 @@ fn install(args: &Args, places: &Places, program: &Path) -> Result<u8, Box<dyn E
             output::line(format_args!(
                 "{} is in {}. {}",
                 server.name,
-                target.path.display(),
+                shown(&target.path),
                 args.client.advice(args.scope)
             ))?;
             if let Some(kept) = kept {
-                output::note(format_args!("the file as it was is {}", kept.display()));
+                output::note(format_args!("the file as it was is {}", shown(&kept)));
             }
         }
     }
     Ok(0)
+}
+
+/// A path as a terminal may have it: its last name may be the project's choice.
+fn shown(path: &Path) -> String {
+    escape::text(&path.display().to_string())
 }
 
 /// A client's file, as it was found.
@@ -151,11 +156,20 @@ impl Target {
             match fs::canonicalize(folder) {
                 // A link that points nowhere is not a folder that can be made.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.is_symlink() => {}
+                Err(error) if folder.is_symlink() => {
+                    return Err(io::Error::other(format!(
+                        "the link {} points nowhere: {error}",
+                        shown(folder)
+                    )));
+                }
                 real => break real?,
             }
         };
         if real.starts_with(fs::canonicalize(project)?) {
-            Ok(self)
+            // A link that takes the place of a folder from here on is not followed.
+            let path =
+                self.path.strip_prefix(folder).map_or_else(|_| self.path.clone(), |rest| real.join(rest));
+            Ok(Self { path, ..self })
         } else {
             let place = escape::text(&real.display().to_string());
             Err(io::Error::other(format!(
@@ -226,6 +240,12 @@ impl Written {
         for name in std::iter::once(name.to_owned()).chain(others) {
             match renameat_with(CWD, &self.path, CWD, &name, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => {}
+                // Network file systems know no such flag. The second name goes with the drop.
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match fs::hard_link(&self.path, &name)
+                {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    linked => return linked.map(|()| name),
+                },
                 result => {
                     result?;
                     self.done = true;
