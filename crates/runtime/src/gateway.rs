@@ -14,6 +14,7 @@ use bathy_jail::spawn::{self, Program};
 use bathy_jail::{Identity, SpawnError, Spawned};
 use bathy_policy::{Policies, Protocol, PublishedPort};
 use bathy_protocol::MessageError;
+use bathy_protocol::descriptors::GatewayDescriptors;
 use bathy_protocol::network::{
     BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetworkLimits, ToGateway, decode, encode,
 };
@@ -141,13 +142,16 @@ impl Network {
         rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0)).map_err(prepare)?;
         let (control, its_control) = pair()?;
         let counts = Counts::new(self.limits.connections).map_err(GatewayError::Prepare)?;
-        let given = [config.as_fd(), its_control.as_fd(), self.link.as_fd(), counts.fd()];
-        let descriptors: Vec<_> =
-            given.into_iter().chain(self.ports.iter().map(|(_, socket)| socket.as_fd())).collect();
+        let descriptors = GatewayDescriptors {
+            control: its_control.as_fd(),
+            link: self.link.as_fd(),
+            counts: counts.fd(),
+            ports: self.ports.iter().map(|(_, socket)| socket.as_fd()).collect(),
+        };
         let process = spawn::gateway(&Program {
             program: self.program.as_fd(),
             args: &[CString::from(c"bathy-gateway")],
-            descriptors: &descriptors,
+            descriptors: &descriptors.in_order(config.as_fd()),
             identity: self.identity,
             entrance: Some(&self.group.gateway_entrance().map_err(GatewayError::Prepare)?),
             before_start: Some(&|pid| self.group.set_priority(pid)),
@@ -252,7 +256,10 @@ impl Gateway {
 
     /// What became of one that says nothing more.
     pub fn end(&self) -> String {
-        end_of(&self.process.pidfd)
+        match self.process.failure() {
+            Some(words) => format!("it could not {words}"),
+            None => end_of(&self.process.pidfd),
+        }
     }
 }
 
