@@ -18,9 +18,8 @@ mod transfer;
 mod users;
 
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use bathy_protocol::Restriction;
+use bathy_protocol::{Restriction, unix_ns};
 use rustix::process::{Pid, Signal};
 use rustix::system::RebootCommand;
 
@@ -68,10 +67,4 @@ fn be_init(restricted: Option<Restriction>, threads: Option<u32>) -> Result<(), 
     sys::signal_everybody(Signal::KILL.as_raw());
     boot::leave_root(&layer);
     outcome.map_err(|error| error.to_string())
-}
-
-/// The wall clock, as nanoseconds since 1970.
-fn unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bathy_protocol::message::decode;
 use bathy_protocol::{
     CONNECTION, Decoder, Exit, FrameError, Hello, MAX_REQUEST, MessageError, Ready, Refused, ToGuest, ToHost,
-    VERSION, WindowError,
+    VERSION, WindowError, unix_ns,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ use crate::contexts::{Contexts, Part, Tools};
 use crate::processes::Processes;
 use crate::shutdown::Shutdown;
 use crate::spawn::{Launcher, Started, bad_request};
-use crate::{sys, unix_ns};
+use crate::sys;
 
 /// How many commands, copies and cells may run at once. Each has three descriptors here, of the usual 1024.
 const MAX_COMMANDS: usize = 256;

@@ -1,6 +1,5 @@
 //! The gateway's process: what it was given, and what it gives up before it hears the first frame.
 
-use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -10,7 +9,9 @@ use std::process::ExitCode;
 use bathy_jail::filter::{Filter, GATEWAY};
 use bathy_jail::limits::{self, COMMON, Limit};
 use bathy_jail::{FilterError, LimitsError, PrivilegesError, privileges, root};
-use bathy_protocol::network::{FromGateway, GatewayLaunch, MAX_MESSAGE, decode, encode, fd};
+use bathy_protocol::chain;
+use bathy_protocol::descriptors::{CONFIG, GatewayDescriptors, OWNER};
+use bathy_protocol::network::{FromGateway, GatewayLaunch, MAX_MESSAGE, decode, encode};
 use rustix::net::SendFlags;
 use rustix::process::Resource;
 use thiserror::Error;
@@ -45,29 +46,37 @@ enum StartError {
     Gateway(#[from] GatewayError),
 }
 
-/// The whole life of a gateway, with the descriptors that it was started with: its configuration, the control socket, the
-/// link, the memory for its byte counts, and the published ports.
-pub fn run(
-    config: File,
-    control: OwnedFd,
-    link: OwnedFd,
-    counts: OwnedFd,
-    ports: impl Fn(i32) -> OwnedFd,
-) -> ExitCode {
-    let Ok(copy) = control.try_clone() else { return ExitCode::FAILURE };
-    match start(config, control, link, counts, ports) {
+/// The whole life of a gateway, with the descriptors that it was started with: `inherit` takes over the one of a number.
+pub fn run(inherit: impl Fn(i32) -> OwnedFd) -> ExitCode {
+    let launch = match configuration(inherit(CONFIG).into()) {
+        Ok(launch) => launch,
+        Err(error) => return fail(&inherit(OWNER), &error),
+    };
+    let descriptors = GatewayDescriptors::take_over(&launch, inherit);
+    let Ok(control) = descriptors.control.try_clone() else { return ExitCode::FAILURE };
+    match start(launch, descriptors) {
         Ok(gateway) => {
-            report_panics(copy);
+            report_panics(control);
             if gateway.run().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(error) => {
-            if let Ok(message) = encode(&FromGateway::Failed(chain(&error))) {
-                // The socket is fresh and takes this at once; if nobody is there, there is nobody to tell.
-                let _ = rustix::net::send(&copy, &message, SendFlags::NOSIGNAL);
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&control, &error),
     }
+}
+
+/// Reports to the owner why the gateway cannot serve.
+fn fail(control: &OwnedFd, error: &StartError) -> ExitCode {
+    if let Ok(message) = encode(&FromGateway::Failed(chain(error))) {
+        // The socket is fresh and takes this at once; an owner that has exited needs no report.
+        let _ = rustix::net::send(control, &message, SendFlags::NOSIGNAL);
+    }
+    ExitCode::FAILURE
+}
+
+fn configuration(file: File) -> Result<GatewayLaunch, StartError> {
+    let mut bytes = Vec::new();
+    let most = u64::try_from(MAX_MESSAGE).unwrap_or(u64::MAX);
+    file.take(most).read_to_end(&mut bytes).map_err(StartError::Config)?;
+    Ok(decode(&bytes)?)
 }
 
 /// Reports a panic to the owner instead of writing it to the standard error, which the filter would kill for: a defect of
@@ -85,18 +94,8 @@ fn report_panics(control: OwnedFd) {
     }));
 }
 
-fn start(
-    config: File,
-    control: OwnedFd,
-    link: OwnedFd,
-    counts: OwnedFd,
-    ports: impl Fn(i32) -> OwnedFd,
-) -> Result<Gateway, StartError> {
-    let mut bytes = Vec::new();
-    let most = u64::try_from(MAX_MESSAGE).unwrap_or(u64::MAX);
-    config.take(most).read_to_end(&mut bytes).map_err(StartError::Config)?;
-    let launch: GatewayLaunch = decode(&bytes)?;
-    let ports: Vec<_> = (fd::FIRST_PORT..).take(launch.ports.len()).map(ports).collect();
+fn start(launch: GatewayLaunch, descriptors: GatewayDescriptors<OwnedFd>) -> Result<Gateway, StartError> {
+    let GatewayDescriptors { control, link, counts, ports } = descriptors;
     let connections = u64::from(launch.limits.connections);
     root::enter_empty_root()?;
     limits::apply(COMMON)?;
@@ -112,17 +111,6 @@ fn start(
     privileges::drop_all()?;
     Filter::install(&GATEWAY.compile()?)?;
     Ok(gateway)
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -166,19 +154,5 @@ mod tests {
         };
         let place = "the gateway panicked at crates/gateway/src/process.rs:";
         assert!(reason.starts_with(place) && reason.ends_with(": it was 1 too many"), "{reason}");
-    }
-
-    #[derive(Debug, Error)]
-    #[error("cannot start")]
-    struct Outer(#[source] Inner);
-
-    #[derive(Debug, Error)]
-    #[error("no descriptors")]
-    struct Inner(#[source] io::Error);
-
-    #[test]
-    fn a_failure_is_told_with_all_its_causes() {
-        let error = Outer(Inner(io::Error::other("too many")));
-        assert_eq!(chain(&error), "cannot start: no descriptors: too many");
     }
 }

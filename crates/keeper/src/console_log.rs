@@ -8,9 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bathy_logs::{CONSOLE, Meta, Ring};
+use bathy_protocol::unix_ns;
 use rustix::io::Errno;
-
-use crate::unix_ns;
 
 /// How much of the output is kept.
 const KEPT: usize = 16 * 1024;

@@ -69,7 +69,7 @@ impl Models {
         };
         Ok(Self {
             image: block(image, "root image", true, true, "image")?,
-            disk: block(disk, "writable disk", false, !launch.kept, "disk")?,
+            disk: block(disk, "writable disk", false, !launch.persistent, "disk")?,
             network: launch.network,
         })
     }

@@ -1,8 +1,6 @@
 //! The keeper's one loop: devices, client, console, the guest's end, deadlines.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::error::Error;
-use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bathy_devices::{GuestRam, Outcome};
 use bathy_logs::{Meta, Ring, STDERR, STDOUT};
-use bathy_protocol::{Cause, FromKeeper, StdChannel};
+use bathy_protocol::{Cause, FromKeeper, StdChannel, chain, unix_ns};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -25,7 +23,6 @@ use crate::devices::{Devices, FIRST_TOKEN};
 use crate::guest::Guest;
 use crate::hub::{ClientId, Demand, Hub, HubError, MAX_FRAMES, OWNER};
 use crate::port::PortError;
-use crate::unix_ns;
 use crate::watchdog::{Look, Watchdog};
 
 const CONSOLE: u64 = 2;
@@ -544,15 +541,4 @@ pub(crate) fn wait(epoll: &OwnedFd, until: Option<Instant>) -> Result<Vec<(u64, 
 
 pub(crate) fn failed(what: &str, error: &Errno) -> End {
     End::Because(Cause::Failed(format!("Cannot {what}: {error}")))
-}
-
-/// An error with its sources, in one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let _ = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -23,13 +23,14 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bathy_devices::{GuestRam, MemoryError};
 use bathy_jail::{FilterError, LimitsError, PrivilegesError, RootError, SpawnError, root};
 use bathy_logs::{Ring, RingError};
-use bathy_protocol::launch::{self, Engine, Launch};
-use bathy_protocol::{Cause, FromKeeper, MessageError, Timeline};
+use bathy_protocol::descriptors::{self, CONFIG, KeeperDescriptors, PersistentDescriptors};
+use bathy_protocol::launch::{Engine, Launch};
+use bathy_protocol::{Cause, FromKeeper, MessageError, Timeline, chain, unix_ns};
 use bathy_vmm::boot::BootError;
 use bathy_vmm::{MachineError, layout};
 use rustix::event::epoll;
@@ -40,7 +41,7 @@ use thiserror::Error;
 use crate::cable::Cable;
 use crate::console_log::ConsoleLog;
 use crate::devices::{DevicesError, Models};
-use crate::event_loop::{Keeper, chain};
+use crate::event_loop::Keeper;
 use crate::guest::Parts;
 use crate::hub::{Hub, OWNER};
 use crate::watchdog::Watchdog;
@@ -66,6 +67,8 @@ enum StartError {
     Spawn(#[from] SpawnError),
     #[error("The guest's virtual machine cannot be made")]
     Machine(#[from] MachineError),
+    #[error("The launcher passed no /dev/kvm")]
+    NoDevice,
     #[error("The guest cannot be booted")]
     Boot(#[from] BootError),
     #[error("A guest cannot have {0} virtual processors")]
@@ -80,20 +83,8 @@ enum StartError {
     Filter(#[from] FilterError),
 }
 
-/// The descriptors that the keeper was started with.
-struct Inherited {
-    config: File,
-    client: OwnedFd,
-    kernel: OwnedFd,
-    initramfs: OwnedFd,
-    image: File,
-    disk: File,
-    /// Held, never used: while it is open the sandbox's processor slot is taken.
-    slot: OwnedFd,
-}
-
-/// The descriptors of a sandbox that outlives its first client.
-struct Kept {
+/// What belongs to a sandbox that outlives its first client.
+struct Persistent {
     /// Held, never used: while it is open the sandbox counts as running.
     life: OwnedFd,
     output: Ring,
@@ -101,80 +92,69 @@ struct Kept {
     parking: File,
 }
 
-impl Kept {
-    /// # Safety
-    /// As for [`run`].
-    unsafe fn inherit(launch: &Launch) -> Result<Option<Self>, StartError> {
-        if !launch.kept {
-            return Ok(None);
-        }
-        // SAFETY: by the function's contract, because the configuration says that these are there too.
-        let (life, output, console, parking) = unsafe {
-            (
-                sys::inherit(launch::fd::LIFE),
-                sys::inherit(launch::fd::OUTPUT_LOG),
-                sys::inherit(launch::fd::CONSOLE_LOG),
-                sys::inherit(launch::fd::PARKING),
-            )
-        };
-        Ok(Some(Self {
+impl Persistent {
+    fn new(descriptors: PersistentDescriptors<OwnedFd>, launch: &Launch) -> Result<Self, StartError> {
+        let PersistentDescriptors { life, output, console, parking } = descriptors;
+        Ok(Self {
             life,
             output: Ring::writer(output.into(), launch.log_capacity)?,
             console: Ring::writer(console.into(), launch.log_capacity)?,
             parking: parking.into(),
-        }))
+        })
     }
 }
 
 /// The whole life of a keeper.
 ///
 /// # Safety
-/// The descriptors of [`launch::fd`] must be open and belong to nobody else in this process.
+/// The descriptors of [`bathy_protocol::descriptors`] must be open and belong to nobody else in this process.
 pub unsafe fn run() -> ExitCode {
     let started = unix_ns();
-    // SAFETY: by the function's contract. The launcher opened these numbers for us; nothing else in this process has taken them.
-    let inherited = unsafe {
-        Inherited {
-            config: sys::inherit(launch::fd::CONFIG).into(),
-            client: sys::inherit(launch::fd::CLIENT),
-            kernel: sys::inherit(launch::fd::KERNEL),
-            initramfs: sys::inherit(launch::fd::INITRAMFS),
-            image: sys::inherit(launch::fd::IMAGE).into(),
-            disk: sys::inherit(launch::fd::DISK).into(),
-            slot: sys::inherit(launch::fd::SLOT),
-        }
+    // SAFETY: by the function's contract. Each number is asked for once; the owner's is in one of two branches.
+    let inherit = |number| unsafe { sys::inherit(number) };
+    let launch = match configuration(inherit(CONFIG).into()) {
+        Ok(launch) => launch,
+        Err(error) => return fail(&inherit(descriptors::OWNER), &error),
     };
-    let Ok(client) = inherited.client.try_clone() else { return ExitCode::FAILURE };
-    // SAFETY: by the function's contract.
-    match unsafe { start(inherited, started) } {
+    let descriptors = KeeperDescriptors::take_over(&launch, inherit);
+    let Ok(owner) = descriptors.owner.try_clone() else { return ExitCode::FAILURE };
+    match start(&launch, descriptors, started) {
         Ok(keeper) => {
-            drop(client);
+            drop(owner);
             keeper.run();
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            let ended = FromKeeper::Ended { cause: Cause::Failed(chain(&error)), console: String::new() };
-            let mut message = Vec::new();
-            if bathy_protocol::message::encode(bathy_protocol::CONNECTION, &ended, &mut message).is_ok() {
-                // The socket is fresh and takes this at once; if the client is gone there is nobody to tell.
-                let _ = rustix::net::send(&client, &message, SendFlags::NOSIGNAL);
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&owner, &error),
     }
 }
 
-/// # Safety
-/// As for [`run`].
-unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError> {
+/// Reports to the owner why the sandbox cannot be started.
+fn fail(owner: &OwnedFd, error: &StartError) -> ExitCode {
+    let ended = FromKeeper::Ended { cause: Cause::Failed(chain(error)), console: String::new() };
+    let mut message = Vec::new();
+    if bathy_protocol::message::encode(bathy_protocol::CONNECTION, &ended, &mut message).is_ok() {
+        // The socket is fresh and takes this at once; an owner that has exited needs no report.
+        let _ = rustix::net::send(owner, &message, SendFlags::NOSIGNAL);
+    }
+    ExitCode::FAILURE
+}
+
+fn configuration(file: File) -> Result<Launch, StartError> {
     let mut config = Vec::new();
-    inherited.config.take(64 * 1024).read_to_end(&mut config).map_err(StartError::ReadConfig)?;
-    let launch: Launch = bathy_protocol::message::decode(&config)?;
-    // SAFETY: by the function's contract.
-    let kept = unsafe { Kept::inherit(&launch)? };
-    // SAFETY: by the function's contract, because the configuration says that it is there too.
-    let link = launch.network.then(|| unsafe { sys::inherit(launch::fd::link(launch.kept)) });
-    let disk_size = inherited.disk.metadata().map_err(StartError::ReadConfig)?.len();
+    file.take(64 * 1024).read_to_end(&mut config).map_err(StartError::ReadConfig)?;
+    Ok(bathy_protocol::message::decode(&config)?)
+}
+
+fn start(
+    launch: &Launch,
+    descriptors: KeeperDescriptors<OwnedFd>,
+    started: u64,
+) -> Result<Keeper, StartError> {
+    let KeeperDescriptors { owner, kernel, initramfs, image, disk, slot, persistent, link, kvm } =
+        descriptors;
+    let persistent = persistent.map(|files| Persistent::new(files, launch)).transpose()?;
+    let (image, disk) = (File::from(image), File::from(disk));
+    let disk_size = disk.metadata().map_err(StartError::ReadConfig)?.len();
 
     root::enter_empty_root()?;
     let new_epoll =
@@ -184,12 +164,12 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
         pipe_with(PipeFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))?;
     rustix::io::ioctl_fionbio(&console, true).map_err(|error| StartError::Descriptor(error.into()))?;
     let parts = Parts {
-        kernel: inherited.kernel,
-        initramfs: inherited.initramfs,
-        models: Models::new(inherited.image, inherited.disk, &launch)?,
+        kernel,
+        initramfs,
+        models: Models::new(image, disk, launch)?,
         console: console_write,
         // The disk, the parked memory, or a log with its header.
-        largest_file: if launch.kept {
+        largest_file: if launch.persistent {
             disk_size.max(launch.memory).max(launch.log_capacity * 2)
         } else {
             disk_size
@@ -197,22 +177,23 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
     };
     let (ram, (devices, guest)) = match launch.engine {
         Engine::Kvm { cpus } => {
-            // SAFETY: by the function's contract, because the configuration says that it is there too.
-            let kvm = unsafe { sys::inherit(launch::fd::kvm(launch.kept, launch.network)) };
+            let kvm = kvm.ok_or(StartError::NoDevice)?;
             let ram = Arc::new(GuestRam::create_around(launch.memory, layout::HOLE)?);
-            let started = parts.start_machine(&launch, (cpus, kvm), &ram, &epoll)?;
+            let started = parts.start_machine(launch, (cpus, kvm), &ram, &epoll)?;
             (ram, started)
         }
         Engine::Uml { cpu, mode } => {
             let ram = Arc::new(GuestRam::create(launch.memory)?);
-            let started = parts.start_process(&launch, (cpu, mode), &ram, &epoll)?;
+            let started = parts.start_process(launch, (cpu, mode), &ram, &epoll)?;
             (ram, started)
         }
     };
 
     let timeline = Timeline { keeper: started, jailed: unix_ns(), ..Timeline::default() };
-    let (life, output, console_ring, parking) = match kept {
-        Some(kept) => (Some(kept.life), Some(kept.output), Some(kept.console), Some(kept.parking)),
+    let (life, output, console_ring, parking) = match persistent {
+        Some(Persistent { life, output, console, parking }) => {
+            (Some(life), Some(output), Some(console), Some(parking))
+        }
         None => (None, None, None, None),
     };
     let keeper = Keeper {
@@ -220,7 +201,7 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
         devices,
         cable: link.map(Cable::new),
         hub: Hub::new(timeline, launch.restricted),
-        clients: BTreeMap::from([(OWNER, inherited.client)]),
+        clients: BTreeMap::from([(OWNER, owner)]),
         new_clients: VecDeque::new(),
         demands: VecDeque::new(),
         last_client: OWNER,
@@ -234,14 +215,8 @@ unsafe fn start(inherited: Inherited, started: u64) -> Result<Keeper, StartError
         watchdog: Watchdog::default(),
         limits_end: None,
         warned: Vec::new(),
-        _locks: (inherited.slot, life),
+        _locks: (slot, life),
     };
     keeper.watch().map_err(StartError::Descriptor)?;
     Ok(keeper)
-}
-
-/// The wall clock, as nanoseconds since 1970.
-fn unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

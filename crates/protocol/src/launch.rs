@@ -1,44 +1,6 @@
-//! What a launcher hands to a keeper: one configuration, and resources as open descriptors at fixed numbers.
+//! The configuration of a keeper. The resources that come with it are in [`crate::descriptors`].
 
 use serde::{Deserialize, Serialize};
-
-/// Where the keeper finds what it was given. It looks nothing up by path.
-pub mod fd {
-    /// The encoded [`super::Launch`].
-    pub const CONFIG: i32 = 3;
-    /// The first client's socket.
-    pub const CLIENT: i32 = 4;
-    /// The guest kernel, executable.
-    pub const KERNEL: i32 = 5;
-    /// The initramfs with the agent.
-    pub const INITRAMFS: i32 = 6;
-    /// The read-only root image.
-    pub const IMAGE: i32 = 7;
-    /// The sandbox's writable disk.
-    pub const DISK: i32 = 8;
-    /// The lock that marks the sandbox's processor slot as taken for as long as the keeper lives.
-    pub const SLOT: i32 = 9;
-    /// How many there always are, from [`CONFIG`] on.
-    pub const COUNT: usize = 7;
-    /// With [`super::Launch::kept`]: the lock that marks the sandbox as running for as long as the keeper lives.
-    pub const LIFE: i32 = 10;
-    /// With [`super::Launch::kept`]: the ring file for the output of jobs.
-    pub const OUTPUT_LOG: i32 = 11;
-    /// With [`super::Launch::kept`]: the ring file for the guest kernel's console.
-    pub const CONSOLE_LOG: i32 = 12;
-    /// With [`super::Launch::kept`]: where the guest's memory goes while it is paused.
-    pub const PARKING: i32 = 13;
-
-    /// With [`super::Launch::network`]: frames to and from the gateway, after those above.
-    pub const fn link(kept: bool) -> i32 {
-        if kept { PARKING + 1 } else { SLOT + 1 }
-    }
-
-    /// For a guest of the kvm engine: the opened `/dev/kvm`, after all others.
-    pub fn kvm(kept: bool, network: bool) -> i32 {
-        link(kept) + i32::from(network)
-    }
-}
 
 /// How a guest of the uml engine is kept apart from its own kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +23,7 @@ pub enum Engine {
         /// How guest processes are contained.
         mode: UmlMode,
     },
-    /// A hardware virtual machine. The descriptor of [`fd::kvm`] is there.
+    /// A hardware virtual machine.
     Kvm {
         /// How many processors it has.
         cpus: u32,
@@ -92,15 +54,15 @@ pub struct Launch {
     pub ready_timeout_ms: u64,
     /// Whether a guest that is a process has a host user of its own, besides the keeper's: uid 1 of the keeper's namespace.
     pub guest_user: bool,
-    /// The sandbox outlives its first client: its disk is worth keeping, and the descriptors from [`fd::LIFE`] on are there.
-    pub kept: bool,
-    /// With `kept`: the capacity of each of the two log rings, in bytes.
+    /// The sandbox outlives its first client: its disk is worth keeping.
+    pub persistent: bool,
+    /// With `persistent`: the capacity of each of the two log rings, in bytes.
     pub log_capacity: u64,
     /// How fast the disks may be used.
     pub disk_limits: DiskLimits,
     /// Every command of this sandbox is restricted.
     pub restricted: Option<crate::Restriction>,
-    /// It has a network card, and the descriptor of [`fd::link`] is there.
+    /// It has a network card.
     pub network: bool,
 }
 

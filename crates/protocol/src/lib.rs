@@ -9,7 +9,7 @@
 //! * [`archive`]: files and folders as a byte stream, on the standard input or output of a transfer.
 //! * [`cell`]: code for the guest's interpreters.
 //! * [`counts`]: the byte counts of a gateway, which outlive it.
-//! * [`launch`]: what a keeper is started with.
+//! * [`launch`], [`descriptors`]: what a keeper is started with, and a gateway.
 //! * [`network`]: the addresses of a sandbox's link, and what a gateway says.
 //! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
 //!
@@ -19,6 +19,7 @@
 pub mod archive;
 pub mod cell;
 pub mod counts;
+pub mod descriptors;
 pub mod frame;
 pub mod launch;
 pub mod message;

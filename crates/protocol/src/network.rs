@@ -35,20 +35,6 @@ pub const MAX_FRAME: usize = FRAME_HEADER + 65535;
 /// The longest message.
 pub const MAX_MESSAGE: usize = 128 * 1024;
 
-/// Where a gateway finds what it was given.
-pub mod fd {
-    /// The encoded [`super::GatewayLaunch`].
-    pub const CONFIG: i32 = 3;
-    /// Messages to and from whoever started it.
-    pub const CONTROL: i32 = 4;
-    /// Frames to and from the keeper.
-    pub const LINK: i32 = 5;
-    /// The memory of [`crate::counts`].
-    pub const COUNTS: i32 = 6;
-    /// Sockets that are bound to the published ports, in their order.
-    pub const FIRST_PORT: i32 = 7;
-}
-
 /// How much of the network a sandbox may use. Rates have a burst of one second's worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -12,6 +12,7 @@ use bathy_client::connection::Connection;
 use bathy_jail::spawn::{self, Program};
 use bathy_jail::{CgroupError, SpawnError, Spawned};
 use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
+use bathy_protocol::descriptors::{KeeperDescriptors, PersistentDescriptors};
 use bathy_protocol::launch::{self, Launch};
 use bathy_protocol::network::FromGateway;
 use bathy_protocol::{ToKeeper, unix_ns};
@@ -87,7 +88,7 @@ pub struct Sandbox {
 
 /// The files of a sandbox that outlives its first client.
 #[derive(Debug)]
-pub struct KeptFiles {
+pub struct PersistentFiles {
     /// Locked for as long as the sandbox runs.
     pub life: File,
     /// The ring for the output of jobs.
@@ -126,7 +127,7 @@ impl Ephemeral<'_> {
         let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
         let cure = format!("bathy run --net {} --allow", spec.network.preset);
         let group = ResourceGroup::ephemeral(id, spec, engine, &paths.state)?;
-        let resources = Resources { engine, assets, paths, disk, kept: None, group, ceilings, cure };
+        let resources = Resources { engine, assets, paths, disk, persistent: None, group, ceilings, cure };
         Sandbox::start_with(spec, resources)
     }
 }
@@ -141,8 +142,8 @@ pub struct Resources<'a> {
     pub paths: &'a Paths,
     /// Its writable disk.
     pub disk: File,
-    /// For a sandbox that is kept.
-    pub kept: Option<KeptFiles>,
+    /// For a persistent sandbox.
+    pub persistent: Option<PersistentFiles>,
     /// Its control group.
     pub group: ResourceGroup,
     /// What the operator lets any sandbox reach at most.
@@ -154,7 +155,7 @@ pub struct Resources<'a> {
 impl Sandbox {
     /// Starts a sandbox with resources of the caller's.
     pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
-        let Resources { engine, assets, paths, disk, kept, group, ceilings, cure } = resources;
+        let Resources { engine, assets, paths, disk, persistent, group, ceilings, cure } = resources;
         let group = Arc::new(group);
         let kvm = match engine {
             Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
@@ -186,7 +187,7 @@ impl Sandbox {
             engine,
             assets,
             disk: &disk,
-            kept: kept.as_ref(),
+            persistent: persistent.as_ref(),
             slot: &slot,
             link: link.as_ref(),
             kvm: kvm.as_ref(),
@@ -314,7 +315,7 @@ struct KeeperLaunch<'a> {
     engine: Chosen,
     assets: &'a Assets,
     disk: &'a File,
-    kept: Option<&'a KeptFiles>,
+    persistent: Option<&'a PersistentFiles>,
     slot: &'a Slot,
     link: Option<&'a OwnedFd>,
     kvm: Option<&'a File>,
@@ -324,7 +325,7 @@ struct KeeperLaunch<'a> {
 impl KeeperLaunch<'_> {
     /// Starts it as these users; returns the owner's end of its connection too.
     fn spawn(&self, identities: &Identities) -> Result<(Spawned, OwnedFd), LaunchError> {
-        let Self { spec, assets, kept, slot, .. } = self;
+        let Self { spec, assets, persistent, slot, .. } = self;
         let config = Launch {
             engine: match self.engine {
                 Chosen::Kvm => launch::Engine::Kvm { cpus: spec.cpus },
@@ -334,8 +335,8 @@ impl KeeperLaunch<'_> {
             processes: spec.processes.into(),
             ready_timeout_ms: spec.ready_timeout_ms,
             guest_user: self.engine == Chosen::Uml && identities.guest_has_its_own(),
-            kept: kept.is_some(),
-            log_capacity: kept.map_or(0, |kept| kept.log_capacity),
+            persistent: persistent.is_some(),
+            log_capacity: persistent.map_or(0, |files| files.log_capacity),
             disk_limits: spec.disk_limits.for_keeper(),
             restricted: spec.restriction(),
             network: self.link.is_some(),
@@ -343,28 +344,26 @@ impl KeeperLaunch<'_> {
         let config = config_file(&config).map_err(LaunchError::Prepare)?;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|error| LaunchError::Prepare(error.into()))?;
-        let always: [_; launch::fd::COUNT] = [
-            config.as_fd(),
-            theirs.as_fd(),
-            assets.kernel.as_fd(),
-            assets.initramfs.as_fd(),
-            assets.image.as_fd(),
-            self.disk.as_fd(),
-            slot.lock.as_fd(),
-        ];
-        let mut descriptors = always.to_vec();
-        if let Some(kept) = kept {
-            let files = [&kept.life, &kept.output, &kept.console, &kept.parking];
-            descriptors.extend(files.map(AsFd::as_fd));
-        }
-        // Where `launch::fd::link` says.
-        descriptors.extend(self.link.map(AsFd::as_fd));
-        // The last one: where `launch::fd::kvm` says.
-        descriptors.extend(self.kvm.map(AsFd::as_fd));
+        let descriptors = KeeperDescriptors {
+            owner: theirs.as_fd(),
+            kernel: assets.kernel.as_fd(),
+            initramfs: assets.initramfs.as_fd(),
+            image: assets.image.as_fd(),
+            disk: self.disk.as_fd(),
+            slot: slot.lock.as_fd(),
+            persistent: persistent.map(|files| PersistentDescriptors {
+                life: files.life.as_fd(),
+                output: files.output.as_fd(),
+                console: files.console.as_fd(),
+                parking: files.parking.as_fd(),
+            }),
+            link: self.link.map(AsFd::as_fd),
+            kvm: self.kvm.map(AsFd::as_fd),
+        };
         let spawned = spawn::keeper(&Program {
             program: assets.keeper.as_fd(),
             args: &[CString::from(c"bathy-keeper")],
-            descriptors: &descriptors,
+            descriptors: &descriptors.in_order(config.as_fd()),
             identity: identities.keeper,
             entrance: Some(&self.group.keeper_entrance()?),
             before_start: Some(&|pid| self.group.set_priority(pid)),

@@ -130,7 +130,7 @@ impl Layers {
         Self::over(&SandboxSpec::default())
     }
 
-    /// Over other defaults, such as [`crate::operator::Policy::defaults`].
+    /// Over other defaults, such as [`crate::operator::Operator::defaults`].
     pub fn over(defaults: &SandboxSpec) -> Self {
         Self { values: fields(defaults), failed: None }
     }

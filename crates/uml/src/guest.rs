@@ -108,7 +108,7 @@ mod tests {
             processes: 10,
             ready_timeout_ms: 1,
             guest_user: false,
-            kept: false,
+            persistent: false,
             log_capacity: 0,
             restricted: None,
             network: false,

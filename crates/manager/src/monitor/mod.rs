@@ -25,7 +25,7 @@ use bathy_protocol::{FromKeeper, unix_ns};
 use bathy_runtime::assets::{Assets, AssetsError};
 use bathy_runtime::folder::Folder;
 use bathy_runtime::freeze::Freezer;
-use bathy_runtime::launch::{KeptFiles, LaunchError, Resources, Sandbox};
+use bathy_runtime::launch::{LaunchError, PersistentFiles, Resources, Sandbox};
 use bathy_runtime::resource_group::ResourceGroup;
 use bathy_runtime::spool::Spool;
 use bathy_spec::Chosen;
@@ -246,7 +246,7 @@ impl Monitor {
                 bathy_logs::create(&ring, log_capacity)?;
             }
         }
-        let kept = KeptFiles {
+        let kept = PersistentFiles {
             life: life.try_clone().map_err(MonitorError::Prepare)?,
             output: open(folder.output_log())?,
             console: open(folder.console_log())?,
@@ -261,7 +261,7 @@ impl Monitor {
             assets: &assets,
             paths,
             disk: open_disk(folder)?,
-            kept: Some(kept),
+            persistent: Some(kept),
             group,
             ceilings: policy.network(),
             cure: format!("bathy policy allow {}", record.display_name()),

@@ -268,7 +268,7 @@ fn answer(
             call.state.host.hang_up(sandbox);
             return Err(ToolError::Failed(format!(
                 "The sandbox ended while the command ran: {}. Make a new one with sandbox_create.",
-                cause.to_string()
+                cause
             )));
         }
         Outcome::NoAnswer | Outcome::BrokenPipe | Outcome::Detached | Outcome::TakenOver => {

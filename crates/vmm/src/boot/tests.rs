@@ -141,7 +141,7 @@ fn the_command_line_names_every_device_and_fits() {
         processes: 32_768,
         ready_timeout_ms: 1,
         guest_user: false,
-        kept: false,
+        persistent: false,
         log_capacity: 0,
         restricted,
         network: false,
