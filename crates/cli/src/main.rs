@@ -1,49 +1,12 @@
 //! The `bathy` command: thin. It turns words into a [`bathy_spec::SandboxSpec`], and results into output and exit codes.
 
-mod cell;
-mod code;
-mod copy;
-mod create;
-mod denials;
-mod disk_args;
-mod doctor;
-mod ends;
-mod escape;
-mod events;
-mod exec;
-mod images;
-mod interrupts;
-mod jobs;
+mod args;
+mod commands;
 mod jsonc;
-mod lifecycle;
-mod list;
-mod logs;
-mod man;
-mod mcp;
-mod mcp_clients;
-mod mcp_install;
-mod mistakes;
-mod net;
-mod net_args;
-mod output;
-mod place;
-mod policy;
-mod progress;
-mod prompt;
+mod location;
 mod record;
-mod repl;
-mod run;
-mod screen;
-mod setup;
-mod signals;
-mod spec_args;
-mod stats;
 mod sys;
-mod table;
-mod terminal;
-mod time;
-mod top;
-mod verdict;
+mod ui;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -51,6 +14,12 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::commands::{
+    code, copy, create, doctor, events, exec, jobs, lifecycle, list, logs, man, mcp, net, policy, repl, run,
+    setup, stats, top,
+};
+use crate::ui::{exit_code, mistakes, output};
 
 /// Exit code for failures of ours, as opposed to those of the command in the sandbox.
 const OUR_FAILURE: u8 = 125;
@@ -245,7 +214,7 @@ fn main() -> ExitCode {
     match cli.verb.run() {
         Ok(code) => ExitCode::from(code),
         // Like any program whose reader has gone away.
-        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::from(verdict::BROKEN_PIPE),
+        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::from(exit_code::BROKEN_PIPE),
         Err(error) => {
             output::failure(error.as_ref());
             ExitCode::from(OUR_FAILURE)

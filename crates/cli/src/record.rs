@@ -15,8 +15,8 @@ use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, SandboxSpec, name};
 
-use crate::denials::Denials;
-use crate::{escape, output};
+use crate::ui::denials::Denials;
+use crate::ui::{escape, output};
 
 /// A sandbox in the record.
 pub struct Record {
@@ -168,7 +168,7 @@ impl Record {
     }
 }
 
-/// Ends a sandbox, and waits until all that its gateway reported is recorded. What is not, as a sentence for the caller.
+/// CallerStdio a sandbox, and waits until all that its gateway reported is recorded. What is not, as a sentence for the caller.
 #[must_use]
 pub fn end(sandbox: Sandbox, network: Option<Recorder>) -> Option<String> {
     if let Some(network) = &network {

@@ -1,0 +1,410 @@
+//! `bathy code`: one cell of code, in a sandbox of its own or in one that is kept.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bathy_audit::What;
+use bathy_audit::event::{argv, digest};
+use bathy_client::command::{self, ExecOptions};
+use bathy_client::connection::Connection;
+use bathy_client::interpreter::{
+    self, CellEnd, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Interrupter, Language,
+    MAX_CODE,
+};
+use bathy_image::Store;
+use bathy_manager::{Manager, Sandboxed};
+use bathy_protocol::WorkEnd;
+use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
+use bathy_runtime::assets::Assets;
+use bathy_runtime::engine;
+use bathy_runtime::launch::Ephemeral;
+use bathy_spec::operator::Operator;
+use bathy_spec::paths::Paths;
+use bathy_spec::{CommandSpec, SandboxSpec};
+
+use crate::args::spec::SpecArgs;
+use crate::record::{self, Purpose, Record};
+use crate::ui::cell::{End, Screen, ShowArgs, parse_timeout};
+use crate::ui::interrupts::Interrupts;
+use crate::ui::progress::Progress;
+use crate::ui::{escape, output};
+
+/// The only stream of a connection.
+const STREAM: u32 = 1;
+/// The name of this verb in the record.
+const PROGRAM: &str = "bathy code";
+
+/// Arguments of `bathy code`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The language: python, javascript, typescript or bash. [default: what FILE's name says, else python]
+    #[arg(long, value_name = "LANGUAGE", value_parser = language)]
+    lang: Option<Language>,
+    /// The code itself.
+    #[arg(short, long, value_name = "CODE", conflicts_with = "file")]
+    code: Option<String>,
+    /// Run it in this sandbox, which keeps its variables for the next cell: a name, an id or the beginning of an id.
+    #[arg(long, value_name = "NAME", conflicts_with_all = OF_NEW_SANDBOXES)]
+    sandbox: Option<String>,
+    /// With --sandbox: a context of its own, with its own variables. It is made if it is not there.
+    #[arg(long, value_name = "ID", requires = "sandbox")]
+    context: Option<String>,
+    /// Interrupt the code after this time, such as 30s; the exit code is then 124.
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    timeout: Option<Duration>,
+    #[command(flatten)]
+    show: ShowArgs,
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// A file with the code: .py, .js, .mjs, .ts or .sh. Standard input if it is left out or -.
+    file: Option<PathBuf>,
+}
+
+/// Options that describe a sandbox that is to be made. Variables and the working directory can be a cell's own.
+const OF_NEW_SANDBOXES: [&str; 22] = [
+    "config",
+    "no_config",
+    "image",
+    "engine",
+    "uml_mode",
+    "security",
+    "writable_root",
+    "label",
+    "user",
+    "memory",
+    "cpus",
+    "cpu_quota",
+    "disk",
+    "disk_write_bandwidth",
+    "disk_read_bandwidth",
+    "disk_flushes",
+    "processes",
+    "log_size",
+    "max_duration",
+    "idle_timeout",
+    "pause_idle",
+    "rm",
+];
+
+/// Runs the code and returns its exit code.
+pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
+    let source = Source::of(args.code, args.file);
+    let language = source.language(args.lang)?;
+    let mut request = CellRequest::new(language, source.read(language)?);
+    request.timeout = args.timeout;
+    request.max_output = args.show.max_output();
+    match args.sandbox {
+        Some(name) => {
+            (request.env, request.cwd) = args.spec.variables_and_folder();
+            kept(&name, args.context, request, &args.show)
+        }
+        None => {
+            let spec = args.spec.spec(&[])?;
+            // The sandbox lives as long as its cell, so the shorter time ends both.
+            let life = spec.max_duration.map(Duration::from);
+            request.timeout = request.timeout.into_iter().chain(life).min();
+            ephemeral(spec, &request, &args.show)
+        }
+    }
+}
+
+fn language(text: &str) -> Result<Language, String> {
+    interpreter::language(text).map_err(|error| error.to_string())
+}
+
+/// Where code comes from.
+pub enum Source {
+    /// The command line.
+    Given(String),
+    /// A file.
+    File(PathBuf),
+    /// Standard input.
+    Input,
+}
+
+impl Source {
+    /// From an option or a file.
+    pub fn of(code: Option<String>, file: Option<PathBuf>) -> Self {
+        match (code, file) {
+            (Some(code), _) => Self::Given(code),
+            (None, Some(file)) if file != Path::new("-") => Self::File(file),
+            _ => Self::Input,
+        }
+    }
+
+    /// What the caller says, or the file's name, or Python.
+    pub fn language(&self, wanted: Option<Language>) -> Result<Language, String> {
+        let Self::File(path) = self else { return Ok(wanted.unwrap_or(Language::Python)) };
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let told = match extension.to_str() {
+            Some("py") => Some(Language::Python),
+            Some("js" | "mjs") => Some(Language::JavaScript),
+            Some("ts" | "mts") => Some(Language::TypeScript),
+            Some("sh" | "bash") => Some(Language::Bash),
+            _ => None,
+        };
+        if wanted.is_none() && told.is_none() && !path.exists() {
+            return Err(no_such_file(path));
+        }
+        wanted
+            .or(told)
+            .ok_or_else(|| format!("The name of {} does not tell its language. Use --lang", path.display()))
+    }
+
+    /// The code.
+    pub fn read(self, language: Language) -> Result<String, Box<dyn Error>> {
+        let (what, bytes) = match self {
+            Self::Given(code) => return Ok(code),
+            Self::File(path) => {
+                let name = path.display().to_string();
+                let read = File::open(&path).and_then(limited);
+                let failed = |error: io::Error| match error.kind() {
+                    io::ErrorKind::NotFound => no_such_file(&path),
+                    _ => format!("Cannot read {name}: {error}"),
+                };
+                (name.clone(), read.map_err(failed)?)
+            }
+            Self::Input => {
+                if io::stdin().is_terminal() {
+                    output::note(format_args!(
+                        "write {} code; Ctrl-D ends it and runs it",
+                        language.as_str()
+                    ));
+                }
+                ("The code".to_owned(), limited(io::stdin().lock())?)
+            }
+        };
+        if bytes.len() > MAX_CODE {
+            return Err(format!("{what} has more than {MAX_CODE} bytes. Copy it into a sandbox with `bathy cp` and run it there").into());
+        }
+        Ok(String::from_utf8(bytes).map_err(|_| format!("{what} is not UTF-8 text"))?)
+    }
+}
+
+/// As much as can be run, and one byte more.
+fn limited(from: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(u64::try_from(MAX_CODE).unwrap_or(u64::MAX) + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Runs a cell in a kept sandbox.
+fn kept(
+    name: &str,
+    context: Option<String>,
+    mut request: CellRequest,
+    show: &ShowArgs,
+) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open(PROGRAM)?;
+    let sandbox = manager.find(name)?;
+    request.context = context.filter(|context| context != request.language.default_context());
+    request.check()?;
+    if let Some(context) = &request.context {
+        ensure_context(&mut manager, &sandbox, context, request.language)?;
+    }
+    let begun = manager.begin_cell(&sandbox, &request)?;
+    let mut connection = manager.connect(&sandbox)?;
+    let told = perform(&mut connection, begun.cell, begun.tag, show, true)?;
+    told.code
+}
+
+fn ensure_context(
+    manager: &mut Manager,
+    sandbox: &Sandboxed,
+    context: &str,
+    language: Language,
+) -> Result<(), Box<dyn Error>> {
+    let listed = manager.contexts(sandbox, ContextsRequest::List)?;
+    if listed.iter().all(|known| known.context != context) {
+        manager.make_context(sandbox, context, language, None)?;
+    }
+    Ok(())
+}
+
+/// What a cell came to: for the record, and for the caller.
+struct Told {
+    outcome: Result<CellOutcome, InterpreterError>,
+    code: Result<u8, Box<dyn Error>>,
+}
+
+/// Runs a cell on a connection and shows what it does.
+fn perform(
+    connection: &mut Connection,
+    cell: Cell,
+    tag: u64,
+    show: &ShowArgs,
+    kept: bool,
+) -> Result<Told, Box<dyn Error>> {
+    let interrupts = Interrupts::take(Some(connection.fd().try_clone_to_owned()?))?;
+    let mut screen = Screen::new(show, interrupts.trigger());
+    let options = CellOptions { interrupt: Some(interrupts.fd()) };
+    let mut take = |event: CellEvent| screen.take(event);
+    let outcome = interpreter::run_cell(connection, STREAM, cell, tag, &options, &mut take);
+    let signal = interrupts.signal();
+    drop(interrupts);
+    let code = match (&outcome, signal) {
+        (Ok(outcome), signal) => screen.finish(&End { outcome, signal, kept, lost: None }),
+        // Twice asked to stop: nothing is waited for any more.
+        (Err(InterpreterError::Connection(_)), Some(signal)) => Ok(128u8.saturating_add(signal)),
+        (Err(error), _) => Err(failure(error)),
+    };
+    Ok(Told { outcome, code })
+}
+
+/// A failure, with what the guest's kernel said if the sandbox is gone.
+fn failure(error: &InterpreterError) -> Box<dyn Error> {
+    let mut text = bathy_protocol::chain(error);
+    if let InterpreterError::SandboxEnded { console, .. } = error {
+        let lines: String = console.lines().map(|line| format!("\n  | {line}")).collect();
+        text.push_str(&lines);
+    }
+    text.into()
+}
+
+/// Runs a cell in a sandbox that is gone afterwards.
+fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
+    request.check()?;
+    let paths = Paths::of_user()?;
+    let choice = engine::choose(spec.engine, &paths)?;
+    let (engine, spec) = (choice.engine, &spec.checked_for(&choice)?);
+    let store = Store::new(paths.cache.clone());
+    let mut progress = Progress::new();
+    let assets = Assets::ensure(&store, engine, &spec.image, None, &mut |step| progress.step(step))?;
+    drop(progress);
+
+    let usual = command::request(&CommandSpec::default(), spec, &assets.image_config, ExecOptions::default());
+    let surroundings =
+        Surroundings { env: usual.env, cwd: usual.cwd, user: usual.user, restricted: usual.restricted };
+    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let cell = Cell {
+        context: request.context_name().to_owned(),
+        language: request.language,
+        restricted: surroundings.restricted,
+        make: Some(surroundings),
+        code: request.code.clone(),
+        env: Vec::new(),
+        cwd: None,
+        timeout_ms: request.timeout.map_or(0, |timeout| milliseconds(timeout).max(1)),
+        grace_ms: milliseconds(request.grace),
+        max_output: request.max_output,
+    };
+    let work = |tag| code_started(&cell, tag);
+    let ceilings = Operator::load()?.network();
+    let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
+    let id = record.id();
+    let start = Ephemeral { id, spec, engine, assets: &assets, paths: &paths, ceilings };
+    let (mut sandbox, network) = match record.start(start) {
+        Ok(started) => started,
+        Err(error) => {
+            record.end(None).into_iter().for_each(output::note);
+            return Err(error);
+        }
+    };
+    let told = perform(&mut sandbox.connection, cell, record.tag(), show, false);
+    let last_words = match &told {
+        Ok(Told { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),
+        _ => None,
+    };
+    // Whatever happened, the sandbox is gone before its end is recorded.
+    record::end(sandbox, network).into_iter().for_each(output::note);
+    let told = match told {
+        Ok(told) => told,
+        Err(error) => {
+            record.end(None).into_iter().for_each(output::note);
+            return Err(error);
+        }
+    };
+    let (exit, cause, timed_out) = in_words(&told.outcome);
+    record.end_as(exit, cause, timed_out).into_iter().for_each(output::note);
+    match last_words {
+        Some(words) => Err(format!("The sandbox's keeper could not {}", escape::text(&words)).into()),
+        None => told.code,
+    }
+}
+
+fn code_started(cell: &Cell, tag: u64) -> What {
+    What::CodeStarted {
+        exec: command::tag_text(tag),
+        language: cell.language.as_str().to_owned(),
+        context: cell.context.clone(),
+        code: argv(&[&cell.code]).argv.into_iter().next().unwrap_or_default(),
+        code_bytes: u64::try_from(cell.code.len()).unwrap_or(u64::MAX),
+        code_digest: digest(cell.code.as_bytes()),
+    }
+}
+
+/// How the code ended, why the sandbox did, and whether time was up.
+fn in_words(outcome: &Result<CellOutcome, InterpreterError>) -> (String, String, bool) {
+    let done = "its code was done".to_owned();
+    match outcome {
+        Ok(outcome) => {
+            let timed_out = outcome.ended.interrupted == Some(Interrupter::Timeout);
+            let exit = match (&outcome.ended.end, outcome.ended.interrupted) {
+                (_, Some(Interrupter::Timeout)) => "timeout".to_owned(),
+                (_, Some(Interrupter::Asked)) => "interrupted".to_owned(),
+                (CellEnd::Exited(exit), None) => command::exit_text(&WorkEnd::Exited(*exit)),
+                (CellEnd::Finished(_), None) => format!("code {}", u8::from(!outcome.ok)),
+                (CellEnd::OutOfMemory, None) => "out of memory".to_owned(),
+                _ => "its interpreter ended".to_owned(),
+            };
+            (exit, done, timed_out)
+        }
+        Err(InterpreterError::Refused(why)) => {
+            (format!("refused: {}", why.chars().take(500).collect::<String>()), done, false)
+        }
+        Err(InterpreterError::SandboxEnded { cause, .. }) => {
+            ("the sandbox ended".to_owned(), cause.to_string(), false)
+        }
+        Err(_) => ("unknown".to_owned(), "its keeper was gone, or its client".to_owned(), false),
+    }
+}
+
+/// Code is easily taken for a file.
+fn no_such_file(path: &Path) -> String {
+    format!("Cannot read {}: there is no such file. Code itself is given with -c", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(file: &str, wanted: Option<Language>) -> Result<Language, String> {
+        Source::of(None, Some(file.into())).language(wanted)
+    }
+
+    #[test]
+    fn a_files_name_tells_its_language() {
+        for (file, language) in [
+            ("a.py", Language::Python),
+            ("a.JS", Language::JavaScript),
+            ("a.mjs", Language::JavaScript),
+            ("a.ts", Language::TypeScript),
+            ("dir.py/a.sh", Language::Bash),
+            ("-", Language::Python),
+        ] {
+            assert_eq!(told(file, None), Ok(language), "{file}");
+        }
+        assert_eq!(told("a.py", Some(Language::Bash)), Ok(Language::Bash));
+        assert!(told("Cargo.toml", None).unwrap_err().contains("--lang"));
+        assert!(told("print(1)", None).unwrap_err().contains("-c"));
+    }
+
+    #[test]
+    fn code_that_cannot_be_run_is_refused_before_a_sandbox_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |bytes: &[u8]| {
+            let path = folder.path().join("a.py");
+            std::fs::write(&path, bytes).unwrap();
+            Source::File(path).read(Language::Python).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("print('ä')".as_bytes()), Ok("print('ä')".to_owned()));
+        assert!(read(b"\xff").unwrap_err().contains("UTF-8"));
+        assert!(read(&vec![b'#'; MAX_CODE + 1]).unwrap_err().contains("bathy cp"));
+        let missing = Source::File(folder.path().join("no.py")).read(Language::Python);
+        assert!(missing.unwrap_err().to_string().contains("Cannot read"));
+        assert!(Source::File(folder.path().to_owned()).read(Language::Python).is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! `bathy cp`: files and folders into and out of a sandbox.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use bathy_client::transfer::{Limits, Summary};
+use bathy_manager::{CopyOptions, Manager};
+use bathy_spec::Size;
+use serde_json::json;
+
+use crate::location::{Copy, parse_copy};
+use crate::sys;
+use crate::ui::progress::{Bar, rate};
+use crate::ui::{escape, output, table};
+
+/// Arguments of `bathy cp`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Say nothing, and show no progress.
+    #[arg(short, long)]
+    quiet: bool,
+    /// The most bytes to take out of a sandbox.
+    #[arg(long, value_name = "SIZE", default_value = "4G")]
+    limit: Size,
+    /// Who reads or writes in the sandbox.
+    #[arg(short, long)]
+    user: Option<String>,
+    /// Print what was copied as JSON.
+    #[arg(long)]
+    json: bool,
+    /// What to copy: PATH on this machine or NAME:PATH in a sandbox. A path with a colon in it is written ./PATH.
+    #[arg(value_name = "SOURCE")]
+    from: OsString,
+    /// Where to: an existing folder receives the copy under its old name, anything else is its new name.
+    #[arg(value_name = "DESTINATION")]
+    to: OsString,
+}
+
+/// Copies.
+pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
+    let copy = parse_copy(&args.from, &args.to)?;
+    let mut manager = Manager::open("bathy cp")?;
+    // A copy that is interrupted cleans up behind itself.
+    let stop = sys::stop_signals()?;
+    let started = Instant::now();
+    let mut bar = Bar::new(args.quiet || args.json);
+    let options = CopyOptions {
+        user: args.user.clone(),
+        limits: Limits { bytes: args.limit.0, ..Limits::default() },
+        progress: &mut |done, total| bar.show(done, total),
+        interrupt: Some(stop.as_fd()),
+    };
+    let copied = match &copy {
+        Copy::In { from, name, to } => {
+            let sandbox = manager.find(name)?;
+            manager.copy_in(&sandbox, from, to, options)
+        }
+        Copy::Out { name, from, to } => {
+            let sandbox = manager.find(name)?;
+            manager.copy_out(&sandbox, from, to, options)
+        }
+    };
+    drop(bar);
+    output::warnings(&mut manager);
+    let summary = match copied {
+        Ok(summary) => summary,
+        Err(error) => {
+            output::failure(&error);
+            // Nothing is there to be read unless somebody asked us to stop.
+            return Ok(
+                sys::read_signal(&stop).map_or(crate::OUR_FAILURE, |signal| 128u8.saturating_add(signal))
+            );
+        }
+    };
+    if args.json {
+        output::json(&document(&summary))?;
+    } else if !args.quiet {
+        for (path, reason) in &summary.skipped {
+            output::note(format_args!("left out {}: {}", escape::word(path), escape::word(reason)));
+        }
+        let untold = summary.skipped_count.saturating_sub(summary.skipped.len() as u64);
+        if untold > 0 {
+            output::note(format_args!("left out {untold} more"));
+        }
+        output::note(said(&summary, started.elapsed()));
+    }
+    Ok(0)
+}
+
+fn said(summary: &Summary, elapsed: Duration) -> String {
+    let count = |number: u64, one: &str, many: &str| match number {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        _ => Some(format!("{number} {many}")),
+    };
+    let parts = [
+        count(summary.files, "file", "files"),
+        count(summary.folders, "folder", "folders"),
+        count(summary.links, "link", "links"),
+    ];
+    let what = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let what = if what.is_empty() { "nothing".to_owned() } else { what };
+    let speed = table::bytes(rate(summary.bytes, elapsed));
+    format!("copied {what}, {} ({speed}/s)", table::bytes(summary.bytes))
+}
+
+fn document(summary: &Summary) -> serde_json::Value {
+    let skipped: Vec<_> =
+        summary.skipped.iter().map(|(path, reason)| json!({ "path": path, "reason": reason })).collect();
+    json!({
+        "files": summary.files,
+        "folders": summary.folders,
+        "links": summary.links,
+        "bytes": summary.bytes,
+        "digest": summary.digest,
+        "skipped": skipped,
+        "skipped_count": summary.skipped_count,
+    })
+}

@@ -1,0 +1,65 @@
+//! `bathy create`: a sandbox that is kept.
+
+use std::error::Error;
+use std::ffi::OsString;
+
+use bathy_manager::{Manager, NewSandbox, Sandboxed};
+
+use crate::args::spec::SpecArgs;
+use crate::ui::progress::Progress;
+use crate::ui::{escape, output};
+
+/// Arguments of `bathy create`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A name to call it by, besides its id.
+    #[arg(long)]
+    name: Option<String>,
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Start it as well.
+    #[arg(long)]
+    start: bool,
+    /// Print the whole record as JSON instead of the id.
+    #[arg(long)]
+    json: bool,
+    /// The main command, run at every start; its end is the sandbox's end. Without one the sandbox runs until it is stopped.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Makes the sandbox and prints its id.
+pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open("bathy create")?;
+    let spec = args.spec.spec(&args.command)?;
+    let sandbox = create(&mut manager, NewSandbox { name: args.name, spec }, args.start)?;
+    report(&sandbox, args.json)
+}
+
+/// Makes a sandbox, and starts it if wanted. One that cannot be started is not left behind.
+pub fn create(manager: &mut Manager, new: NewSandbox, start: bool) -> Result<Sandboxed, Box<dyn Error>> {
+    let mut progress = Progress::new();
+    let (sandbox, notes) = manager.create(new, &mut |step| progress.step(step))?;
+    if start && let Err(error) = manager.start(&sandbox, &mut |step| progress.step(step)) {
+        // The first failure is the one to tell.
+        let _ = manager.remove(&sandbox, true);
+        output::warnings(manager);
+        return Err(error.into());
+    }
+    drop(progress);
+    output::warnings(manager);
+    for note in notes {
+        output::note(escape::text(&note));
+    }
+    Ok(manager.refresh(&sandbox)?)
+}
+
+/// Prints what was made.
+pub fn report(sandbox: &Sandboxed, json: bool) -> Result<u8, Box<dyn Error>> {
+    if json {
+        output::json(sandbox)?;
+    } else {
+        output::line(&sandbox.record.id)?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,57 @@
+//! `bathy doctor`: what this machine offers, and what to do about what it does not.
+
+use std::error::Error;
+
+use bathy_runtime::doctor::{Status, examine};
+use bathy_runtime::kvm_probe;
+use bathy_spec::Chosen;
+use bathy_spec::paths::Paths;
+
+use crate::ui::{escape, output};
+
+/// Arguments of `bathy doctor`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print the diagnosis as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examines this machine. The exit code is 1 if sandboxes will not run.
+pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
+    let diagnosis = examine(&Paths::of_user()?);
+    if args.json {
+        output::json(&diagnosis)?;
+    } else {
+        for check in &diagnosis.checks {
+            let mark = match check.status {
+                Status::Ok => "ok  ",
+                Status::Note => "note",
+                Status::Warning => "WARN",
+                Status::Failed => "FAIL",
+            };
+            output::line(format_args!("{mark}  {:<16} {}", check.name, escape::text(&check.found)))?;
+            if let Some(cure) = &check.cure {
+                output::line(format_args!("      {:<16} -> {}", "", escape::text(cure)))?;
+            }
+        }
+        let engine = diagnosis.engine.map_or("none", Chosen::as_str);
+        output::line(format_args!("\nengine: {engine} ({})", escape::text(&diagnosis.engine_reason)))?;
+        output::line(if diagnosis.healthy {
+            if diagnosis.checks.iter().any(|check| check.status == Status::Warning) {
+                "Sandboxes will run, with less protection than they should have: see the warnings."
+            } else {
+                "Sandboxes will run."
+            }
+        } else {
+            "Sandboxes will not run until the failed checks are mended."
+        })?;
+    }
+    Ok(u8::from(!diagnosis.healthy))
+}
+
+/// Runs the probe guest in this process.
+pub fn probe_kvm() -> Result<u8, Box<dyn Error>> {
+    kvm_probe::run_guest()?;
+    Ok(0)
+}

@@ -1,0 +1,254 @@
+//! `bathy exec` and `bathy shell`: commands in a sandbox that runs.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use bathy_client::attach::{Attach, Finished, Outcome, What};
+use bathy_client::command::ExecOptions;
+use bathy_manager::{ExecRequest, Manager, Sandboxed};
+use bathy_protocol::Restriction;
+use bathy_spec::{CommandSpec, Security, SpecError, variable};
+use serde_json::{Value, json};
+
+use crate::args::spec::parse_security;
+use crate::ui::exit_code::{self, TimeLimit};
+use crate::ui::stdio::{CallerStdio, Wiring};
+use crate::ui::{escape, output, terminal, time};
+
+/// The variables that tell programs what the caller's terminal can do.
+const TERMINAL_VARIABLES: [&str; 2] = ["TERM", "COLORTERM"];
+/// Shells to try, in order.
+const SHELLS: &str = "for shell in \"$SHELL\" /bin/bash /bin/sh; do [ -x \"$shell\" ] && exec \"$shell\" -l; done; echo 'there is no shell' >&2; exit 127";
+
+/// Arguments of `bathy exec`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Pass standard input to the command.
+    #[arg(short, long)]
+    interactive: bool,
+    /// Give the command a terminal.
+    #[arg(short, long)]
+    tty: bool,
+    /// Let it run as a job, which goes on when this program ends, and print the job's number.
+    #[arg(short, long, conflicts_with_all = ["interactive", "timeout"])]
+    detach: bool,
+    #[command(flatten)]
+    how: How,
+    /// End the command after this many seconds; the exit code is then 124.
+    #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds)]
+    timeout: Option<Duration>,
+    /// Print the result with the output as JSON.
+    #[arg(long, conflicts_with = "tty")]
+    json: bool,
+    /// The sandbox: its name, its id or the beginning of its id.
+    name: String,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Arguments of `bathy shell`.
+#[derive(clap::Args)]
+pub struct ShellArgs {
+    #[command(flatten)]
+    how: How,
+    /// The sandbox: its name, its id or the beginning of its id.
+    name: String,
+}
+
+/// As whom and where a command runs.
+#[derive(clap::Args)]
+struct How {
+    /// Set an environment variable. Can be repeated.
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, Vec<u8>)>,
+    /// Working directory in the sandbox.
+    #[arg(short, long, value_name = "PATH")]
+    workdir: Option<OsString>,
+    /// User in the sandbox: a name or number, with :group if wanted.
+    #[arg(short, long)]
+    user: Option<String>,
+    /// How far the command is held back: default or restricted (not root, no new privileges, a read-only root).
+    #[arg(long, value_name = "LEVEL", value_parser = parse_security)]
+    security: Option<Security>,
+    /// Leave the root writable for a restricted command.
+    #[arg(long)]
+    writable_root: bool,
+}
+
+impl How {
+    fn restriction(&self) -> Option<Restriction> {
+        (self.security == Some(Security::Restricted))
+            .then_some(Restriction { writable_root: self.writable_root })
+    }
+
+    fn command(self, argv: Vec<Vec<u8>>, timeout: Option<Duration>) -> CommandSpec {
+        CommandSpec {
+            argv,
+            env: self.env.into_iter().collect::<BTreeMap<_, _>>(),
+            cwd: self.workdir.map(OsString::into_vec),
+            user: self.user,
+            timeout,
+        }
+    }
+}
+
+/// Runs the command and returns its exit code.
+pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
+    if args.command.first().is_none_or(|program| program.is_empty()) {
+        return Err(SpecError::EmptyCommand.into());
+    }
+    let wiring = Wiring { stdin: args.interactive, terminal: args.tty, json: args.json, detachable: false };
+    let options = options(wiring, args.how.restriction());
+    let argv = args.command.into_iter().map(OsString::into_vec).collect();
+    let mut command = args.how.command(argv, args.timeout);
+    if args.tty {
+        pass_terminal_variables(&mut command);
+    }
+    let mut manager = Manager::open("bathy exec")?;
+    let sandbox = manager.find(&args.name)?;
+    if args.detach {
+        start_job(&mut manager, &sandbox, &command, options, args.json)
+    } else {
+        execute(&mut manager, &sandbox, &command, options, wiring)
+    }
+}
+
+/// Runs a login shell, on the caller's terminal if there is one.
+pub fn shell(args: ShellArgs) -> Result<u8, Box<dyn Error>> {
+    let wiring = Wiring { stdin: true, terminal: io::stdin().is_terminal(), ..Wiring::default() };
+    let options = options(wiring, args.how.restriction());
+    let argv = ["/bin/sh", "-c", SHELLS].map(|word| word.as_bytes().to_vec()).to_vec();
+    let mut command = args.how.command(argv, None);
+    if wiring.terminal {
+        pass_terminal_variables(&mut command);
+    }
+    let mut manager = Manager::open("bathy shell")?;
+    let sandbox = manager.find(&args.name)?;
+    execute(&mut manager, &sandbox, &command, options, wiring)
+}
+
+/// How the guest is to connect a command.
+pub fn options(wiring: Wiring, restricted: Option<Restriction>) -> ExecOptions {
+    ExecOptions { stdin: wiring.stdin, terminal: wiring.terminal.then(terminal::size), restricted }
+}
+
+/// Tells a command what the caller's terminal can do.
+pub fn pass_terminal_variables(command: &mut CommandSpec) {
+    for name in TERMINAL_VARIABLES {
+        if let Some(value) = std::env::var_os(name) {
+            command.env.entry(name.to_owned()).or_insert_with(|| value.into_vec());
+        }
+    }
+}
+
+fn execute(
+    manager: &mut Manager,
+    sandbox: &Sandboxed,
+    command: &CommandSpec,
+    options: ExecOptions,
+    wiring: Wiring,
+) -> Result<u8, Box<dyn Error>> {
+    let mut stdio = CallerStdio::new(wiring)?;
+    let mut connection = manager.connect(sandbox)?;
+    let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: false })?;
+    let what = What::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
+    stdio.enter()?;
+    let finished = Attach::start(&mut connection, what, command.timeout, stdio.stdio())?.run();
+    let done = finished.map(Done::new);
+    let stop = stdio.close();
+    let done = done?;
+    let (code, message) = exit_code::of(&done.outcome, command.timeout.map(TimeLimit::timeout), &stop)?;
+    if wiring.json {
+        output::json(&json!({
+            "exit_code": code,
+            "error": message,
+            "stdout": done.stdout,
+            "stderr": done.stderr,
+            "warnings": done.warnings,
+        }))?;
+    } else {
+        done.warn();
+        if let Some(message) = message {
+            output::note(message);
+        }
+    }
+    Ok(code)
+}
+
+/// What is left of a command when the descriptors that it was connected to are not needed any more.
+pub struct Done {
+    /// How it went.
+    pub outcome: Outcome,
+    /// What the keeper warned of.
+    pub warnings: Vec<String>,
+    /// Standard output, if it was kept.
+    pub stdout: Value,
+    /// Standard error, if it was kept.
+    pub stderr: Value,
+}
+
+impl Done {
+    /// Of a finished command.
+    pub fn new(finished: Finished<'_>) -> Self {
+        Self {
+            stdout: exit_code::kept(&finished.stdout),
+            stderr: exit_code::kept(&finished.stderr),
+            outcome: finished.outcome,
+            warnings: finished.warnings,
+        }
+    }
+
+    /// Passes warnings on.
+    pub fn warn(&self) {
+        for warning in &self.warnings {
+            output::note(format_args!("warning: {}", escape::text(warning)));
+        }
+    }
+}
+
+/// Starts the command as a job and tells its number.
+fn start_job(
+    manager: &mut Manager,
+    sandbox: &Sandboxed,
+    command: &CommandSpec,
+    options: ExecOptions,
+    json: bool,
+) -> Result<u8, Box<dyn Error>> {
+    // What a job says goes to its log, also what it says before we have left.
+    let stdio = CallerStdio::new(Wiring { json: true, ..Wiring::default() })?;
+    let mut connection = manager.connect(sandbox)?;
+    let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: true })?;
+    let what = What::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
+    let finished = Attach::start(&mut connection, what, None, stdio.stdio())?.run();
+    let done = finished.map(Done::new);
+    let stop = stdio.close();
+    let done = done?;
+    done.warn();
+    // A job that has ended before we could leave it has started as well.
+    if matches!(done.outcome, Outcome::Detached | Outcome::Exited(_)) {
+        if json {
+            output::json(&json!({ "job": begun.job }))?;
+        } else if let Some(number) = begun.job {
+            output::line(number)?;
+        }
+        return Ok(0);
+    }
+    let (code, message) = exit_code::of(&done.outcome, None, &stop)?;
+    if let Some(message) = message {
+        output::note(message);
+    }
+    Ok(code)
+}
+
+#[cfg(test)]
+impl Args {
+    /// What was understood: whether input is passed, the sandbox, the command.
+    pub fn words(&self) -> (bool, &str, Vec<&str>) {
+        (self.interactive, &self.name, self.command.iter().filter_map(|word| word.to_str()).collect())
+    }
+}

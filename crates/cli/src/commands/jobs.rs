@@ -1,0 +1,141 @@
+//! `bathy jobs`, `bathy attach` and `bathy kill`: commands that outlive their clients.
+
+use std::error::Error;
+
+use bathy_client::attach::{Attach, Outcome, What};
+use bathy_manager::Manager;
+use bathy_manager::store::Job;
+use bathy_protocol::unix_ns;
+
+use crate::commands::exec::Done;
+use crate::ui::stdio::{CallerStdio, Wiring};
+use crate::ui::table::{Side, Table, cut};
+use crate::ui::{exit_code, output, signals, time};
+
+/// How much of a command is shown.
+const COMMAND_WIDTH: usize = 60;
+
+/// Arguments of `bathy jobs`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print the jobs as JSON.
+    #[arg(long)]
+    json: bool,
+    /// The sandbox: its name, its id or the beginning of its id.
+    name: String,
+}
+
+/// Arguments of `bathy attach`.
+#[derive(clap::Args)]
+pub struct AttachArgs {
+    /// The job has a terminal: it was started with -t.
+    #[arg(short, long)]
+    tty: bool,
+    /// Do not pass standard input on.
+    #[arg(long)]
+    no_stdin: bool,
+    /// The sandbox: its name, its id or the beginning of its id.
+    name: String,
+    /// The job's number; 0 is the main command.
+    #[arg(default_value_t = 0)]
+    job: u32,
+}
+
+/// Arguments of `bathy kill`.
+#[derive(clap::Args)]
+pub struct KillArgs {
+    /// The signal: a name such as TERM, or a number.
+    #[arg(short, long, value_parser = signals::parse, default_value = "KILL")]
+    signal: i32,
+    /// The sandbox: its name, its id or the beginning of its id.
+    name: String,
+    /// The job's number. Without it KILL ends the whole sandbox, and any other signal goes to the main command.
+    job: Option<u32>,
+}
+
+/// Lists a sandbox's jobs.
+pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open("bathy jobs")?;
+    let sandbox = manager.find(&args.name)?;
+    let jobs = manager.jobs(&sandbox)?;
+    if args.json {
+        output::json(&jobs)?;
+    } else {
+        for line in table(&jobs, unix_ns()).lines() {
+            output::line(line)?;
+        }
+    }
+    Ok(0)
+}
+
+fn table(jobs: &[Job], now: u64) -> Table {
+    let mut table = Table::new(&[
+        ("JOB", Side::Right),
+        ("STATUS", Side::Left),
+        ("STARTED", Side::Left),
+        ("USER", Side::Left),
+        ("COMMAND", Side::Left),
+    ]);
+    for job in jobs {
+        table.row([
+            job.number.to_string(),
+            job.exit.clone().unwrap_or_else(|| "running".to_owned()),
+            time::ago(job.started_ns, now),
+            job.user.clone().unwrap_or_else(|| "-".to_owned()),
+            cut(&job.argv.join(" "), COMMAND_WIDTH),
+        ]);
+    }
+    table
+}
+
+/// Connects the caller to a job.
+pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open("bathy attach")?;
+    let sandbox = manager.find(&args.name)?;
+    let jobs = manager.jobs(&sandbox)?;
+    let job = jobs.iter().find(|job| job.number == args.job).ok_or_else(|| no_job(&args.name, args.job))?;
+    if let Some(exit) = &job.exit {
+        return Err(format!(
+            "Job {0} has ended ({exit}). `bathy logs {1} --job {0}` shows its output",
+            args.job, args.name
+        )
+        .into());
+    }
+    let stdin = !args.no_stdin;
+    let wiring = Wiring { stdin, terminal: args.tty, json: false, detachable: true };
+    let mut stdio = CallerStdio::new(wiring)?;
+    let mut connection = manager.connect(&sandbox)?;
+    stdio.enter()?;
+    let finished = Attach::start(&mut connection, What::Join { job: args.job }, None, stdio.stdio())?.run();
+    let done = finished.map(Done::new);
+    let stop = stdio.close();
+    let done = done?;
+    done.warn();
+    if matches!(done.outcome, Outcome::Detached | Outcome::Interrupted) {
+        let own_line = if args.tty { "\n" } else { "" };
+        output::note_after(own_line, format_args!("job {} goes on", args.job));
+    }
+    let (code, message) = exit_code::of(&done.outcome, None, &stop)?;
+    if let Some(message) = message {
+        output::note(message);
+    }
+    Ok(code)
+}
+
+/// What to say about a job that is not there.
+pub fn no_job(sandbox: &str, job: u32) -> String {
+    format!("{sandbox} has no job {job}. `bathy jobs {sandbox}` lists them")
+}
+
+/// Sends a signal to a job, or ends a sandbox at once.
+pub fn kill(args: &KillArgs) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open("bathy kill")?;
+    let sandbox = manager.find(&args.name)?;
+    match (args.job, args.signal) {
+        (None, libc::SIGKILL) => manager.kill(&sandbox)?,
+        (job, signal) => manager.signal_job(&sandbox, job.unwrap_or(0), signal)??,
+    }
+    output::warnings(&mut manager);
+    output::line(&args.name)?;
+    Ok(0)
+}

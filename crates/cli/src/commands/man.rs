@@ -1,0 +1,62 @@
+//! `bathy man`: manual pages, made from the same definitions as `--help`.
+
+use std::error::Error;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Command;
+use clap_mangen::Man;
+
+use crate::ui::output;
+
+/// Arguments of `bathy man`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A verb whose page is printed, or a folder that receives every page; without it, bathy's own page is printed.
+    #[arg(value_name = "VERB|FOLDER")]
+    what: Option<PathBuf>,
+}
+
+/// Prints or writes pages.
+pub fn run(args: &Args, command: Command) -> Result<u8, Box<dyn Error>> {
+    let mut command = command.disable_help_subcommand(true);
+    // Gives every verb its full name.
+    command.build();
+    let Some(what) = &args.what else {
+        io::stdout().write_all(&page(&command)?)?;
+        return Ok(0);
+    };
+    if let Some(verb) =
+        what.to_str().and_then(|verb| visible(&command).find(|known| known.get_name() == verb))
+    {
+        io::stdout().write_all(&page(verb)?)?;
+        return Ok(0);
+    }
+    if !what.is_dir() {
+        return Err(format!("{} is neither a verb of bathy nor a folder", what.display()).into());
+    }
+    let mut count = 0;
+    write_pages(&command, what, &mut count)?;
+    output::line(format_args!("{count} pages are in {}", what.display()))?;
+    Ok(0)
+}
+
+/// Writes the page of the command and of every verb below it into `folder`.
+fn write_pages(command: &Command, folder: &Path, count: &mut usize) -> Result<(), Box<dyn Error>> {
+    let path = folder.join(Man::new(command.clone()).get_filename());
+    fs::write(&path, page(command)?).map_err(|error| format!("Cannot write {}: {error}", path.display()))?;
+    *count += 1;
+    visible(command).try_for_each(|verb| write_pages(verb, folder, count))
+}
+
+/// The verbs that people are meant to use.
+fn visible(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|verb| !verb.is_hide_set())
+}
+
+fn page(command: &Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    Man::new(command.clone()).render(&mut page)?;
+    Ok(page)
+}

@@ -1,0 +1,258 @@
+//! `bathy net log`: what a sandbox reached, and what it was kept from.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+
+use crate::commands::events::{self, Selection};
+use crate::ui::{escape, time};
+
+/// What can be looked at.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// Print what sandboxes reached and what they were kept from: by which rule, how much, for how long.
+    Log(LogArgs),
+}
+
+/// Arguments of `bathy net log`.
+#[derive(clap::Args)]
+pub struct LogArgs {
+    /// Only of this sandbox, which may be gone already: its name or id.
+    name: Option<String>,
+    /// Go on with what happens.
+    #[arg(short, long)]
+    follow: bool,
+    /// Only what happened since: a time ago such as 10m, a date, or seconds since 1970.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
+    since: Option<time::Since>,
+    /// Print as JSON: one array, or with --follow one event per line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The events of a network.
+const KINDS: [&str; 8] = [
+    "net_allowed",
+    "net_denied",
+    "net_closed",
+    "name_resolved",
+    "name_unresolved",
+    "net_dropped",
+    "gateway_lost",
+    "policy_changed",
+];
+
+/// Prints them.
+pub fn run(verb: &Verb) -> Result<u8, Box<dyn Error>> {
+    let Verb::Log(args) = verb;
+    events::print(&Selection {
+        sandbox: args.name.as_deref(),
+        follow: args.follow,
+        since: args.since,
+        json: args.json,
+        wanted: is_of_network,
+        // Lines of one sandbox need not tell which it is.
+        sentence: if args.name.is_some() { sentence } else { sentence_with_sandbox },
+    })
+}
+
+fn is_of_network(event: &Map<String, Value>) -> bool {
+    let kind = event.get("event").and_then(Value::as_str).unwrap_or_default();
+    // Other limits turn nobody away.
+    KINDS.contains(&kind) || (kind == "limit_hit" && event.contains_key("turned_away"))
+}
+
+/// One line: when, what, to whom, by which rule, how much.
+fn sentence(event: &Map<String, Value>) -> String {
+    escape::word(&format!("{}{}", date(event), words(event)))
+}
+
+/// The same with the sandbox.
+fn sentence_with_sandbox(event: &Map<String, Value>) -> String {
+    escape::word(&format!("{} {}{}", date(event), sandbox(event), words(event)))
+}
+
+fn date(event: &Map<String, Value>) -> String {
+    time::date(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
+}
+
+/// The same without its time, for whoever was there.
+pub fn told(event: &Map<String, Value>) -> String {
+    escape::word(words(event).trim_start())
+}
+
+fn words(event: &Map<String, Value>) -> String {
+    let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
+    let number = |key: &str| event.get(key).and_then(Value::as_u64).unwrap_or_default();
+    let list = |key: &str, between: &str| {
+        let all = event.get(key).and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(Value::as_str).collect::<Vec<_>>().join(between)
+    };
+    let mut line = String::new();
+    let kind = text("event");
+    let peer = || {
+        let arrow = if text("direction") == "in" { "from" } else { "to" };
+        let mut peer = format!("{} {arrow} ", text("protocol"));
+        if !text("host").is_empty() {
+            let _ = write!(peer, "{} ", text("host"));
+        }
+        let address = text("address");
+        let address = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
+        let port = number("port");
+        let at = if text("direction") == "in" { " at port " } else { ":" };
+        let _ = if port == 0 { write!(peer, "{address}") } else { write!(peer, "{address}{at}{port}") };
+        peer
+    };
+    let cure = || match text("cure") {
+        "" => String::new(),
+        // One that was not kept is gone by now: the next one is made with an option.
+        cure if !is_kept(event) => {
+            // Of all rules the first that matches counts, and one that denies it would still come first.
+            let place = if by_rule(event) { ", before the other rules" } else { "" };
+            format!("; to allow it: --allow {cure}{place}")
+        }
+        cure => format!("; to allow it: bathy policy allow {} {cure}", sandbox(event)),
+    };
+    // Writing to a string cannot fail.
+    let _ = match kind {
+        "net_allowed" => write!(line, " allowed {} by {}", peer(), text("rule")),
+        "net_denied" => {
+            let _ = write!(line, " denied {} by {}", peer(), text("rule"));
+            if number("count") > 1 {
+                let _ = write!(line, " ({} times)", number("count"));
+            }
+            write!(line, "{}", cure())
+        }
+        "net_closed" => {
+            let _ = write!(line, " closed {} after {} ms, ", peer(), number("took_ms"));
+            let _ = match event.get("sent") {
+                Some(_) => write!(line, "{} bytes sent, {} received", number("sent"), number("received")),
+                None => write!(line, "bytes unknown"),
+            };
+            write!(line, ": {}", text("reason"))
+        }
+        "name_resolved" => {
+            let _ = write!(line, " resolved {} {} to {}", text("host"), text("kind"), list("addresses", " "));
+            match list("removed", " ").as_str() {
+                "" => Ok(()),
+                removed => write!(line, "; kept back: {removed}"),
+            }
+        }
+        "name_unresolved" => {
+            let how = if event.get("denied") == Some(&Value::Bool(true)) { "denied" } else { "unresolved" };
+            match text("host") {
+                "" => write!(line, " {how} a question for a name: {}", text("reason")),
+                host => write!(line, " {how} name {host} {}: {}{}", text("kind"), text("reason"), cure()),
+            }
+        }
+        "limit_hit" => write!(line, " limited: {}: {}", text("limit"), text("detail")),
+        "net_dropped" => write!(line, " dropped {} frames: {}", number("count"), text("reason")),
+        "gateway_lost" if event.get("restarted") == Some(&Value::Bool(true)) => {
+            write!(line, " gateway is back")
+        }
+        "gateway_lost" => write!(line, " gateway is gone: {}", text("reason")),
+        _ => match list("rules", ", ").as_str() {
+            "" => write!(line, " policy is {}", text("preset")),
+            rules => write!(line, " policy is {rules}, otherwise {}", text("preset")),
+        },
+    };
+    line
+}
+
+/// Whether a rule denied it, and not what holds where there is none.
+fn by_rule(event: &Map<String, Value>) -> bool {
+    let text = |key: &str| event.get(key).and_then(Value::as_str);
+    text("rule").or_else(|| text("reason")).is_some_and(|by| by.starts_with("deny "))
+}
+
+/// Whether the sandbox outlives its command: only such have a monitor.
+fn is_kept(event: &Map<String, Value>) -> bool {
+    let program = event.get("actor").and_then(|actor| actor.get("program")).and_then(Value::as_str);
+    !matches!(program, Some("bathy run" | "bathy code"))
+}
+
+fn sandbox(event: &Map<String, Value>) -> &str {
+    let text = |key: &str| event.get(key).and_then(Value::as_str);
+    text("name").or_else(|| text("sandbox")).unwrap_or("NAME")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_denial_tells_rule_and_cure() {
+        let event = json!({
+            "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "name": "web", "protocol": "tcp",
+            "direction": "out", "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
+            "count": 3,
+        });
+        assert_eq!(
+            sentence(event.as_object().unwrap()),
+            "1970-01-01T00:00:00.000Z denied tcp to 10.0.0.5:22 by preset public (3 times); to allow it: bathy policy allow web tcp://10.0.0.5:22"
+        );
+    }
+
+    #[test]
+    fn what_is_gone_is_not_told_to_be_changed_and_lines_of_all_tell_whose_they_are() {
+        let event = json!({
+            "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "protocol": "tcp", "direction": "out",
+            "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
+            "actor": {"program": "bathy run"},
+        });
+        assert_eq!(
+            sentence_with_sandbox(event.as_object().unwrap()),
+            "1970-01-01T00:00:00.000Z abc denied tcp to 10.0.0.5:22 by preset public; to allow it: --allow tcp://10.0.0.5:22"
+        );
+    }
+
+    #[test]
+    fn a_cure_for_a_rule_stands_before_it() {
+        let mut event = json!({
+            "event": "net_denied", "protocol": "tcp", "direction": "out", "address": "10.0.0.5", "port": 22,
+            "rule": "deny private", "cure": "tcp://10.0.0.5:22", "actor": {"program": "bathy run"},
+        });
+        let event = event.as_object_mut().unwrap();
+        assert!(told(event).ends_with("to allow it: --allow tcp://10.0.0.5:22, before the other rules"));
+        // `bathy policy allow` puts it there by itself.
+        event.remove("actor");
+        event.insert("name".to_owned(), json!("web"));
+        assert!(told(event).ends_with("to allow it: bathy policy allow web tcp://10.0.0.5:22"));
+    }
+
+    #[test]
+    fn a_denied_name_and_a_limit_are_told() {
+        let name = json!({
+            "time_unix_ns": 0, "event": "name_unresolved", "name": "web", "host": "a.example", "kind": "A",
+            "reason": "preset allow-list", "denied": true, "cure": "a.example",
+        });
+        let line = sentence(name.as_object().unwrap());
+        assert!(
+            line.ends_with(
+                " denied name a.example A: preset allow-list; to allow it: bathy policy allow web a.example"
+            ),
+            "{line}"
+        );
+        let mut limit = json!({
+            "time_unix_ns": 0, "event": "limit_hit", "limit": "connections at once", "detail": "7 turned away",
+            "turned_away": 7,
+        });
+        let limit = limit.as_object_mut().unwrap();
+        assert!(is_of_network(limit));
+        assert!(sentence(limit).ends_with(" limited: connections at once: 7 turned away"));
+        limit.remove("turned_away");
+        assert!(!is_of_network(limit), "the sandbox's time, say");
+    }
+
+    #[test]
+    fn c1_names_of_a_guest_stay_in_their_line() {
+        let event = json!({
+            "time_unix_ns": 0, "event": "name_unresolved", "host": "a\n\u{1b}[2J", "kind": "A", "reason": "x", "denied": true,
+        });
+        let line = sentence(event.as_object().unwrap());
+        assert!(!line.contains('\n') && !line.contains('\u{1b}'), "{line:?}");
+    }
+}

@@ -1,0 +1,266 @@
+//! `bathy repl`: interpreters that remember, for as long as somebody wants them.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bathy_client::interpreter::{CellEvent, CellOptions, CellRequest};
+use bathy_manager::{Manager, NewRepl, Repl};
+use bathy_protocol::unix_ns;
+
+use crate::args::spec::SpecArgs;
+use crate::commands::code::Source;
+use crate::ui::cell::{End, Screen, ShowArgs, parse_timeout};
+use crate::ui::interrupts::Interrupts;
+use crate::ui::progress::Progress;
+use crate::ui::table::{Side, Table};
+use crate::ui::{escape, output, prompt, time};
+
+/// The name of this verb in the record.
+const PROGRAM: &str = "bathy repl";
+
+/// Arguments of `bathy repl`.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    open: OpenArgs,
+}
+
+/// What can be done with REPLs besides talking to one.
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Make a REPL and print its name.
+    New(Box<NewArgs>),
+    /// List REPLs.
+    Ls(ListArgs),
+    /// Run code in a REPL.
+    ///
+    /// Exit codes are those of `bathy code`.
+    Run(RunArgs),
+    /// Remove REPLs with their variables and files.
+    Rm(RemoveArgs),
+}
+
+#[derive(clap::Args)]
+struct OpenArgs {
+    /// The REPL: its name, or its sandbox's id or the beginning of that. A new one if it is left out.
+    name: Option<String>,
+    #[command(flatten)]
+    how: How,
+}
+
+/// What `bathy repl` takes for something else than a REPL's name.
+const VERBS: [&str; 5] = ["new", "ls", "run", "rm", "help"];
+
+/// How cells run and are shown.
+#[derive(clap::Args)]
+struct How {
+    /// Interrupt a cell after this time, such as 30s. [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    timeout: Option<Duration>,
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+#[derive(clap::Args)]
+struct NewArgs {
+    /// A name to call it by; its sandbox's id if it is left out.
+    name: Option<String>,
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Print the record as JSON instead of the name.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct ListArgs {
+    /// Print names only.
+    #[arg(short, long, conflicts_with = "json")]
+    quiet: bool,
+    /// Print the records as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    #[command(flatten)]
+    how: How,
+    /// The code itself.
+    #[arg(short, long, value_name = "CODE", conflicts_with = "file")]
+    code: Option<String>,
+    /// The REPL: its name, or its sandbox's id or the beginning of that.
+    name: String,
+    /// A file with the code. Standard input if it is left out or -.
+    file: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+struct RemoveArgs {
+    /// The REPLs.
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+}
+
+/// Does it; returns the exit code.
+pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
+    match args.verb {
+        None => open(args.open),
+        Some(Verb::New(args)) => new(*args),
+        Some(Verb::Ls(args)) => list(&args),
+        Some(Verb::Run(args)) => run_code(args),
+        Some(Verb::Rm(args)) => remove(&args),
+    }
+}
+
+fn open(args: OpenArgs) -> Result<u8, Box<dyn Error>> {
+    prompt::check()?;
+    let mut manager = Manager::open(PROGRAM)?;
+    let repl = match &args.name {
+        Some(name) => manager.find_repl(name)?,
+        None => create(&mut manager, None, &SpecArgs::default())?,
+    };
+    let conversation = Conversation { manager, repl, timeout: args.how.timeout, show: args.how.show };
+    prompt::talk(conversation)
+}
+
+fn create(manager: &mut Manager, name: Option<String>, spec: &SpecArgs) -> Result<Repl, Box<dyn Error>> {
+    if let Some(name) = name.as_deref().filter(|name| VERBS.contains(name)) {
+        return Err(format!("A REPL cannot be called {name}: `bathy repl {name}` is a command").into());
+    }
+    let spec = spec.spec(&[])?;
+    let mut progress = Progress::new();
+    let repl = manager.create_repl(NewRepl { name, spec }, &mut |step| progress.step(step));
+    drop(progress);
+    output::warnings(manager);
+    let repl = repl?;
+    for note in &repl.notes {
+        output::note(escape::text(note));
+    }
+    Ok(repl)
+}
+
+fn new(args: NewArgs) -> Result<u8, Box<dyn Error>> {
+    let repl = create(&mut Manager::open(PROGRAM)?, args.name, &args.spec)?;
+    if args.json {
+        output::json(&repl)?;
+    } else {
+        output::line(&repl.name)?;
+    }
+    Ok(0)
+}
+
+fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
+    let repls = Manager::open(PROGRAM)?.list_repls()?;
+    if args.json {
+        output::json(&repls)?;
+    } else if args.quiet {
+        repls.iter().try_for_each(|repl| output::line(&repl.name))?;
+    } else {
+        table(&repls, unix_ns()).lines().iter().try_for_each(output::line)?;
+    }
+    Ok(0)
+}
+
+fn table(repls: &[Repl], now: u64) -> Table {
+    let mut table = Table::new(&[
+        ("NAME", Side::Left),
+        ("STATUS", Side::Left),
+        ("LANGUAGE", Side::Left),
+        ("CELLS", Side::Right),
+        ("LAST USED", Side::Left),
+        ("CREATED", Side::Left),
+        ("MEMORY", Side::Right),
+        ("SANDBOX", Side::Left),
+    ]);
+    for repl in repls {
+        table.row([
+            repl.name.clone(),
+            repl.status.as_str().to_owned(),
+            repl.language.as_str().to_owned(),
+            repl.cells.to_string(),
+            repl.last_used_ns.map_or_else(|| "never".to_owned(), |at| time::ago(at, now)),
+            time::ago(repl.created_ns, now),
+            repl.sandbox.record.spec.memory.to_string(),
+            repl.sandbox.record.id.clone(),
+        ]);
+    }
+    table
+}
+
+fn run_code(args: RunArgs) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open(PROGRAM)?;
+    let repl = manager.find_repl(&args.name)?;
+    let code = Source::of(args.code, args.file).read(repl.language)?;
+    let mut conversation = Conversation { manager, repl, timeout: args.how.timeout, show: args.how.show };
+    conversation.run(code)
+}
+
+fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open(PROGRAM)?;
+    let mut code = 0;
+    for name in &args.names {
+        let removed = manager.find_repl(name).and_then(|repl| manager.remove_repl(&repl));
+        output::warnings(&mut manager);
+        match removed {
+            Ok(()) => output::line(name)?,
+            Err(error) => {
+                output::failure(&error);
+                code = crate::OUR_FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}
+
+/// A REPL that somebody talks to.
+pub struct Conversation {
+    manager: Manager,
+    repl: Repl,
+    timeout: Option<Duration>,
+    show: ShowArgs,
+}
+
+impl Conversation {
+    /// What the REPL is called.
+    pub fn name(&self) -> &str {
+        &self.repl.name
+    }
+
+    /// How many cells have run in it.
+    pub fn cells(&self) -> u64 {
+        self.repl.cells
+    }
+
+    /// Whether the REPL is still there.
+    pub fn goes_on(&mut self) -> bool {
+        self.manager.find_repl(&self.repl.sandbox.record.id).is_ok()
+    }
+
+    /// Runs code and shows what it does; returns its exit code.
+    pub fn run(&mut self, code: String) -> Result<u8, Box<dyn Error>> {
+        let mut request = CellRequest::new(self.repl.language, code);
+        request.timeout = self.timeout;
+        request.max_output = self.show.max_output();
+        request.check()?;
+        let interrupts = Interrupts::take(None)?;
+        let mut screen = Screen::new(&self.show, interrupts.trigger());
+        let options = CellOptions { interrupt: Some(interrupts.fd()) };
+        let mut take = |event: CellEvent| {
+            // What was lost is told at the end, by whoever knows more about it than the agent.
+            if !matches!(event, CellEvent::Started(_)) {
+                screen.take(event);
+            }
+        };
+        let done = self.manager.run_in_repl(&self.repl, request, &options, &mut take);
+        let signal = interrupts.signal();
+        drop(interrupts);
+        output::warnings(&mut self.manager);
+        let done = done?;
+        screen.finish(&End { outcome: &done.outcome, signal, kept: true, lost: done.lost.as_deref() })
+    }
+}

@@ -1,0 +1,206 @@
+//! `bathy run`: an ephemeral sandbox around one command.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bathy_client::attach::{Attach, Times, What};
+use bathy_client::command;
+use bathy_image::Store;
+use bathy_manager::{Manager, NewSandbox};
+use bathy_runtime::assets::Assets;
+use bathy_runtime::{engine, launch};
+use bathy_spec::operator::Operator;
+use bathy_spec::paths::Paths;
+use bathy_spec::{Choice, CommandSpec, SandboxSpec, SpecError};
+use serde_json::{Value, json};
+
+use crate::args::spec::SpecArgs;
+use crate::commands::create;
+use crate::commands::exec::{self, Done};
+use crate::record::{self, Purpose, Record};
+use crate::ui::exit_code::{self, TimeLimit};
+use crate::ui::progress::Progress;
+use crate::ui::stdio::{CallerStdio, Wiring};
+use crate::ui::{output, time};
+
+/// Arguments of `bathy run`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Keep the sandbox, let it run on its own, and print its id.
+    #[arg(short, long, conflicts_with_all = ["timeout", "tty", "interactive", "kernel"])]
+    detach: bool,
+    /// With --detach: a name to call it by, besides its id.
+    #[arg(long, requires = "detach")]
+    name: Option<String>,
+    /// Pass standard input to the command: it is passed in any case.
+    #[arg(short, long)]
+    interactive: bool,
+    /// Give the command a terminal.
+    #[arg(short, long, conflicts_with = "json")]
+    tty: bool,
+    /// End the command after this many seconds; the exit code is then 124.
+    #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds)]
+    timeout: Option<Duration>,
+    /// Print the result, with the time of every phase, as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Use another guest kernel.
+    #[arg(long, value_name = "FILE", hide = true)]
+    kernel: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs the command and returns its exit code.
+pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
+    if args.detach {
+        let mut manager = Manager::open("bathy run")?;
+        let spec = args.spec.spec(&args.command)?;
+        let sandbox = create::create(&mut manager, NewSandbox { name: args.name, spec }, true)?;
+        return create::report(&sandbox, args.json);
+    }
+    let started = bathy_protocol::unix_ns();
+    // The command itself need not be text here.
+    let spec = args.spec.spec(&[])?;
+    let argv = if args.command.is_empty() {
+        spec.command.iter().map(|word| word.clone().into_bytes()).collect()
+    } else {
+        args.command.into_iter().map(OsString::into_vec).collect::<Vec<_>>()
+    };
+    if argv.first().is_none_or(Vec::is_empty) {
+        return Err(SpecError::EmptyCommand.into());
+    }
+    // The sandbox lives as long as its command, so the shorter time ends both.
+    let timeout = args.timeout.map(TimeLimit::timeout);
+    let life = spec.max_duration.map(|limit| TimeLimit { after: limit.into(), option: "--max-duration" });
+    let limit = timeout.into_iter().chain(life).min_by_key(|limit| limit.after);
+    let mut command = CommandSpec { argv, timeout: limit.map(|limit| limit.after), ..CommandSpec::default() };
+    if args.tty {
+        exec::pass_terminal_variables(&mut command);
+    }
+    let wiring = Wiring { stdin: true, terminal: args.tty, json: args.json, detachable: false };
+    let paths = Paths::of_user()?;
+    let engine = engine::choose(spec.engine, &paths)?;
+    let spec = spec.checked_for(&engine)?;
+    Ephemeral { spec, engine, paths, command, wiring, limit, kernel: args.kernel, started }.run()
+}
+
+/// A sandbox for one command.
+struct Ephemeral {
+    spec: SandboxSpec,
+    engine: Choice,
+    paths: Paths,
+    command: CommandSpec,
+    wiring: Wiring,
+    limit: Option<TimeLimit>,
+    kernel: Option<PathBuf>,
+    /// When it was asked for.
+    started: u64,
+}
+
+impl Ephemeral {
+    fn run(&self) -> Result<u8, Box<dyn Error>> {
+        let (spec, command, wiring) = (&self.spec, &self.command, self.wiring);
+        let (engine, paths) = (&self.engine, &self.paths);
+        let store = Store::new(paths.cache.clone());
+        let mut progress = Progress::new();
+        let kernel = self.kernel.as_deref();
+        let assets =
+            Assets::ensure(&store, engine.engine, &spec.image, kernel, &mut |step| progress.step(step))?;
+        drop(progress);
+
+        let mut stdio = CallerStdio::new(wiring)?;
+        let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
+        let work = |tag| command::exec_started(&exec, tag, None);
+        let ceilings = Operator::load()?.network();
+        let record =
+            Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
+        let id = record.id();
+        let start = launch::Ephemeral { id, spec, engine: engine.engine, assets: &assets, paths, ceilings };
+        let started = record.start(start).and_then(|started| {
+            stdio.enter()?;
+            Ok(started)
+        });
+        let (mut sandbox, network) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                record.end(None).into_iter().for_each(output::note);
+                return Err(error);
+            }
+        };
+        let spawned = sandbox.spawned_unix_ns;
+        let what = What::Start { exec, tag: record.tag(), job: None, leave: false };
+        let finished = Attach::start(&mut sandbox.connection, what, command.timeout, stdio.stdio())
+            .and_then(Attach::run);
+        let last_words = if finished.is_err() { sandbox.failure() } else { None };
+        // Whatever happened, the sandbox is gone before anything is said about it.
+        let mut unrecorded = Vec::from_iter(record::end(sandbox, network));
+        let finished =
+            finished.map(|mut finished| (std::mem::take(&mut finished.times), Done::new(finished)));
+        let stop = stdio.close();
+        unrecorded.extend(record.end(finished.as_ref().ok().map(|(_, done)| &done.outcome)));
+        if finished.is_err() {
+            unrecorded.iter().for_each(output::note);
+        }
+        let (times, mut done) = match (finished, last_words) {
+            (Err(_), Some(words)) => return Err(format!("The sandbox's keeper could not {words}").into()),
+            (finished, _) => finished?,
+        };
+        // The command's own exit code stays what it is.
+        done.warnings.extend(unrecorded);
+
+        let (code, message) = exit_code::of(&done.outcome, self.limit, &stop)?;
+        if wiring.json {
+            output::json(&json!({
+                "exit_code": code,
+                "error": message,
+                "stdout": done.stdout,
+                "stderr": done.stderr,
+                "warnings": done.warnings,
+                "denied": record.denials(),
+                "engine": engine.engine,
+                "engine_reason": engine.reason,
+                "sandbox": record.id(),
+                "kernel": times.timeline.kernel,
+                "phases_ms": phases(self.started, spawned, &times),
+            }))?;
+        } else {
+            done.warn();
+            if let Some(message) = message {
+                output::note(message);
+            }
+            // One that did its work has not missed them.
+            for line in record.denials().iter().filter(|_| code != 0) {
+                output::note(line);
+            }
+        }
+        Ok(code)
+    }
+}
+
+/// Milliseconds of every phase, in order.
+fn phases(started: u64, spawned: u64, times: &Times) -> Value {
+    let timeline = &times.timeline;
+    let end = bathy_protocol::unix_ns();
+    let ms = |from: u64, to: u64| {
+        (from != 0 && to >= from).then(|| ((to - from) as f64 / 1000.0).round() / 1000.0)
+    };
+    json!({
+        "prepare": ms(started, spawned),
+        "spawn": ms(spawned, timeline.keeper),
+        "jail": ms(timeline.keeper, timeline.jailed),
+        "kernel": ms(timeline.jailed, timeline.pid1),
+        "mounts": ms(timeline.pid1, timeline.mounted),
+        "ready": ms(timeline.mounted, timeline.ready),
+        "first_byte": ms(timeline.ready, times.first_byte),
+        "exit": ms(timeline.ready, times.exited),
+        "cleanup": ms(times.exited, end),
+        "total": ms(started, end),
+    })
+}

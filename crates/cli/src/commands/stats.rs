@@ -1,0 +1,149 @@
+//! `bathy stats`: what sandboxes use, once.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::thread;
+use std::time::Duration;
+
+use bathy_manager::stats::Stats;
+use bathy_manager::{Manager, Sandboxed};
+use serde_json::{Value, json};
+
+use crate::ui::table::{Side, Table, bytes};
+use crate::ui::{output, time};
+
+/// Between the two looks whose difference is the use of processors.
+const SAMPLE: Duration = Duration::from_millis(500);
+
+/// Arguments of `bathy stats`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+    /// The sandboxes; without any, all that run.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
+/// Prints a table.
+pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
+    let mut manager = Manager::open("bathy stats")?;
+    let mut watch = Watch::default();
+    watch.look(&mut manager, &args.names)?;
+    thread::sleep(SAMPLE);
+    let rows = watch.look(&mut manager, &args.names)?;
+    if args.json {
+        output::json(&rows.iter().map(Row::document).collect::<Result<Vec<_>, _>>()?)?;
+    } else {
+        for line in table(&rows).lines() {
+            output::line(line)?;
+        }
+    }
+    Ok(0)
+}
+
+/// A sandbox with what it uses.
+pub struct Row {
+    sandbox: Sandboxed,
+    stats: Stats,
+    /// Of one processor, since the last look.
+    cpu_percent: Option<f64>,
+}
+
+impl Row {
+    fn name(&self) -> String {
+        self.sandbox.record.name.clone().unwrap_or_else(|| self.sandbox.record.id.clone())
+    }
+
+    fn document(&self) -> Result<Value, serde_json::Error> {
+        let mut document = json!({
+            "id": self.sandbox.record.id,
+            "name": self.sandbox.record.name,
+            "status": self.sandbox.status,
+        });
+        if let (Some(all), Value::Object(stats)) =
+            (document.as_object_mut(), serde_json::to_value(&self.stats)?)
+        {
+            all.extend(stats);
+            all.insert("cpu_percent".to_owned(), json!(self.cpu_percent));
+        }
+        Ok(document)
+    }
+}
+
+/// Looks at sandboxes again and again.
+#[derive(Default)]
+pub struct Watch {
+    /// What each sandbox used at the last look.
+    before: BTreeMap<String, Stats>,
+}
+
+impl Watch {
+    /// What the named sandboxes use, or all that run.
+    pub fn look(&mut self, manager: &mut Manager, names: &[String]) -> Result<Vec<Row>, Box<dyn Error>> {
+        let sandboxes: Vec<Sandboxed> = if names.is_empty() {
+            manager.list()?.into_iter().filter(|sandbox| sandbox.is_alive()).collect()
+        } else {
+            names.iter().map(|name| manager.find(name)).collect::<Result<_, _>>()?
+        };
+        let mut rows = Vec::new();
+        for sandbox in sandboxes {
+            let stats = match manager.usage(&sandbox) {
+                Ok(stats) => stats,
+                // One that has just ended is no reason not to show the others.
+                Err(_) if names.is_empty() => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let before = self.before.insert(sandbox.record.id.clone(), stats.clone());
+            // One that was started anew begins anew.
+            let before = before.filter(|before| before.uptime <= stats.uptime);
+            let cpu_percent = before.map(|before| (stats.cpu_percent(&before) * 10.0).round() / 10.0);
+            rows.push(Row { sandbox, stats, cpu_percent });
+        }
+        Ok(rows)
+    }
+}
+
+/// What is shown of them, the busiest first.
+pub fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        ("NAME", Side::Left),
+        ("STATUS", Side::Left),
+        ("CPU", Side::Right),
+        ("MEMORY", Side::Right),
+        ("LIMIT", Side::Right),
+        ("DISK", Side::Right),
+        ("LIMIT", Side::Right),
+        ("READ", Side::Right),
+        ("WRITTEN", Side::Right),
+        ("PROCESSES", Side::Right),
+        ("COMMANDS", Side::Right),
+        ("CLIENTS", Side::Right),
+        ("UP", Side::Right),
+    ]);
+    let mut sorted: Vec<&Row> = rows.iter().collect();
+    let busy = |row: &Row| row.cpu_percent.unwrap_or_default();
+    sorted.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
+    for row in sorted {
+        let stats = &row.stats;
+        table.row([
+            row.name(),
+            row.sandbox.status.to_string(),
+            row.cpu_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %")),
+            bytes(stats.memory),
+            bytes(stats.memory_limit),
+            bytes(stats.disk),
+            bytes(stats.disk_limit),
+            bytes(stats.disk_read),
+            bytes(stats.disk_written),
+            stats
+                .processes
+                .map_or_else(|| "-".to_owned(), |count| format!("{count}/{}", stats.processes_limit)),
+            stats.commands.to_string(),
+            stats.clients.to_string(),
+            time::length(stats.uptime),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,137 @@
+//! The two sides of `bathy cp`: a path of the host, or `NAME:PATH` in a sandbox.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// Where something is copied from or to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// On this machine.
+    Host(PathBuf),
+    /// In a sandbox.
+    Guest {
+        /// The sandbox.
+        name: String,
+        /// The path there.
+        path: Vec<u8>,
+    },
+}
+
+/// A copy that makes sense.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// Into a sandbox.
+    In {
+        /// What.
+        from: PathBuf,
+        /// The sandbox.
+        name: String,
+        /// Where to.
+        to: Vec<u8>,
+    },
+    /// Out of a sandbox.
+    Out {
+        /// The sandbox.
+        name: String,
+        /// What.
+        from: Vec<u8>,
+        /// Where to.
+        to: PathBuf,
+    },
+}
+
+/// Tells the two kinds apart: before a sandbox's colon there is no slash, so `./a:b` is a path of the host.
+pub fn parse(text: &OsStr) -> Result<Location, String> {
+    let bytes = text.as_bytes();
+    if bytes.is_empty() {
+        return Err("An empty path is no place to copy from or to".to_owned());
+    }
+    let Some((name, path)) = split(bytes) else { return Ok(Location::Host(PathBuf::from(text))) };
+    let name = std::str::from_utf8(name)
+        .ok()
+        .filter(|name| !name.is_empty())
+        .ok_or_else(|| format!("{text:?} does not begin with a sandbox's name. A path of this machine with a colon in it is written ./PATH"))?;
+    if path.is_empty() {
+        return Err(format!("{text:?} lacks a path after the colon, such as {name}:/tmp"));
+    }
+    if path.contains(&0) {
+        return Err(format!("{text:?} is not a path"));
+    }
+    Ok(Location::Guest { name: name.to_owned(), path: path.to_vec() })
+}
+
+fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = bytes.iter().position(|byte| *byte == b':')?;
+    let (name, rest) = (bytes.get(..colon)?, bytes.get(colon + 1..)?);
+    (!name.contains(&b'/')).then_some((name, rest))
+}
+
+/// Reads both sides: exactly one of them is in a sandbox.
+pub fn parse_copy(from: &OsString, to: &OsString) -> Result<Copy, String> {
+    match (parse(from)?, parse(to)?) {
+        (Location::Host(from), Location::Guest { name, path }) => Ok(Copy::In { from, name, to: path }),
+        (Location::Guest { name, path }, Location::Host(to)) => Ok(Copy::Out { name, from: path, to }),
+        (Location::Host(_), Location::Host(_)) => {
+            Err("Neither side is in a sandbox. Write one of them as NAME:PATH".to_owned())
+        }
+        (Location::Guest { .. }, Location::Guest { .. }) => {
+            Err("Both sides are in sandboxes. Copy to this machine first, then from it".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(name: &str, path: &str) -> Location {
+        Location::Guest { name: name.to_owned(), path: path.as_bytes().to_vec() }
+    }
+
+    #[test]
+    fn a_colon_after_a_slash_belongs_to_the_path() {
+        for (text, place) in [
+            ("web:/tmp/x", guest("web", "/tmp/x")),
+            ("web:a:b", guest("web", "a:b")),
+            ("./a:b", Location::Host("./a:b".into())),
+            ("/data/a:b", Location::Host("/data/a:b".into())),
+            ("plain", Location::Host("plain".into())),
+            ("../x", Location::Host("../x".into())),
+        ] {
+            assert_eq!(parse(OsStr::new(text)), Ok(place), "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_need_not_be_utf_8() {
+        let place = parse(OsStr::from_bytes(b"web:/\xff")).unwrap();
+        assert_eq!(place, Location::Guest { name: "web".to_owned(), path: b"/\xff".to_vec() });
+        assert_eq!(
+            parse(OsStr::from_bytes(b"\xff")),
+            Ok(Location::Host(PathBuf::from(OsStr::from_bytes(b"\xff"))))
+        );
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused() {
+        for text in [&b""[..], b":x", b"web:", b"\xff:x"] {
+            assert!(parse(OsStr::from_bytes(text)).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn exactly_one_side_is_in_a_sandbox() {
+        let copy = |from: &str, to: &str| parse_copy(&from.into(), &to.into());
+        assert_eq!(
+            copy("a", "web:/b"),
+            Ok(Copy::In { from: "a".into(), name: "web".to_owned(), to: b"/b".to_vec() })
+        );
+        assert_eq!(
+            copy("web:/b", "a"),
+            Ok(Copy::Out { name: "web".to_owned(), from: b"/b".to_vec(), to: "a".into() })
+        );
+        assert!(copy("a", "b").unwrap_err().contains("Neither"));
+        assert!(copy("a:b", "c:d").unwrap_err().contains("Both"));
+    }
+}

@@ -1,0 +1,18 @@
+//! What a person sees and types: output, exit codes, terminals, tables, prompts.
+
+pub mod cell;
+pub mod denials;
+pub mod escape;
+pub mod exit_code;
+pub mod images;
+pub mod interrupts;
+pub mod mistakes;
+pub mod output;
+pub mod progress;
+pub mod prompt;
+pub mod screen;
+pub mod signals;
+pub mod stdio;
+pub mod table;
+pub mod terminal;
+pub mod time;
