@@ -129,10 +129,41 @@ fn environment_folder_and_user_are_as_asked_for() {
 }
 
 #[test]
+fn a_command_needs_no_dashes_and_gets_the_callers_variables() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(".env");
+    std::fs::write(&file, "# ours\nFROM_FILE=file\nOVER=file\n").unwrap();
+    let script = "echo $PASSED $FROM_FILE $OVER; shift; echo $@";
+    let ran = finish(
+        Command::new(bathy())
+            .args(["run", "--timeout", "10m", "-e", "PASSED", "-e", "OVER=option", "--env-file"])
+            .arg(&file)
+            .args(["sh", "-c", script, "sh", "first", "-e", "--", "last"])
+            .env("PASSED", "passed on"),
+        b"",
+    );
+    assert_ran(&ran, 0, "passed on file option\n-e -- last\n");
+}
+
+#[test]
+fn a_command_that_fails_for_want_of_a_file_of_the_hosts_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("s.py"), "print(1)").unwrap();
+    let ran = finish(Command::new(bathy()).args(["run", "python3", "s.py"]).current_dir(folder.path()), b"");
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("s.py is a file of this machine"), "{ran:?}");
+    let ran = finish(Command::new(bathy()).args(["run", "true", "s.py"]).current_dir(folder.path()), b"");
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
+}
+
+#[test]
 fn requests_that_cannot_be_met_are_refused_with_the_reason() {
-    let cases: [(&[&str], &str); 11] = [
-        (&["--timeout", "1e19", "--", "true"], "a year"),
-        (&["--timeout=-1", "--", "true"], "a year"),
+    let cases: [(&[&str], &str); 14] = [
+        (&["--timeout", "1e19", "--", "true"], "is not a length of time"),
+        (&["--timeout=-1", "--", "true"], "is not a length of time"),
+        (&["--timeout", "400d", "--", "true"], "a year"),
+        (&["-e", "BATHY_NO_SUCH_VARIABLE", "true"], "is not set here"),
+        (&["-v", "/tmp:/tmp", "true"], "no directory of this machine can be mounted"),
         (&["--image", "nope", "--", "true"], "There is no image \"nope\""),
         (&["--"], "The command is empty"),
         (&["--", ""], "The command is empty"),

@@ -124,6 +124,38 @@ fn the_operators_ceiling_holds_at_each_start() {
 }
 
 #[test]
+fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
+    let limited = Limited::to(9);
+    for name in ["one", "two"] {
+        limited
+            .allows(&["run", "-d", "--name", name, "--net", "none", "--disk", "64M", "--", "sleep", "600"]);
+    }
+    fs::write(&limited.file, "[ceiling\nsandboxes = 9\n").unwrap();
+    // Nothing is started or entered without knowing what the operator says.
+    for arguments in [
+        &["run", "--", "true"][..],
+        &["create"],
+        &["exec", "one", "--", "true"],
+        &["start", "one"],
+        &["code", "--sandbox", "one", "-c", "1"],
+        &["policy", "allow", "one", "private"],
+    ] {
+        let ran = limited.run(arguments);
+        let told = ran.stderr.contains("operator.toml");
+        assert!(ran.code == Some(125) && told, "{arguments:?}: {ran:?}");
+    }
+    let ran = limited.run(&["ls"]);
+    let told = ran.stderr.contains("operator.toml") && ran.stderr.contains("nothing is started");
+    assert!(ran.code == Some(0) && ran.stdout.contains("one") && told, "{ran:?}");
+    limited.allows(&["inspect", "one"]);
+    limited.allows(&["stop", "one"]);
+    limited.allows(&["rm", "one"]);
+    limited.allows(&["rm", "--force", "two"]);
+    let ran = limited.run(&["doctor"]);
+    assert!(ran.code != Some(0) && ran.stdout.contains("operator's settings"), "{ran:?}");
+}
+
+#[test]
 fn c8_a_request_that_a_monitor_does_not_understand_is_answered() {
     let home = Home::new();
     home.started("one", &["--memory", "128M", "--disk", "64M", "--net", "none"]);

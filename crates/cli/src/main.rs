@@ -134,6 +134,9 @@ enum Verb {
     },
     /// Print or write manual pages.
     Man(man::Args),
+    /// Print the version, as --version does.
+    #[command(hide = true)]
+    Version,
     /// Keep a sandbox: the parent of everything that runs for it.
     #[command(hide = true)]
     Monitor {
@@ -188,6 +191,10 @@ impl Verb {
                 Ok(0)
             }
             Self::Man(args) => man::run(&args, Cli::command()),
+            Self::Version => {
+                output::line(format_args!("bathy {}", env!("CARGO_PKG_VERSION")))?;
+                Ok(0)
+            }
             Self::Monitor { id } => {
                 // Whoever started us may have had its own plans with signals.
                 sys::unblock_signals()?;
@@ -275,6 +282,14 @@ mod tests {
             let cli = Cli::try_parse_from(line.split(' ')).unwrap();
             let Verb::Exec(args) = cli.verb else { panic!("{line} is not read as exec") };
             assert_eq!(args.words(), (true, "web", vec!["ls", "-l", "--json"]), "{line}");
+        }
+        for line in
+            ["bathy run -i ls -l --json", "bathy run -i -- ls -l --json", "bathy run -i ls -- -l --json"]
+        {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let Verb::Run(args) = cli.verb else { panic!("{line} is not read as run") };
+            let words: Vec<_> = args.words().filter(|word| *word != "--").collect();
+            assert_eq!(words, ["ls", "-l", "--json"], "{line}");
         }
     }
 }

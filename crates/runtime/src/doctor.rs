@@ -8,6 +8,7 @@ use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
 use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, describe_weight};
 use bathy_jail::spawn::{Tried, try_filter};
+use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, SandboxSpec, host};
 use serde::Serialize;
@@ -117,11 +118,24 @@ fn checks(paths: &Paths) -> Vec<Check> {
         disk("state folder", &paths.state),
         programs(),
         file_system_tool(),
+        operators_file(),
     ];
     checks.extend(cgroups());
     let images = Recipe::images().filter_map(|name| Recipe::image(name).ok());
     checks.extend(images.map(|recipe| artifact("image", &store, &recipe)));
     checks
+}
+
+fn operators_file() -> Check {
+    const NAME: &str = "operator's settings";
+    match Operator::load() {
+        Ok(_) => Check::ok(NAME, "can be used"),
+        Err(error) => Check::failed(
+            NAME,
+            bathy_protocol::chain(&error),
+            "correct the file: until then nothing is started or entered",
+        ),
+    }
 }
 
 fn user_namespaces() -> Check {

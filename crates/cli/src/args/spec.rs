@@ -12,11 +12,12 @@ use std::time::Duration;
 use bathy_protocol::launch::UmlMode;
 use bathy_spec::config::{self, Layers};
 use bathy_spec::operator::Operator;
-use bathy_spec::{CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, label, variable};
+use bathy_spec::{CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, label};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::disk::DiskArgs;
+use crate::args::env::EnvArgs;
 use crate::args::net::NetArgs;
 use crate::ui::{escape, output, time};
 
@@ -51,9 +52,8 @@ pub struct SpecArgs {
     /// A label, to find the sandbox by. Can be repeated.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = label, help_heading = "Sandbox")]
     label: Vec<(String, String)>,
-    /// Set an environment variable. Can be repeated.
-    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable, help_heading = "Sandbox")]
-    env: Vec<(String, Vec<u8>)>,
+    #[command(flatten, next_help_heading = "Sandbox")]
+    env: EnvArgs,
     /// Working directory in the sandbox.
     #[arg(short, long, value_name = "PATH", help_heading = "Sandbox")]
     workdir: Option<String>,
@@ -95,8 +95,8 @@ pub struct SpecArgs {
     rm: bool,
     #[command(flatten)]
     net: NetArgs,
-    /// How long the guest may take to get ready, in seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds, hide = true)]
+    /// How long the guest may take to get ready.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_duration, hide = true)]
     ready_timeout: Option<Duration>,
 }
 
@@ -128,14 +128,13 @@ impl SpecArgs {
     }
 
     /// The variables and the working directory alone: for work in a sandbox that exists.
-    pub fn variables_and_folder(&self) -> (BTreeMap<String, String>, Option<String>) {
-        (self.variables(), self.workdir.clone())
+    pub fn variables_and_folder(&self) -> Result<(BTreeMap<String, String>, Option<String>), String> {
+        Ok((self.variables()?, self.workdir.clone()))
     }
 
-    fn variables(&self) -> BTreeMap<String, String> {
-        let text =
-            |(name, value): &(String, Vec<u8>)| (name.clone(), String::from_utf8_lossy(value).into_owned());
-        self.env.iter().map(text).collect()
+    fn variables(&self) -> Result<BTreeMap<String, String>, String> {
+        let text = |(name, value): (String, Vec<u8>)| (name, String::from_utf8_lossy(&value).into_owned());
+        Ok(self.env.variables()?.into_iter().map(text).collect())
     }
 
     /// The file to use, if any.
@@ -162,7 +161,7 @@ impl SpecArgs {
         fn some(value: Option<impl Serialize>) -> serde_json::Result<Option<Value>> {
             value.map(serde_json::to_value).transpose()
         }
-        let env = self.variables();
+        let env = self.variables()?;
         let labels: BTreeMap<String, String> = self.label.iter().cloned().collect();
         let ready = self.ready_timeout.map(|time| u64::try_from(time.as_millis())).transpose()?;
         let all = [

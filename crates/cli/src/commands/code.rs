@@ -27,10 +27,10 @@ use bathy_spec::{CommandSpec, SandboxSpec};
 
 use crate::args::spec::SpecArgs;
 use crate::record::{self, Purpose, Record};
-use crate::ui::cell::{End, Screen, ShowArgs, parse_timeout};
+use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
 use crate::ui::progress::Progress;
-use crate::ui::{escape, output};
+use crate::ui::{escape, output, time};
 
 /// The only stream of a connection.
 const STREAM: u32 = 1;
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "ID", requires = "sandbox")]
     context: Option<String>,
     /// Interrupt the code after this time, such as 30s; the exit code is then 124.
-    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
     show: ShowArgs,
@@ -98,7 +98,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     request.max_output = args.show.max_output();
     match args.sandbox {
         Some(name) => {
-            (request.env, request.cwd) = args.spec.variables_and_folder();
+            (request.env, request.cwd) = args.spec.variables_and_folder()?;
             kept(&name, args.context, request, &args.show)
         }
         None => {

@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// The main command, run at every start; its end is the sandbox's end. Without one the sandbox runs until it is stopped.
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 

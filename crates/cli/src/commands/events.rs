@@ -140,7 +140,7 @@ enum Known {
 
 /// A sandbox that is gone is known by its events alone.
 fn sandbox_id(wanted: &str) -> Result<(Known, String), Box<dyn Error>> {
-    Ok(Manager::open("bathy events")?
+    Ok(Manager::open_to_end("bathy events")?
         .find(wanted)
         .map_or_else(|_| (Known::Unknown, wanted.to_owned()), |sandbox| (Known::Present, sandbox.record.id)))
 }

@@ -1,23 +1,24 @@
 //! `bathy exec` and `bathy shell`: commands in a sandbox that runs.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::time::Duration;
 
 use bathy_client::attach::{Attach, Finished, Outcome, What};
 use bathy_client::command::ExecOptions;
 use bathy_manager::{ExecRequest, Manager, Sandboxed};
 use bathy_protocol::Restriction;
-use bathy_spec::{CommandSpec, Security, SpecError, variable};
+use bathy_spec::{CommandSpec, Security, SpecError};
 use serde_json::{Value, json};
 
+use crate::args::env::EnvArgs;
 use crate::args::spec::parse_security;
 use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::{escape, output, terminal, time};
+use crate::ui::{escape, host_files, output, terminal, time};
 
 /// The variables that tell programs what the caller's terminal can do.
 const TERMINAL_VARIABLES: [&str; 2] = ["TERM", "COLORTERM"];
@@ -38,8 +39,8 @@ pub struct Args {
     detach: bool,
     #[command(flatten)]
     how: How,
-    /// End the command after this many seconds; the exit code is then 124.
-    #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds)]
+    /// End the command after this time, such as 30, 90s or 5m; the exit code is then 124.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
     /// Print the result with the output as JSON.
     #[arg(long, conflicts_with = "tty")]
@@ -63,9 +64,8 @@ pub struct ShellArgs {
 /// As whom and where a command runs.
 #[derive(clap::Args)]
 struct How {
-    /// Set an environment variable. Can be repeated.
-    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
-    env: Vec<(String, Vec<u8>)>,
+    #[command(flatten)]
+    env: EnvArgs,
     /// Working directory in the sandbox.
     #[arg(short, long, value_name = "PATH")]
     workdir: Option<OsString>,
@@ -86,14 +86,9 @@ impl How {
             .then_some(Restriction { writable_root: self.writable_root })
     }
 
-    fn command(self, argv: Vec<Vec<u8>>, timeout: Option<Duration>) -> CommandSpec {
-        CommandSpec {
-            argv,
-            env: self.env.into_iter().collect::<BTreeMap<_, _>>(),
-            cwd: self.workdir.map(OsString::into_vec),
-            user: self.user,
-            timeout,
-        }
+    fn command(self, argv: Vec<Vec<u8>>, timeout: Option<Duration>) -> Result<CommandSpec, String> {
+        let (env, cwd) = (self.env.variables()?, self.workdir.map(OsString::into_vec));
+        Ok(CommandSpec { argv, env, cwd, user: self.user, timeout })
     }
 }
 
@@ -105,7 +100,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let wiring = Wiring { stdin: args.interactive, terminal: args.tty, json: args.json, detachable: false };
     let options = options(wiring, args.how.restriction());
     let argv = args.command.into_iter().map(OsString::into_vec).collect();
-    let mut command = args.how.command(argv, args.timeout);
+    let mut command = args.how.command(argv, args.timeout)?;
     if args.tty {
         pass_terminal_variables(&mut command);
     }
@@ -123,7 +118,7 @@ pub fn shell(args: ShellArgs) -> Result<u8, Box<dyn Error>> {
     let wiring = Wiring { stdin: true, terminal: io::stdin().is_terminal(), ..Wiring::default() };
     let options = options(wiring, args.how.restriction());
     let argv = ["/bin/sh", "-c", SHELLS].map(|word| word.as_bytes().to_vec()).to_vec();
-    let mut command = args.how.command(argv, None);
+    let mut command = args.how.command(argv, None)?;
     if wiring.terminal {
         pass_terminal_variables(&mut command);
     }
@@ -175,6 +170,9 @@ fn execute(
         done.warn();
         if let Some(message) = message {
             output::note(message);
+        }
+        if code != 0 {
+            host_files::hint(&command.argv, Path::new(".")).iter().for_each(output::note);
         }
     }
     Ok(code)

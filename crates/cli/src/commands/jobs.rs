@@ -55,7 +55,7 @@ pub struct KillArgs {
 
 /// Lists a sandbox's jobs.
 pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy jobs")?;
+    let mut manager = Manager::open_to_end("bathy jobs")?;
     let sandbox = manager.find(&args.name)?;
     let jobs = manager.jobs(&sandbox)?;
     if args.json {
@@ -129,7 +129,7 @@ pub fn no_job(sandbox: &str, job: u32) -> String {
 
 /// Sends a signal to a job, or ends a sandbox at once.
 pub fn kill(args: &KillArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy kill")?;
+    let mut manager = Manager::open_to_end("bathy kill")?;
     let sandbox = manager.find(&args.name)?;
     match (args.job, args.signal) {
         (None, libc::SIGKILL) => manager.kill(&sandbox)?,

@@ -1,10 +1,11 @@
 //! The verbs that change a kept sandbox's state: start, stop, restart, rm, adopt, pause, resume, wait.
 
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use bathy_manager::{Manager, ManagerError, Sandboxed, Status};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::ui::progress::Progress;
 use crate::ui::{escape, output, time};
@@ -15,6 +16,9 @@ pub struct Names {
     /// The sandboxes: names, ids or beginnings of ids.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Names {
@@ -27,8 +31,8 @@ impl Names {
 /// How long a sandbox may take to end by itself.
 #[derive(clap::Args)]
 pub struct Grace {
-    /// Seconds between asking the sandbox's processes to end and ending them.
-    #[arg(short = 't', long = "time", value_name = "SECONDS", value_parser = time::parse_grace, default_value = "10")]
+    /// Time between asking the sandbox's processes to end and ending them, such as 30 or 2m.
+    #[arg(short = 't', long = "time", value_name = "TIME", value_parser = time::parse_grace, default_value = "10")]
     grace: Duration,
 }
 
@@ -64,9 +68,6 @@ pub struct PauseArgs {
 /// Arguments of `bathy wait`.
 #[derive(clap::Args)]
 pub struct WaitArgs {
-    /// Print the records as JSON instead of exit codes.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     names: Names,
 }
@@ -82,7 +83,9 @@ pub fn start(names: &Names) -> Result<u8, Box<dyn Error>> {
 
 /// Stops sandboxes.
 pub fn stop(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
-    each("bathy stop", &args.names, |manager, sandbox| Ok(manager.stop(sandbox, args.grace.grace)?))
+    each_found("bathy stop", &args.names, Manager::open_to_end, Manager::find, |manager, sandbox| {
+        Ok(manager.stop(sandbox, args.grace.grace)?)
+    })
 }
 
 /// Stops and starts sandboxes.
@@ -96,7 +99,7 @@ pub fn restart(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
 
 /// Removes sandboxes with everything they hold, also those that the store does not know.
 pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
-    each_found("bathy rm", &args.names, Manager::find_any, |manager, sandbox| {
+    each_found("bathy rm", &args.names, Manager::open_to_end, Manager::find_any, |manager, sandbox| {
         Ok(manager.remove(sandbox, args.force)?)
     })
 }
@@ -104,18 +107,49 @@ pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
 /// Takes sandboxes back that the store does not know, and prints what they are called now.
 pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy adopt")?;
-    let mut code = 0;
+    let mut results = Results::new(names);
     for name in &names.names {
-        match adopt_one(&mut manager, name) {
-            Ok(name) => output::line(name)?,
-            Err(error) => {
+        let adopted = adopt_one(&mut manager, name);
+        output::warnings(&mut manager);
+        results.add(name, adopted)?;
+    }
+    results.finish()
+}
+
+/// What became of each of several sandboxes.
+struct Results {
+    /// In JSON, if that is wanted.
+    json: Option<Vec<Value>>,
+    code: u8,
+}
+
+impl Results {
+    fn new(names: &Names) -> Self {
+        Self { json: names.json.then(Vec::new), code: 0 }
+    }
+
+    /// Shows one: what it is called, or why nothing was done to `wanted`.
+    fn add(&mut self, wanted: &str, result: Result<String, Box<dyn Error>>) -> io::Result<()> {
+        match (&mut self.json, result) {
+            (Some(all), Ok(name)) => all.push(json!({ "name": name, "error": null })),
+            (None, Ok(name)) => output::line(name)?,
+            (all, Err(error)) => {
+                if let Some(all) = all {
+                    all.push(json!({ "name": wanted, "error": bathy_protocol::chain(error.as_ref()) }));
+                }
                 output::failure(error.as_ref());
-                code = crate::OUR_FAILURE;
+                self.code = crate::OUR_FAILURE;
             }
         }
-        output::warnings(&mut manager);
+        Ok(())
     }
-    Ok(code)
+
+    fn finish(self) -> Result<u8, Box<dyn Error>> {
+        if let Some(all) = self.json {
+            output::json(&Value::from(all))?;
+        }
+        Ok(self.code)
+    }
 }
 
 fn adopt_one(manager: &mut Manager, name: &str) -> Result<String, Box<dyn Error>> {
@@ -134,7 +168,9 @@ fn adopt_one(manager: &mut Manager, name: &str) -> Result<String, Box<dyn Error>
 
 /// Freezes sandboxes.
 pub fn pause(args: &PauseArgs) -> Result<u8, Box<dyn Error>> {
-    each("bathy pause", &args.names, |manager, sandbox| Ok(manager.pause(sandbox, args.release_memory)?))
+    each_found("bathy pause", &args.names, Manager::open_to_end, Manager::find, |manager, sandbox| {
+        Ok(manager.pause(sandbox, args.release_memory)?)
+    })
 }
 
 /// Lets frozen sandboxes go on.
@@ -144,13 +180,13 @@ pub fn resume(names: &Names) -> Result<u8, Box<dyn Error>> {
 
 /// Waits until every sandbox has ended, and prints the exit codes of their main commands.
 pub fn wait(args: &WaitArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy wait")?;
+    let mut manager = Manager::open_to_end("bathy wait")?;
     let sandboxes: Vec<Sandboxed> =
         args.names.names.iter().map(|name| manager.find(name)).collect::<Result<_, _>>()?;
     let mut ended = Vec::new();
     for sandbox in &sandboxes {
         let sandbox = manager.wait(sandbox, None)?;
-        if !args.json {
+        if !args.names.json {
             match sandbox.record.exit_code {
                 Some(code) => output::line(code)?,
                 None => output::line("-")?,
@@ -158,7 +194,7 @@ pub fn wait(args: &WaitArgs) -> Result<u8, Box<dyn Error>> {
         }
         ended.push(sandbox);
     }
-    if args.json {
+    if args.names.json {
         output::json(&json!(ended))?;
     }
     Ok(0)
@@ -170,29 +206,24 @@ fn each(
     names: &Names,
     act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
 ) -> Result<u8, Box<dyn Error>> {
-    each_found(program, names, Manager::find, act)
+    each_found(program, names, Manager::open, Manager::find, act)
 }
 
 /// The same, with sandboxes that are found in another way.
 fn each_found(
     program: &str,
     names: &Names,
+    open: impl FnOnce(&str) -> Result<Manager, ManagerError>,
     find: impl Fn(&mut Manager, &str) -> Result<Sandboxed, ManagerError>,
     mut act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
 ) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open(program)?;
-    let mut code = 0;
+    let mut manager = open(program)?;
+    let mut results = Results::new(names);
     for name in &names.names {
         let done =
             find(&mut manager, name).map_err(Into::into).and_then(|sandbox| act(&mut manager, &sandbox));
         output::warnings(&mut manager);
-        match done {
-            Ok(()) => output::line(name)?,
-            Err(error) => {
-                output::failure(error.as_ref());
-                code = crate::OUR_FAILURE;
-            }
-        }
+        results.add(name, done.map(|()| name.clone()))?;
     }
-    Ok(code)
+    results.finish()
 }

@@ -88,7 +88,7 @@ impl Filter {
 
 /// Lists sandboxes; `running` leaves the others out unless asked for.
 pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy ls")?;
+    let mut manager = Manager::open_to_end("bathy ls")?;
     let mut sandboxes = manager.list()?;
     let orphans = manager.orphans()?;
     let hint = (!orphans.is_empty() && !running).then(|| hint(&orphans));
@@ -124,7 +124,7 @@ fn hint(orphans: &[Sandboxed]) -> String {
 
 /// Prints everything that is known of sandboxes.
 pub fn inspect(args: &InspectArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy inspect")?;
+    let mut manager = Manager::open_to_end("bathy inspect")?;
     let found: Vec<Sandboxed> =
         args.names.as_slice().iter().map(|name| manager.find_any(name)).collect::<Result<_, _>>()?;
     output::json(&found)?;

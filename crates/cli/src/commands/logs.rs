@@ -33,10 +33,13 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<usize>,
     /// The guest kernel's console instead of output.
-    #[arg(long, conflicts_with = "job")]
+    #[arg(long, conflicts_with_all = ["job", "number"])]
     console: bool,
     /// Only this job's output; 0 is the main command.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(value_name = "JOB")]
+    number: Option<u32>,
+    /// The same, as an option.
+    #[arg(long, value_name = "NUMBER", conflicts_with = "number")]
     job: Option<u32>,
     /// Begin every line with the time it came at.
     #[arg(short, long)]
@@ -48,9 +51,10 @@ pub struct Args {
 
 /// Prints a log.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy logs")?;
+    let mut manager = Manager::open_to_end("bathy logs")?;
     let sandbox = manager.find(&args.name)?;
-    if let Some(job) = args.job
+    let wanted_job = args.job.or(args.number);
+    if let Some(job) = wanted_job
         // The main command has its number before its first start.
         && (job != 0 || sandbox.record.spec.command.is_empty())
         && manager.jobs(&sandbox)?.iter().all(|known| known.number != job)
@@ -66,7 +70,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     }
     let since = args.since.map_or(0, |since| since.unix_ns(unix_ns()));
     let wanted = |record: &Record| {
-        record.meta.unix_ns >= since && args.job.is_none_or(|job| record.meta.source == job)
+        record.meta.unix_ns >= since && wanted_job.is_none_or(|job| record.meta.source == job)
     };
 
     let mut reader = Reader::open(&path)?.until_now()?;
@@ -87,7 +91,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         // Looked at before the last reading, so that nothing said before the end is missed.
         let mut running = true;
         while running {
-            running = goes_on(&mut manager, &sandbox.record.id, args.job);
+            running = goes_on(&mut manager, &sandbox.record.id, wanted_job);
             printer.flush()?;
             while let Some(record) = reader.wait(if running { LOOK } else { Duration::ZERO })? {
                 if wanted(&record) {

@@ -2,8 +2,9 @@
 
 use std::error::Error;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::process::{self, Stdio};
 
 use clap::Command;
 use clap_mangen::Man;
@@ -24,13 +25,13 @@ pub fn run(args: &Args, command: Command) -> Result<u8, Box<dyn Error>> {
     // Gives every verb its full name.
     command.build();
     let Some(what) = &args.what else {
-        io::stdout().write_all(&page(&command)?)?;
+        show(&page(&command)?)?;
         return Ok(0);
     };
     if let Some(verb) =
         what.to_str().and_then(|verb| visible(&command).find(|known| known.get_name() == verb))
     {
-        io::stdout().write_all(&page(verb)?)?;
+        show(&page(verb)?)?;
         return Ok(0);
     }
     if !what.is_dir() {
@@ -40,6 +41,21 @@ pub fn run(args: &Args, command: Command) -> Result<u8, Box<dyn Error>> {
     write_pages(&command, what, &mut count)?;
     output::line(format_args!("{count} pages are in {}", what.display()))?;
     Ok(0)
+}
+
+/// Shows a page on a terminal by the system's own viewer, if there is one, and prints it as it is elsewhere.
+fn show(page: &[u8]) -> io::Result<()> {
+    if io::stdout().is_terminal()
+        && let Ok(mut viewer) = process::Command::new("man").args(["-l", "-"]).stdin(Stdio::piped()).spawn()
+    {
+        if let Some(mut input) = viewer.stdin.take() {
+            // A viewer that was left early reads no more.
+            let _ = input.write_all(page);
+        }
+        viewer.wait()?;
+        return Ok(());
+    }
+    io::stdout().write_all(page)
 }
 
 /// Writes the page of the command and of every verb below it into `folder`.

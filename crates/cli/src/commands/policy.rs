@@ -168,7 +168,7 @@ pub struct PortArgs {
 
 /// Prints published ports.
 pub fn ports(args: &PortArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy port")?;
+    let mut manager = Manager::open_to_end("bathy port")?;
     let sandbox = manager.find(&args.name)?;
     let ports = manager.ports(&sandbox);
     if !sandbox.is_alive() && !ports.is_empty() {

@@ -10,7 +10,7 @@ use bathy_protocol::unix_ns;
 
 use crate::args::spec::SpecArgs;
 use crate::commands::code::Source;
-use crate::ui::cell::{End, Screen, ShowArgs, parse_timeout};
+use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
 use crate::ui::progress::Progress;
 use crate::ui::table::{Side, Table};
@@ -59,7 +59,7 @@ const VERBS: [&str; 5] = ["new", "ls", "run", "rm", "help"];
 #[derive(clap::Args)]
 struct How {
     /// Interrupt a cell after this time, such as 30s. [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
     show: ShowArgs,
@@ -155,7 +155,7 @@ fn new(args: NewArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
-    let repls = Manager::open(PROGRAM)?.list_repls()?;
+    let repls = Manager::open_to_end(PROGRAM)?.list_repls()?;
     if args.json {
         output::json(&repls)?;
     } else if args.quiet {

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bathy_client::attach::{Attach, Times, What};
@@ -24,7 +24,7 @@ use crate::record::{self, Purpose, Record};
 use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::progress::Progress;
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::{output, time};
+use crate::ui::{host_files, output, time};
 
 /// Arguments of `bathy run`.
 #[derive(clap::Args)]
@@ -43,8 +43,8 @@ pub struct Args {
     /// Give the command a terminal.
     #[arg(short, long, conflicts_with = "json")]
     tty: bool,
-    /// End the command after this many seconds; the exit code is then 124.
-    #[arg(long, value_name = "SECONDS", value_parser = time::parse_seconds)]
+    /// End the command after this time, such as 30, 90s or 5m; the exit code is then 124.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
     /// Print the result, with the time of every phase, as JSON.
     #[arg(long)]
@@ -53,8 +53,16 @@ pub struct Args {
     #[arg(long, value_name = "FILE", hide = true)]
     kernel: Option<PathBuf>,
     /// The command and its arguments.
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+#[cfg(test)]
+impl Args {
+    /// The command, as it was understood.
+    pub fn words(&self) -> impl Iterator<Item = &str> {
+        self.command.iter().filter_map(|word| word.to_str())
+    }
 }
 
 /// Runs the command and returns its exit code.
@@ -175,9 +183,10 @@ impl Ephemeral {
             if let Some(message) = message {
                 output::note(message);
             }
-            // One that did its work has not missed them.
-            for line in record.denials().iter().filter(|_| code != 0) {
-                output::note(line);
+            // One that did its work has missed neither.
+            if code != 0 {
+                record.denials().iter().for_each(output::note);
+                host_files::hint(&command.argv, Path::new(".")).iter().for_each(output::note);
             }
         }
         Ok(code)

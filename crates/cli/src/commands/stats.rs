@@ -28,7 +28,7 @@ pub struct Args {
 
 /// Prints a table.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open("bathy stats")?;
+    let mut manager = Manager::open_to_end("bathy stats")?;
     let mut watch = Watch::default();
     watch.look(&mut manager, &args.names)?;
     thread::sleep(SAMPLE);

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use bathy_client::interpreter::{
     Bundle, CellEnd, CellEvent, CellOutcome, CodeError, Collected, Interrupter, Output as Kept,
@@ -16,7 +15,7 @@ use crate::ui::escape::{self, Returns, Stream};
 use crate::ui::exit_code::{BROKEN_PIPE, JSON_OUTPUT};
 use crate::ui::images::{self, Image, Protocol};
 use crate::ui::interrupts::Trigger;
-use crate::ui::{output, table, terminal, time};
+use crate::ui::{output, table, terminal};
 
 /// The exit code of code that raised an error.
 const ERROR: u8 = 1;
@@ -24,16 +23,6 @@ const TIMED_OUT: u8 = 124;
 const NO_INTERPRETER: u8 = 127;
 /// The exit code of what SIGKILL ended.
 const KILLED: u8 = 137;
-
-/// Reads how long code may run: seconds, or a time such as 90s or 5m.
-pub fn parse_timeout(text: &str) -> Result<Duration, String> {
-    time::parse_seconds(text).or_else(|_| {
-        let time: bathy_spec::Seconds =
-            text.parse().map_err(|_| format!("{text:?} is not a time such as 30, 30s or 5m"))?;
-        let time = Duration::from(time);
-        if time.is_zero() { Err("code needs some time".to_owned()) } else { Ok(time) }
-    })
-}
 
 /// How a cell's results are shown.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -398,16 +387,6 @@ mod tests {
         assert!(!message(false).contains("variables") && message(false).contains("time limit"));
         let left = outcome(CellEnd::Exited(Exit::Code(3)), None);
         assert_eq!(End { outcome: &left, signal: None, kept: false, lost: None }.message(), None);
-    }
-
-    #[test]
-    fn times_are_written_as_people_do() {
-        assert_eq!(parse_timeout("1.5"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse_timeout("30s"), Ok(Duration::from_secs(30)));
-        assert_eq!(parse_timeout("2m"), Ok(Duration::from_secs(120)));
-        for text in ["", "0", "0s", "soon", "-1"] {
-            assert!(parse_timeout(text).is_err(), "{text:?}");
-        }
     }
 
     #[test]

@@ -3,17 +3,41 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-/// Verbs whose command stands behind `--`.
-const WITH_COMMANDS: [&str; 2] = ["run", "create"];
+/// Verbs of Docker's that are not ours, and what to do instead.
+const FOREIGN: [(&str, &str); 9] = [
+    ("build", NO_IMAGES),
+    ("images", NO_IMAGES),
+    ("pull", NO_IMAGES),
+    ("push", NO_IMAGES),
+    ("commit", "a sandbox's disk cannot become an image in this version. `bathy cp` copies files out of it"),
+    (
+        "rename",
+        "a sandbox keeps its name. Stop it, copy its folder and `bathy adopt` the copy, or use labels",
+    ),
+    ("update", "limits cannot be changed after `bathy create`; the network can, by `bathy policy`"),
+    ("info", "`bathy doctor` tells what this machine offers"),
+    (
+        "prune",
+        "there is no `prune`: `bathy rm $(bathy ls -q)` removes what does not run, with a filter such as `-f label=batch` some of it",
+    ),
+];
+const NO_IMAGES: &str = "there is one image in this version, `default`, which `bathy setup` builds. What it lacks can be installed in a sandbox";
+/// What mounts directories elsewhere.
+const MOUNTS: [&str; 3] = ["-v", "--volume", "--mount"];
 
 /// The same error, told better if we can.
 pub fn mend(error: Error, command: &mut Command, line: &[String]) -> Error {
     match error.kind() {
-        ErrorKind::InvalidSubcommand => without_hidden(error, command),
+        ErrorKind::InvalidSubcommand => {
+            foreign(&error, command).unwrap_or_else(|| without_hidden(error, command))
+        }
         ErrorKind::UnknownArgument if line.iter().skip(1).take(2).eq(["policy", "set"]) => {
             as_rules(error, command)
         }
-        ErrorKind::UnknownArgument => with_dashes(error, command, line),
+        ErrorKind::UnknownArgument if MOUNTS.contains(&text(&error, ContextKind::InvalidArg).as_str()) => {
+            let message = "no directory of this machine can be mounted in this version. Copy files with `bathy cp`, or pass one on standard input";
+            command.error(ErrorKind::UnknownArgument, message)
+        }
         _ => error,
     }
 }
@@ -33,26 +57,11 @@ fn without_hidden(mut error: Error, command: &mut Command) -> Error {
     error
 }
 
-/// A word where only options can stand is the beginning of a command without its `--`.
-fn with_dashes(error: Error, command: &mut Command, line: &[String]) -> Error {
-    let word = text(&error, ContextKind::InvalidArg);
-    let verb = line.get(1).map(String::as_str).unwrap_or_default();
-    let Some(at) = line.iter().skip(2).position(|given| *given == word) else { return error };
-    if word.starts_with('-') || !WITH_COMMANDS.contains(&verb) {
-        return error;
-    }
-    let (before, after) = line.split_at(at + 2);
-    let words: Vec<&str> = before
-        .iter()
-        .skip(1)
-        .map(String::as_str)
-        .chain(["--"])
-        .chain(after.iter().map(String::as_str))
-        .collect();
-    let message = format!("a command stands behind `--`. Did you mean this?\n\n  bathy {}", words.join(" "));
-    let command =
-        command.find_subcommand_mut(verb).map_or_else(|| Command::new("bathy"), |verb| verb.clone());
-    command.bin_name(format!("bathy {verb}")).error(ErrorKind::UnknownArgument, message)
+/// A verb that people know from elsewhere.
+fn foreign(error: &Error, command: &mut Command) -> Option<Error> {
+    let verb = text(error, ContextKind::InvalidSubcommand);
+    let (_, instead) = FOREIGN.iter().find(|(name, _)| *name == verb)?;
+    Some(command.error(ErrorKind::InvalidSubcommand, format!("bathy has no verb `{verb}`: {instead}")))
 }
 
 /// What is an option of `run` and `create` is a word of a rule where there is nothing but rules.
@@ -86,11 +95,16 @@ mod tests {
     }
 
     #[test]
-    fn a_command_without_its_dashes_is_noticed() {
-        assert!(told("bathy run ls").contains("bathy run -- ls\n"), "{}", told("bathy run ls"));
-        assert!(told("bathy run -m 1G ls x").contains("bathy run -m 1G -- ls x\n"));
-        assert!(told("bathy create --name a sleep").contains("bathy create --name a -- sleep\n"));
-        assert!(!told("bathy run --nonsense").contains("Did you mean"));
+    fn verbs_and_options_of_others_are_answered() {
+        for (verb, _) in FOREIGN {
+            assert!(told(&format!("bathy {verb} x")).contains(&format!("has no verb `{verb}`: ")), "{verb}");
+        }
+        assert!(told("bathy pull python:3.12").contains("one image"));
+        for option in MOUNTS {
+            let told = told(&format!("bathy run {option} /tmp:/work ls"));
+            assert!(told.contains("bathy cp") && !told.contains("as a value"), "{told}");
+        }
+        assert!(!told("bathy run --nonsense").contains("bathy cp"));
     }
 
     #[test]

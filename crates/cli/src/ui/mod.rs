@@ -4,6 +4,7 @@ pub mod cell;
 pub mod denials;
 pub mod escape;
 pub mod exit_code;
+pub mod host_files;
 pub mod images;
 pub mod interrupts;
 pub mod mistakes;

@@ -2,24 +2,25 @@
 
 use std::time::Duration;
 
+use bathy_spec::{Seconds, SpecError};
+
 const SECOND: u64 = 1_000_000_000;
 const DAY: u64 = 24 * 3600;
 
 /// The longest time that can be asked for.
 const LONGEST: Duration = Duration::from_secs(366 * DAY);
 
-/// A number of seconds above zero, with or without a fraction.
-pub fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds)
-        .ok()
+/// A length of time above zero: seconds, with or without a fraction, or a number with a unit.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let time: Seconds = text.parse().map_err(|error: SpecError| error.to_string())?;
+    Some(Duration::from(time))
         .filter(|duration| !duration.is_zero() && *duration <= LONGEST)
-        .ok_or_else(|| format!("{text:?} is not between zero and a year of seconds"))
+        .ok_or_else(|| format!("{text:?} is not between a millisecond and a year"))
 }
 
-/// As [`parse_seconds`], and zero.
+/// As [`parse_duration`], and zero.
 pub fn parse_grace(text: &str) -> Result<Duration, String> {
-    if text == "0" { Ok(Duration::ZERO) } else { parse_seconds(text) }
+    if text == "0" { Ok(Duration::ZERO) } else { parse_duration(text) }
 }
 
 /// A point in time: a time ago (`90s`, `10m`, `2h`, `1d`), seconds since 1970, or a date with or without a time of day.
@@ -249,11 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn seconds_are_bounded() {
-        assert_eq!(parse_seconds("1.5"), Ok(Duration::from_millis(1500)));
+    fn lengths_of_time_are_read_in_one_way_and_bounded() {
+        assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
         assert_eq!(parse_grace("0"), Ok(Duration::ZERO));
-        for text in ["0", "-1", "1e19", "nan", "inf", "soon"] {
-            assert!(parse_seconds(text).is_err(), "{text}");
+        for text in ["", "0", "0s", "-1", "1e19", "nan", "inf", "soon", "2 weeks", "367d"] {
+            assert!(parse_duration(text).is_err(), "{text}");
         }
+        assert!(parse_duration("soon").unwrap_err().contains("such as 15m"));
     }
 }

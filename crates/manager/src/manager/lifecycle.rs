@@ -214,7 +214,7 @@ impl Manager {
         let differs = |spec: &SandboxSpec| {
             Description::read(&folder).ok().flatten().map(|found| found.spec).filter(|found| found != spec)
         };
-        if differs(&sandbox.record.spec).is_none() {
+        if self.is_without_operator || differs(&sandbox.record.spec).is_none() {
             return Ok(sandbox);
         }
         let operator = &self.operator;

@@ -234,6 +234,8 @@ pub struct Manager {
     store: Store,
     audit: Log,
     operator: Operator,
+    /// The operator's settings are not known: settings that stand beside a disk are not taken over.
+    is_without_operator: bool,
     /// Who asks: the name of the command.
     program: String,
     warnings: warnings::Warnings,
@@ -242,12 +244,31 @@ pub struct Manager {
 impl Manager {
     /// Opens the user's store and audit log. `program` is who asks, for the audit log.
     pub fn open(program: &str) -> Result<Self, ManagerError> {
+        Self::open_with(program, Operator::load()?)
+    }
+
+    /// As [`Self::open`], to look at sandboxes and to end them, which an operator's file with a mistake in it must not prevent.
+    /// Nothing may be started, entered or widened.
+    pub fn open_to_end(program: &str) -> Result<Self, ManagerError> {
+        match Operator::load() {
+            Ok(operator) => Self::open_with(program, operator),
+            Err(error) => {
+                let mut manager = Self::open_with(program, Operator::default())?;
+                manager.is_without_operator = true;
+                let why = bathy_protocol::chain(&error);
+                manager.warnings.add(format!("{why}. Until it can, nothing is started or entered"));
+                Ok(manager)
+            }
+        }
+    }
+
+    fn open_with(program: &str, operator: Operator) -> Result<Self, ManagerError> {
         let paths = Paths::of_user()?;
-        let operator = Operator::load()?;
         let store = Store::open(&paths.state)?;
         let audit = bathy_runtime::audit::audit_log(&paths, &operator)?;
         let warnings = warnings::Warnings::default();
-        Ok(Self { paths, store, audit, operator, program: program.to_owned(), warnings })
+        let program = program.to_owned();
+        Ok(Self { paths, store, audit, operator, is_without_operator: false, program, warnings })
     }
 
     /// With a state folder of its own, and no operator.
@@ -258,7 +279,8 @@ impl Manager {
         let store = Store::open(&paths.state).unwrap();
         let audit = bathy_runtime::audit::audit_log(&paths, &operator).unwrap();
         let warnings = warnings::Warnings::default();
-        Self { paths, store, audit, operator, program: "test".to_owned(), warnings }
+        let program = "test".to_owned();
+        Self { paths, store, audit, operator, is_without_operator: false, program, warnings }
     }
 
     /// As [`Self::open`], on behalf of agents: what they ask is held to the operator's limits for them.
