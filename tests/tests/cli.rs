@@ -157,6 +157,16 @@ fn a_command_that_fails_for_want_of_a_file_of_the_hosts_is_told_so() {
 }
 
 #[test]
+fn numpy_works_in_little_memory_or_is_ended_and_never_hangs() {
+    let code = "import numpy; print(numpy.arange(4).sum())";
+    for (memory, works) in [("64M", false), ("96M", false), ("128M", true), ("144M", true)] {
+        let ran = run(&["run", "-m", memory, "--timeout", &patient_seconds(60), "python3", "-c", code]);
+        let ended = [Some(1), Some(137)].contains(&ran.code);
+        assert!(ran.code == Some(0) && ran.stdout == "6\n" || ended && !works, "{memory}: {ran:?}");
+    }
+}
+
+#[test]
 fn requests_that_cannot_be_met_are_refused_with_the_reason() {
     let cases: [(&[&str], &str); 14] = [
         (&["--timeout", "1e19", "--", "true"], "is not a length of time"),

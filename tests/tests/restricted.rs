@@ -144,6 +144,9 @@ fn the_root_is_read_only_unless_asked() {
         let ran = restricted.sh(write);
         assert_ne!(ran.code, Some(0));
         assert!(ran.stderr.contains("Read-only file system"), "{ran:?}");
+        // It begins where it can write.
+        assert_eq!(restricted.sh("pwd && echo 1 > a.csv && rm a.csv").stdout, "/tmp\n");
+        assert_eq!(open.sh("pwd").stdout, "/home/user\n");
         for still in ["/tmp/file", "/dev/shm/file"] {
             assert_eq!(restricted.sh(&format!("echo 1 > {still} && rm {still}")).code, Some(0), "{still}");
         }

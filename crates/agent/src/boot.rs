@@ -105,6 +105,7 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     link_standard_devices()?;
     sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
     network::set_up().map_err(|error| BootError::Prepare("the network card", error))?;
+    share_memory_freely()?;
     // However many processes want to run: who asks them to end, or ends them, must.
     sys::take_precedence().map_err(|error| BootError::Prepare("the agent's priority", error))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
@@ -124,6 +125,13 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
 fn hold(path: &'static str, flags: OFlags) -> Result<OwnedFd, BootError> {
     rustix::fs::open(path, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| BootError::Prepare(path, error.into()))
+}
+
+/// Lets programs map more than there is, as long as they do not use it. Some libraries map 128 MiB when they are loaded, and try for
+/// ever where a small guest refuses that.
+fn share_memory_freely() -> Result<(), BootError> {
+    fs::write("/proc/sys/vm/overcommit_memory", "1")
+        .map_err(|error| BootError::Prepare("the limit of mapped memory", error))
 }
 
 /// Leaves room for so many threads besides those that the kernel has by now.

@@ -29,10 +29,14 @@ pub fn request(command: &CommandSpec, spec: &SandboxSpec, image: &ImageConfig, o
     // The image's folder belongs to the image's user; another user starts at home.
     let image_cwd = || user.is_none().then(|| image.cwd.clone().into_bytes());
     let spec_cwd = || spec.workdir.as_ref().map(|folder| folder.clone().into_bytes());
+    let restrictions = [spec.restriction(), options.restricted];
+    let is_read_only = restrictions.into_iter().flatten().any(|restriction| !restriction.writable_root);
+    // Programs expect to be able to write where they begin.
+    let usual_cwd = || if is_read_only { Some(b"/tmp".to_vec()) } else { image_cwd() };
     Exec {
         argv: command.argv.clone(),
         env: env.into_iter().map(|(name, value)| [name.as_bytes(), b"=", value].concat()).collect(),
-        cwd: command.cwd.clone().or_else(spec_cwd).or_else(image_cwd),
+        cwd: command.cwd.clone().or_else(spec_cwd).or_else(usual_cwd),
         user: user.unwrap_or_else(|| image.user.clone()),
         stdin: options.stdin,
         terminal: options.terminal,
@@ -72,5 +76,36 @@ pub fn exit_text(end: &WorkEnd) -> String {
         WorkEnd::Exited(Exit::Code(code)) => format!("code {code}"),
         WorkEnd::Exited(Exit::Signal(signal)) => format!("signal {signal}"),
         WorkEnd::Refused(message) => format!("refused: {}", message.chars().take(500).collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bathy_spec::Security;
+
+    use super::*;
+
+    #[test]
+    fn a_command_begins_where_it_can_write() {
+        let image =
+            ImageConfig { env: BTreeMap::new(), cwd: "/home/user".to_owned(), user: "user".to_owned() };
+        let begins = |command: &CommandSpec, spec: &SandboxSpec, restricted| {
+            let exec = request(command, spec, &image, ExecOptions { restricted, ..ExecOptions::default() });
+            exec.cwd.map(|folder| String::from_utf8(folder).unwrap())
+        };
+        let (command, open) = (CommandSpec::default(), SandboxSpec::default());
+        let strict = SandboxSpec { security: Security::Restricted, ..SandboxSpec::default() };
+        let read_only = Some(Restriction { writable_root: false });
+        let folder = |name: &str| Some(name.to_owned());
+        assert_eq!(begins(&command, &open, None), folder("/home/user"));
+        assert_eq!(begins(&command, &strict, None), folder("/tmp"));
+        assert_eq!(begins(&command, &open, read_only), folder("/tmp"));
+        let writable = SandboxSpec { writable_root: true, ..strict.clone() };
+        assert_eq!(begins(&command, &writable, None), folder("/home/user"));
+        assert_eq!(begins(&command, &writable, read_only), folder("/tmp"));
+        let asked = CommandSpec { cwd: Some(b"/usr".to_vec()), ..CommandSpec::default() };
+        assert_eq!(begins(&asked, &strict, None), folder("/usr"));
+        let described = SandboxSpec { workdir: Some("/opt".to_owned()), ..strict };
+        assert_eq!(begins(&command, &described, None), folder("/opt"));
     }
 }

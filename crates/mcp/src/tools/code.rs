@@ -32,7 +32,7 @@ pub fn run_code() -> Spec {
             sandbox_id a new sandbox is made and its sandbox_id returned; it lives one hour by default and is removed \
             after 15 minutes without use. Code may change anything in its sandbox and nothing outside. The default \
             image has Python 3.13 with numpy, pandas, scipy, sympy, matplotlib and requests, Node.js 20, git, and starts in \
-            /home/user. It reaches the public internet only, unless the operator or sandbox_create allow less; what is \
+            /home/user (in /tmp, the only place to write to, where the operator restricts it). It reaches the public internet only, unless the operator or sandbox_create allow less; what is \
             denied is refused at once. Python understands top-level await, `!command`, %cd and %%bash; input() is refused. Code \
             that reaches its time limit is interrupted and keeps its state; if it does not react it is killed and the \
             state is lost. Long output is cut in the middle and linked as a resource.",
