@@ -134,7 +134,7 @@ impl Record {
                 _ => {}
             }
             let event = Event::now(actor.clone(), what).in_sandbox(id.clone(), None);
-            denials.hear(&event);
+            denials.record(&event);
             event
         };
         let waits = |failure: &str| {

@@ -8,7 +8,7 @@ use bathy_policy::{Decision, Protocol, Verdict};
 use crate::connection::Connection;
 use crate::flows::{Flow, Way};
 use crate::gateway::Gateway;
-use crate::judge::Judge;
+use crate::policy_check::PolicyCheck;
 use crate::tcp::place_of;
 
 impl Gateway {
@@ -16,7 +16,7 @@ impl Gateway {
     pub(crate) fn judge_all_again(&mut self) -> u32 {
         let mut connections = Vec::new();
         for (number, connection) in self.table.all_mut() {
-            match again(&self.judge, connection) {
+            match again(&self.policy_check, connection) {
                 Again::Stays => {}
                 Again::IsRead => connection.inspect(),
                 Again::Ends(decision) => connections.push((number, decision)),
@@ -25,7 +25,7 @@ impl Gateway {
         let flows: Vec<_> = self
             .flows
             .all()
-            .filter_map(|(number, flow)| Some((number, denial_of_flow(&self.judge, flow)?)))
+            .filter_map(|(number, flow)| Some((number, denial_of_flow(&self.policy_check, flow)?)))
             .collect();
         let closed = connections.len() + flows.len();
         for (number, decision) in connections {
@@ -53,7 +53,7 @@ enum Again {
     Ends(Decision),
 }
 
-fn again(judge: &Judge, connection: &Connection) -> Again {
+fn again(policy_check: &PolicyCheck, connection: &Connection) -> Again {
     let ends_unless_allowed =
         |decision: Decision| if decision.allows() { Again::Stays } else { Again::Ends(decision) };
     if connection.is_local() {
@@ -61,16 +61,16 @@ fn again(judge: &Judge, connection: &Connection) -> Again {
     }
     if connection.inbound {
         let port = connection.ends.guest_port;
-        return ends_unless_allowed(judge.accept(connection.remote.ip(), Protocol::Tcp, port));
+        return ends_unless_allowed(policy_check.accept(connection.remote.ip(), Protocol::Tcp, port));
     }
     let place = place_of(connection);
-    let decision = judge.connect(&place);
+    let decision = policy_check.connect(&place);
     match (decision.verdict, connection.said()) {
         (Verdict::Allow, _) => Again::Stays,
         (Verdict::Deny, _) => Again::Ends(decision),
         _ if connection.is_unjudged() => Again::Stays,
         // What was said first decides still.
-        (_, Some(said)) => ends_unless_allowed(judge.judge(&place, said)),
+        (_, Some(said)) => ends_unless_allowed(policy_check.decide(&place, said)),
         (Verdict::UnlessRead, None) if connection.is_dialling() => Again::IsRead,
         (Verdict::UnlessRead, None) if connection.is_read() => Again::Stays,
         // It matters now what this connection carries, and nobody has read it.
@@ -78,10 +78,10 @@ fn again(judge: &Judge, connection: &Connection) -> Again {
     }
 }
 
-fn denial_of_flow(judge: &Judge, flow: &Flow) -> Option<Decision> {
+fn denial_of_flow(policy_check: &PolicyCheck, flow: &Flow) -> Option<Decision> {
     let decision = match flow.way {
-        Way::Out(_) => judge.connect(&flow.place),
-        Way::Back(_, _) => judge.accept(flow.place.remote.ip(), Protocol::Udp, flow.ends.guest_port),
+        Way::Out(_) => policy_check.connect(&flow.place),
+        Way::Back(_, _) => policy_check.accept(flow.place.remote.ip(), Protocol::Udp, flow.ends.guest_port),
     };
     (!matches!(decision.verdict, Verdict::Allow | Verdict::UnlessRead)).then_some(decision)
 }

@@ -18,7 +18,7 @@ use crate::frame::Segment;
 use crate::host;
 use crate::inspect::{Found, Inspector, Next, Speech};
 use crate::link::Link;
-use crate::questions::Questions;
+use crate::queries::Queries;
 use crate::reply;
 use crate::stack::{Clock, Ends, Stack};
 use host_end::HostEnd;
@@ -50,7 +50,7 @@ enum Stage {
     /// The guest gets an answer from here, and then it is over.
     Answering,
     /// Names are asked for.
-    Questions(Questions),
+    Queries(Queries),
 }
 
 /// What came of a turn.
@@ -61,7 +61,7 @@ pub enum Pumped {
     /// There is more to do, after the others.
     More,
     /// This was read, and is to be judged.
-    Judge(Found),
+    Decide(Found),
     /// What was said can be read in more than one way.
     Unreadable(String),
     /// The guest may be told that the connection stands: something to be written down.
@@ -158,7 +158,7 @@ impl Connection {
 
     /// One that asks for names.
     pub fn asking(ends: Ends, stack: Stack, now: Instant) -> Self {
-        let mut connection = Self::new(ends, Stage::Questions(Questions::new()), now, QUESTIONS_TIME);
+        let mut connection = Self::new(ends, Stage::Queries(Queries::new()), now, QUESTIONS_TIME);
         connection.stack = Some(stack);
         connection
     }
@@ -191,9 +191,9 @@ impl Connection {
     }
 
     /// A packet of the guest's.
-    pub fn hear(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
+    pub fn on_packet(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
         if let Some(stack) = &mut self.stack {
-            stack.hear(packet, now, link);
+            stack.on_packet(packet, now, link);
         }
     }
 
@@ -225,7 +225,7 @@ impl Connection {
 
     /// Whether it only asks for names, or is told of a denial.
     pub fn is_local(&self) -> bool {
-        matches!(self.stage, Stage::Questions(_) | Stage::Answering)
+        matches!(self.stage, Stage::Queries(_) | Stage::Answering)
     }
 
     /// Whether going on could make it begin, or ask for a name: that is, whether something would have to be recorded first.
@@ -310,7 +310,7 @@ impl Connection {
 
     /// An answer to a question for names.
     pub fn answer_question(&mut self, message: &[u8], now: Instant) {
-        if let Stage::Questions(questions) = &mut self.stage {
+        if let Stage::Queries(questions) = &mut self.stage {
             questions.answered();
             self.answer.extend(crate::dns::frame(message).unwrap_or_default());
             self.deadline = Some(now + QUESTIONS_TIME);
@@ -386,7 +386,7 @@ impl Connection {
             let Some(mut stack) = Stack::answering(self.ends, room, clock, link) else {
                 return Some(Pumped::Ended("the gateway could not make a stack for it".to_owned()));
             };
-            stack.hear(&syn, now, link);
+            stack.on_packet(&syn, now, link);
             self.stack = Some(stack);
             self.deadline = Some(now + HALF_OPEN_TIME);
         } else {
@@ -402,7 +402,7 @@ impl Connection {
                 Stage::Dialling(_) | Stage::DiallingRead => "not connected: no answer in time",
                 Stage::Reading => "the client did not say in time what it wants",
                 Stage::Open => "the client did not complete the connection",
-                Stage::Answering | Stage::Questions(_) => "silent for too long",
+                Stage::Answering | Stage::Queries(_) => "silent for too long",
             }
             .to_owned(),
         )
@@ -412,7 +412,7 @@ impl Connection {
     fn pump_up(&mut self, left: &mut usize) -> Option<Pumped> {
         let Some(stack) = &mut self.stack else { return None };
         match &mut self.stage {
-            Stage::Questions(questions) => questions.take(stack, self.answer.len()),
+            Stage::Queries(questions) => questions.take(stack, self.answer.len()),
             Stage::Answering => {
                 // What it says is of no use any more, and must not fill anything.
                 while stack.tcp().recv(|bytes| (bytes.len(), bytes.len())).is_ok_and(|count| count > 0) {}
@@ -423,7 +423,7 @@ impl Connection {
                     let taken = read_into(inspector, stack);
                     self.moved.add_sent(taken);
                     match inspector.read_on() {
-                        Next::Judge(found) => return Some(Pumped::Judge(found)),
+                        Next::Decide(found) => return Some(Pumped::Decide(found)),
                         Next::Refused(why) => return Some(Pumped::Unreadable(why)),
                         Next::More => {}
                     }
@@ -516,7 +516,7 @@ impl Connection {
     fn pass_ends_on(&mut self) {
         let Some(stack) = &mut self.stack else { return };
         let wants_more = match &self.stage {
-            Stage::Questions(questions) => {
+            Stage::Queries(questions) => {
                 if stack.guest_has_finished() && questions.is_idle() && self.answer.is_empty() {
                     stack.tcp().close();
                     self.closed_guest = true;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sendto};
 
 use crate::counts::Meter;
-use crate::judge::Place;
+use crate::policy_check::Endpoint;
 use crate::stack::Ends;
 
 /// How long a flow is remembered after its last datagram.
@@ -37,7 +37,7 @@ pub struct Flow {
     /// The guest's end.
     pub ends: Ends,
     /// The other side.
-    pub place: Place,
+    pub place: Endpoint,
     /// How.
     pub way: Way,
     /// When it began.
@@ -84,7 +84,7 @@ impl Flows {
     }
 
     /// A new one.
-    pub fn add(&mut self, ends: Ends, place: Place, way: Way, now: Instant) -> u64 {
+    pub fn add(&mut self, ends: Ends, place: Endpoint, way: Way, now: Instant) -> u64 {
         self.last += 1;
         let flow = Flow { ends, place, way, started: now, moved: Meter::default(), last: now };
         self.by_ends.insert(ends, self.last);

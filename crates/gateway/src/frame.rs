@@ -119,7 +119,7 @@ pub struct Datagram<'a> {
 
 /// What the guest wants.
 #[derive(Clone, Copy, Debug)]
-pub enum Heard<'a> {
+pub enum Inbound<'a> {
     /// To know the gateway's network card, over IPv4.
     WhoHas,
     /// To know the gateway's network card, over IPv6; the answer goes to this address.
@@ -150,7 +150,7 @@ pub enum Heard<'a> {
 ///
 /// # Errors
 /// When it is nothing that the link carries.
-pub fn hear(frame: &[u8]) -> Result<Heard<'_>, Dropped> {
+pub fn parse(frame: &[u8]) -> Result<Inbound<'_>, Dropped> {
     let ethernet = EthernetFrame::new_checked(frame).map_err(|_| Dropped::Malformed)?;
     if ethernet.src_addr() != EthernetAddress(GUEST_MAC) {
         return Err(Dropped::ForeignCard);
@@ -163,13 +163,13 @@ pub fn hear(frame: &[u8]) -> Result<Heard<'_>, Dropped> {
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => hear_v4(rest),
         EthernetProtocol::Ipv6 => hear_v6(rest),
-        EthernetProtocol::Arp => hear_arp(rest),
+        EthernetProtocol::Arp => parse_arp(rest),
         EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(Dropped::Vlan),
         EthernetProtocol::Unknown(_) => Err(Dropped::OtherKind),
     }
 }
 
-fn hear_arp(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
+fn parse_arp(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     let arp = ArpPacket::new_checked(rest).map_err(|_| Dropped::Malformed)?;
     if arp.protocol_len() != 4 || arp.hardware_len() != 6 || arp.operation() != ArpOperation::Request {
         return Err(Dropped::Announcement);
@@ -182,13 +182,13 @@ fn hear_arp(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
         return Err(Dropped::ForeignAddress);
     }
     if arp.target_protocol_addr() == GATEWAY_V4.octets() {
-        Ok(Heard::WhoHas)
+        Ok(Inbound::WhoHas)
     } else {
         Err(Dropped::Announcement)
     }
 }
 
-fn hear_v4(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
+fn hear_v4(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     let ip = Ipv4Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
     if ip.version() != 4 || !ip.verify_checksum() {
         return Err(Dropped::Malformed);
@@ -209,21 +209,21 @@ fn hear_v4(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
     let carried = packet.get(usize::from(IPV4_HEADER)..).ok_or(Dropped::Malformed)?;
     let remote = IpAddr::V4(ip.dst_addr());
     match ip.next_header() {
-        IpProtocol::Tcp => hear_tcp(remote, carried, packet),
-        IpProtocol::Udp => hear_udp(remote, carried, packet),
+        IpProtocol::Tcp => parse_tcp(remote, carried, packet),
+        IpProtocol::Udp => parse_udp(remote, carried, packet),
         IpProtocol::Icmp => {
             let icmp = Icmpv4Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
             match icmp.msg_type() {
-                Icmpv4Message::EchoRequest => Ok(Heard::Echo { remote, packet }),
+                Icmpv4Message::EchoRequest => Ok(Inbound::Echo { remote, packet }),
                 _ => Err(Dropped::Announcement),
             }
         }
         IpProtocol::Igmp => Err(Dropped::Multicast),
-        other => Ok(Heard::Other { remote, protocol: other.into(), packet }),
+        other => Ok(Inbound::Other { remote, protocol: other.into(), packet }),
     }
 }
 
-fn hear_v6(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
+fn hear_v6(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     let ip = Ipv6Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
     if ip.version() != 6 {
         return Err(Dropped::Malformed);
@@ -233,7 +233,7 @@ fn hear_v6(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
     if ip.next_header() == IpProtocol::Icmpv6 {
         let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
         if icmp.msg_type() == Icmpv6Message::NeighborSolicit {
-            return hear_solicitation(ip.src_addr(), &icmp);
+            return parse_solicitation(ip.src_addr(), &icmp);
         }
     }
     if ip.dst_addr().is_multicast() {
@@ -244,12 +244,12 @@ fn hear_v6(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
     }
     let remote = IpAddr::V6(ip.dst_addr());
     match ip.next_header() {
-        IpProtocol::Tcp => hear_tcp(remote, carried, packet),
-        IpProtocol::Udp => hear_udp(remote, carried, packet),
+        IpProtocol::Tcp => parse_tcp(remote, carried, packet),
+        IpProtocol::Udp => parse_udp(remote, carried, packet),
         IpProtocol::Icmpv6 => {
             let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
             match icmp.msg_type() {
-                Icmpv6Message::EchoRequest => Ok(Heard::Echo { remote, packet }),
+                Icmpv6Message::EchoRequest => Ok(Inbound::Echo { remote, packet }),
                 _ => Err(Dropped::Announcement),
             }
         }
@@ -257,17 +257,17 @@ fn hear_v6(rest: &[u8]) -> Result<Heard<'_>, Dropped> {
         IpProtocol::HopByHop | IpProtocol::Ipv6Route | IpProtocol::Ipv6Opts | IpProtocol::Ipv6NoNxt => {
             Err(Dropped::Options)
         }
-        other => Ok(Heard::Other { remote, protocol: other.into(), packet }),
+        other => Ok(Inbound::Other { remote, protocol: other.into(), packet }),
     }
 }
 
-fn hear_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<Heard<'a>, Dropped> {
+fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<Inbound<'a>, Dropped> {
     // Without a source it is the guest's own check whether its address is free, which nobody answers.
     if from.is_unspecified() || icmp.target_addr() != GATEWAY_V6 {
         return Err(Dropped::Announcement);
     }
     if from == GUEST_V6 || from == guest_link_local() {
-        Ok(Heard::Solicits(from))
+        Ok(Inbound::Solicits(from))
     } else {
         Err(Dropped::ForeignAddress)
     }
@@ -282,12 +282,12 @@ pub fn guest_link_local() -> Ipv6Addr {
     Ipv6Addr::from(octets)
 }
 
-fn hear_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Heard<'a>, Dropped> {
+fn parse_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Inbound<'a>, Dropped> {
     let tcp = TcpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
     if tcp.src_port() == 0 || tcp.dst_port() == 0 {
         return Err(Dropped::NoPort);
     }
-    Ok(Heard::Tcp(Segment {
+    Ok(Inbound::Tcp(Segment {
         guest_port: tcp.src_port(),
         remote: SocketAddr::new(remote, tcp.dst_port()),
         opens: tcp.syn() && !tcp.ack() && !tcp.rst() && !tcp.fin(),
@@ -296,13 +296,13 @@ fn hear_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<H
     }))
 }
 
-fn hear_udp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Heard<'a>, Dropped> {
+fn parse_udp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Inbound<'a>, Dropped> {
     let udp = UdpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
     if udp.src_port() == 0 || udp.dst_port() == 0 {
         return Err(Dropped::NoPort);
     }
     let payload = carried.get(8..usize::from(udp.len())).ok_or(Dropped::Malformed)?;
-    Ok(Heard::Udp(Datagram {
+    Ok(Inbound::Udp(Datagram {
         guest_port: udp.src_port(),
         remote: SocketAddr::new(remote, udp.dst_port()),
         payload,

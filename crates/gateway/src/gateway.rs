@@ -23,12 +23,12 @@ use thiserror::Error;
 use crate::closing::Closing;
 use crate::connection::Connection;
 use crate::counts::Counts;
+use crate::event_log::EventLog;
 use crate::flows::Flows;
-use crate::frame::{self, Heard};
-use crate::judge::Judge;
+use crate::frame::{self, Inbound};
 use crate::limits::Allowance;
 use crate::link::{Link, Received};
-use crate::notes::Notes;
+use crate::policy_check::PolicyCheck;
 use crate::resolver::Resolver;
 use crate::stack::Clock;
 use crate::table::Table;
@@ -104,8 +104,8 @@ pub enum GatewayError {
 pub struct Gateway {
     pub(crate) epoll: OwnedFd,
     pub(crate) link: Link,
-    pub(crate) notes: Notes,
-    pub(crate) judge: Judge,
+    pub(crate) event_log: EventLog,
+    pub(crate) policy_check: PolicyCheck,
     pub(crate) resolver: Resolver,
     pub(crate) table: Table,
     pub(crate) flows: Flows,
@@ -160,8 +160,8 @@ impl Gateway {
         let gateway = Self {
             epoll,
             link: Link::new(link),
-            notes: Notes::new(control, now),
-            judge: Judge::new(policies, launch.cure).knowing(launch.own),
+            event_log: EventLog::new(control, now),
+            policy_check: PolicyCheck::new(policies, launch.cure).knowing(launch.own),
             resolver,
             table: Table::default(),
             flows: Flows::new(now),
@@ -182,7 +182,7 @@ impl Gateway {
             link_readable: true,
             frame: vec![0; MAX_FRAME],
         };
-        watch(&gateway.epoll, gateway.notes.fd(), Token::Control).map_err(events)?;
+        watch(&gateway.epoll, gateway.event_log.fd(), Token::Control).map_err(events)?;
         watch(&gateway.epoll, gateway.link.fd(), Token::Link).map_err(events)?;
         for (number, port) in (0..).zip(&gateway.ports) {
             watch(&gateway.epoll, port.as_fd(), Token::Port(number)).map_err(events)?;
@@ -201,7 +201,7 @@ impl Gateway {
     /// # Errors
     /// When the host lets it wait no more.
     pub fn run(mut self) -> Result<(), GatewayError> {
-        self.notes.tell(&FromGateway::Ready);
+        self.event_log.tell(&FromGateway::Ready);
         while self.step(true)? {}
         Ok(())
     }
@@ -232,8 +232,8 @@ impl Gateway {
     fn on_event(&mut self, event: &Event) -> Result<(), Gone> {
         match Token::of(event.data.u64()) {
             Token::Control => {
-                self.notes.flush();
-                self.hear_owner()
+                self.event_log.flush();
+                self.on_control()
             }
             Token::Link => {
                 self.link_readable = true;
@@ -264,16 +264,16 @@ impl Gateway {
         }
     }
 
-    fn hear_owner(&mut self) -> Result<(), Gone> {
+    fn on_control(&mut self) -> Result<(), Gone> {
         loop {
             let mut message = vec![0; MAX_MESSAGE];
-            match recv(self.notes.fd(), &mut message, RecvFlags::DONTWAIT) {
+            match recv(self.event_log.fd(), &mut message, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(Gone),
                 Ok((length, _)) => match decode(message.get(..length).unwrap_or_default()) {
                     Ok(ToGateway::Policies(text)) => self.change(&text),
                     Ok(ToGateway::Hold(is_held)) => self.hold(is_held),
-                    Ok(ToGateway::Own(own)) => self.judge.know(own),
-                    Err(error) => self.notes.answer(&FromGateway::Failed(error.to_string())),
+                    Ok(ToGateway::Own(own)) => self.policy_check.know(own),
+                    Err(error) => self.event_log.answer(&FromGateway::Failed(error.to_string())),
                 },
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
@@ -285,17 +285,17 @@ impl Gateway {
     fn change(&mut self, text: &str) {
         match read_policies(text) {
             Ok(policies) => {
-                self.judge.change(policies);
+                self.policy_check.change(policies);
                 let closed = self.judge_all_again();
-                self.notes.answer(&FromGateway::Changed { closed });
+                self.event_log.answer(&FromGateway::Changed { closed });
             }
-            Err(error) => self.notes.answer(&FromGateway::Failed(error.to_string())),
+            Err(error) => self.event_log.answer(&FromGateway::Failed(error.to_string())),
         }
     }
 
     /// Lets nothing new begin, or lets it again, with what had to wait.
     fn hold(&mut self, is_held: bool) {
-        self.notes.hold(is_held);
+        self.event_log.hold(is_held);
         if !is_held {
             for number in std::mem::take(&mut self.held_back) {
                 self.table.queue(number);
@@ -306,7 +306,7 @@ impl Gateway {
     /// Puts a connection aside if it has not begun and nothing may begin now. Whether it did.
     fn holds_back(&mut self, number: u64) -> bool {
         let has_not_begun = |connection: &mut Connection| connection.has_not_begun();
-        let holds = self.notes.is_held() && self.table.get_mut(number).is_some_and(has_not_begun);
+        let holds = self.event_log.is_held() && self.table.get_mut(number).is_some_and(has_not_begun);
         if holds {
             self.held_back.insert(number);
         }
@@ -321,14 +321,14 @@ impl Gateway {
     /// How long to wait for events.
     fn timeout(&mut self) -> Option<Timespec> {
         let mut wake: Vec<Option<Instant>> =
-            vec![self.notes.due(), self.resolver.due(), self.flows.due(), self.closing.due()];
-        if self.link_readable && self.notes.has_room() {
+            vec![self.event_log.due(), self.resolver.due(), self.flows.due(), self.closing.due()];
+        if self.link_readable && self.event_log.has_room() {
             wake.push(Some(self.allowance.may_send(self.now).err().unwrap_or(self.now)));
         }
         if self.link.has_room() {
             let is_waiting = self.table.queued() > 0 || !self.flows_left.is_empty();
             let turn = if is_waiting { Some(self.now) } else { self.table.due() };
-            let callers = !self.ports_left.is_empty() && self.notes.may_begin();
+            let callers = !self.ports_left.is_empty() && self.event_log.may_begin();
             let turn = turn.into_iter().chain(callers.then_some(self.ports_after)).min();
             let allowed = self.allowance.may_receive(self.now).err();
             wake.push(turn.map(|turn| allowed.map_or(turn, |allowed| turn.max(allowed))));
@@ -342,7 +342,7 @@ impl Gateway {
     }
 
     fn work(&mut self) -> Result<(), Gone> {
-        self.hear_guest()?;
+        self.on_guest_frames()?;
         for port in std::mem::take(&mut self.ports_left) {
             self.on_port(port);
         }
@@ -366,21 +366,22 @@ impl Gateway {
             self.end_flow(number, "idle");
         }
         self.closing.look(self.now);
-        self.notes.settle(self.now);
+        self.event_log.settle(self.now);
         Ok(())
     }
 
-    fn hear_guest(&mut self) -> Result<(), Gone> {
+    fn on_guest_frames(&mut self) -> Result<(), Gone> {
         let mut frame = std::mem::take(&mut self.frame);
-        let result = self.hear_frames(&mut frame);
+        let result = self.read_frames(&mut frame);
         self.frame = frame;
         result
     }
 
-    fn hear_frames(&mut self, buffer: &mut [u8]) -> Result<(), Gone> {
+    fn read_frames(&mut self, buffer: &mut [u8]) -> Result<(), Gone> {
         for _ in 0..FRAMES_AT_ONCE {
             // What cannot be recorded is not decided: the guest waits.
-            if !self.link_readable || !self.notes.has_room() || self.allowance.may_send(self.now).is_err() {
+            if !self.link_readable || !self.event_log.has_room() || self.allowance.may_send(self.now).is_err()
+            {
                 break;
             }
             match self.link.receive(buffer) {
@@ -413,27 +414,27 @@ impl Gateway {
             self.end_flow(number, "the sandbox ended");
         }
         self.closing.leave();
-        self.notes.tell_counted();
-        self.notes.tell(&FromGateway::Unplugged);
+        self.event_log.tell_counted();
+        self.event_log.tell(&FromGateway::Unplugged);
         let until = Instant::now() + LAST_WORDS;
-        while !self.notes.is_sent() && Instant::now() < until {
+        while !self.event_log.is_sent() && Instant::now() < until {
             let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
             let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
             // A reader that takes no more is noticed by the time, not by an event.
             let _ = epoll::wait(&self.epoll, &mut events, Some(&pause));
-            self.notes.flush();
+            self.event_log.flush();
         }
     }
 
     fn on_frame(&mut self, frame: &[u8]) {
-        match frame::hear(frame) {
-            Err(reason) => self.notes.dropped(reason),
-            Ok(Heard::WhoHas) => crate::reply::tell_card(&mut self.link),
-            Ok(Heard::Solicits(from)) => crate::reply::tell_neighbour(&mut self.link, from),
-            Ok(Heard::Echo { remote, packet }) => self.on_echo(remote, packet),
-            Ok(Heard::Tcp(segment)) => self.on_segment(&segment),
-            Ok(Heard::Udp(datagram)) => self.on_datagram(&datagram),
-            Ok(Heard::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
+        match frame::parse(frame) {
+            Err(reason) => self.event_log.dropped(reason),
+            Ok(Inbound::WhoHas) => crate::reply::tell_card(&mut self.link),
+            Ok(Inbound::Solicits(from)) => crate::reply::tell_neighbour(&mut self.link, from),
+            Ok(Inbound::Echo { remote, packet }) => self.on_echo(remote, packet),
+            Ok(Inbound::Tcp(segment)) => self.on_segment(&segment),
+            Ok(Inbound::Udp(datagram)) => self.on_datagram(&datagram),
+            Ok(Inbound::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
         }
     }
 
@@ -447,7 +448,7 @@ impl Gateway {
         reason: &str,
     ) {
         let milliseconds = self.now.saturating_duration_since(started).as_millis();
-        self.notes.event(NetEvent::Closed {
+        self.event_log.event(NetEvent::Closed {
             number,
             peer,
             sent: moved.0,

@@ -91,7 +91,7 @@ pub enum Next {
     /// More bytes are needed, of the guest or of the server.
     More,
     /// This is to be judged; [`Inspector::accept`] lets it through.
-    Judge(Found),
+    Decide(Found),
     /// It cannot be read in one way only. A connection whose name decides is at its end.
     Refused(String),
 }
@@ -243,23 +243,23 @@ impl Inspector {
                 self.seen = self.kept.len();
                 match hello {
                     Hello::More => Next::More,
-                    Hello::NotTls => Next::Judge(Found::Other),
+                    Hello::NotTls => Next::Decide(Found::Other),
                     Hello::Refused(why) => Next::Refused(why.to_string()),
                     Hello::Read(hello) => {
                         let (name, encrypted_hello) = (hello.name.clone(), hello.encrypted_hello);
                         *read = Some(hello);
-                        Next::Judge(Found::Tls { name, encrypted_hello })
+                        Next::Decide(Found::Tls { name, encrypted_hello })
                     }
                 }
             }
             Kind::Http(stream) => loop {
                 match stream.read(self.kept.get(self.cleared..).unwrap_or_default()) {
                     Ok(Step::Cleared(count)) => self.cleared += count,
-                    Ok(Step::Judge(request)) => {
-                        return Next::Judge(Found::of_request(&request, self.address));
+                    Ok(Step::Decide(request)) => {
+                        return Next::Decide(Found::of_request(&request, self.address));
                     }
                     Ok(Step::More | Step::Held) => return Next::More,
-                    Err(HttpRefusal::NotHttp) if self.requests == 0 => return Next::Judge(Found::Other),
+                    Err(HttpRefusal::NotHttp) if self.requests == 0 => return Next::Decide(Found::Other),
                     Err(why) => return Next::Refused(why.to_string()),
                 }
             },
@@ -310,7 +310,7 @@ impl Inspector {
         }
     }
 
-    /// Lets through what [`Next::Judge`] showed last.
+    /// Lets through what [`Next::Decide`] showed last.
     pub fn accept(&mut self, found: &Found) {
         match (&mut self.kind, found) {
             (Kind::Http(stream), Found::Http { .. }) => {

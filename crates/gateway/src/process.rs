@@ -48,12 +48,14 @@ enum StartError {
 
 /// The whole life of a gateway, with the descriptors that it was started with: `inherit` takes over the one of a number.
 pub fn run(inherit: impl Fn(i32) -> OwnedFd) -> ExitCode {
-    let launch = match configuration(inherit(CONFIG).into()) {
+    let config = File::from(inherit(CONFIG));
+    let launch = match configuration(&config) {
         Ok(launch) => launch,
         Err(error) => return fail(&inherit(OWNER), &error),
     };
     let descriptors = GatewayDescriptors::take_over(&launch, inherit);
     let Ok(control) = descriptors.control.try_clone() else { return ExitCode::FAILURE };
+    drop(config);
     match start(launch, descriptors) {
         Ok(gateway) => {
             report_panics(control);
@@ -72,7 +74,7 @@ fn fail(control: &OwnedFd, error: &StartError) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn configuration(file: File) -> Result<GatewayLaunch, StartError> {
+fn configuration(file: &File) -> Result<GatewayLaunch, StartError> {
     let mut bytes = Vec::new();
     let most = u64::try_from(MAX_MESSAGE).unwrap_or(u64::MAX);
     file.take(most).read_to_end(&mut bytes).map_err(StartError::Config)?;

@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::flows::{TURN, Way};
 use crate::gateway::Gateway;
 use crate::host;
-use crate::judge::Place;
+use crate::policy_check::Endpoint;
 use crate::stack::{Ends, Stack};
 
 /// The ports that callers have from the guest's point of view.
@@ -27,7 +27,7 @@ const CALLERS_AT_ONCE: usize = 64;
 impl Gateway {
     pub(crate) fn on_port(&mut self, index: usize) {
         // What cannot be recorded is not decided, and what cannot be delivered is not taken.
-        if !self.notes.may_begin() || !self.may_receive() || self.now < self.ports_after {
+        if !self.event_log.may_begin() || !self.may_receive() || self.now < self.ports_after {
             self.ports_left.insert(index);
             return;
         }
@@ -70,11 +70,11 @@ impl Gateway {
             port: guest_port,
             name: None,
         };
-        let decision = self.judge.accept(caller.ip(), Protocol::Tcp, guest_port);
+        let decision = self.policy_check.accept(caller.ip(), Protocol::Tcp, guest_port);
         let rule = decision.by.to_string();
         if decision.verdict != Verdict::Allow {
             host::break_off(&socket);
-            return self.notes.denied(&peer, &rule, None);
+            return self.event_log.denied(&peer, &rule, None);
         }
         let free = |gateway: &Self, ends| !gateway.table.has(ends);
         let ends = if self.has_allowance_for_caller() { self.free_ends(guest_port, free) } else { None };
@@ -140,10 +140,10 @@ impl Gateway {
     fn begin_back(&mut self, index: usize, caller: SocketAddr, guest_port: u16) -> Option<u64> {
         let address = unmapped(caller).ip();
         let peer = Peer { transport: Transport::Udp, inbound: true, address, port: guest_port, name: None };
-        let decision = self.judge.accept(address, Protocol::Udp, guest_port);
+        let decision = self.policy_check.accept(address, Protocol::Udp, guest_port);
         let rule = decision.by.to_string();
         if decision.verdict != Verdict::Allow {
-            self.notes.denied(&peer, &rule, None);
+            self.event_log.denied(&peer, &rule, None);
             return None;
         }
         if !self.has_allowance_for_caller() {
@@ -151,7 +151,7 @@ impl Gateway {
         }
         let ends = self.free_ends(guest_port, |gateway, ends| gateway.flows.of(ends).is_none())?;
         let place =
-            Place { protocol: Protocol::Udp, remote: unmapped(caller), is_host: false, names: Vec::new() };
+            Endpoint { protocol: Protocol::Udp, remote: unmapped(caller), is_host: false, names: Vec::new() };
         let number = self.flows.add(ends, place, Way::Back(index, caller), self.now);
         self.note_flow(number, peer, rule);
         Some(number)

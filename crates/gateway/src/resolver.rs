@@ -18,7 +18,7 @@ use crate::dns::{
     ResponseCode, Transport,
 };
 use crate::host;
-use crate::judge::Judge;
+use crate::policy_check::PolicyCheck;
 
 /// How many questions wait for answers at once.
 const MOST_WAITING: usize = 256;
@@ -123,7 +123,7 @@ impl Resolver {
     }
 
     /// A question of the guest's.
-    pub fn ask(&mut self, bytes: &[u8], asker: Asker, judge: &Judge, now: Instant) -> Asked {
+    pub fn ask(&mut self, bytes: &[u8], asker: Asker, policy_check: &PolicyCheck, now: Instant) -> Asked {
         let transport = match asker {
             Asker::Datagram(..) => Transport::Udp,
             Asker::Connection(_) => Transport::Tcp,
@@ -141,12 +141,12 @@ impl Resolver {
             }
         };
         let now_reply = |message, event| Asked::Now(Reply { asker, message: Some(message), event });
-        let decision = judge.resolve(&query.name);
+        let decision = policy_check.resolve(&query.name);
         if decision.verdict != Verdict::Allow {
             let rule = decision.by.to_string();
             return now_reply(dns::answer_refused(&query, &rule), Some(unresolved(&query, rule, true)));
         }
-        if query.reverse.is_some_and(|address| !judge.reveal(&query.name, address)) {
+        if query.reverse.is_some_and(|address| !policy_check.reveal(&query.name, address)) {
             let why = "the name of an address that the sandbox may not reach";
             return now_reply(
                 dns::answer_refused(&query, why),
@@ -156,11 +156,11 @@ impl Resolver {
         if query.handling == Handling::Empty {
             return now_reply(dns::answer_empty(&query), None);
         }
-        if let Err(limited) = self.limits.admit(&query.name, query.kind, judge.time(now)) {
+        if let Err(limited) = self.limits.admit(&query.name, query.kind, policy_check.time(now)) {
             let why = limited.to_string();
             return now_reply(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
         }
-        if !self.report_spent(judge.time(now)) {
+        if !self.report_spent(policy_check.time(now)) {
             let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
             return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
@@ -205,7 +205,7 @@ impl Resolver {
         self.waiting.values().map(|waiting| waiting.deadline).min()
     }
 
-    /// Questions that have waited for too long at one server.
+    /// Queries that have waited for too long at one server.
     pub fn late(&self, now: Instant) -> Vec<u64> {
         self.waiting
             .iter()
@@ -220,7 +220,7 @@ impl Resolver {
     }
 
     /// Goes on with a question whose socket is ready, or whose time is over. The number of a new socket, or the answer.
-    pub fn go_on(&mut self, number: u64, judge: &mut Judge, now: Instant) -> Option<Asked> {
+    pub fn go_on(&mut self, number: u64, policy_check: &mut PolicyCheck, now: Instant) -> Option<Asked> {
         let mut waiting = self.waiting.remove(&number)?;
         let read = loop {
             let message = match waiting.read(&mut self.buffer) {
@@ -232,7 +232,7 @@ impl Resolver {
                 Came::Message(length) => self.buffer.get(..length).unwrap_or_default(),
             };
             let read = dns::read_answer(&waiting.query, waiting.id, message, |name, address| {
-                judge.reveal(name, address)
+                policy_check.reveal(name, address)
             });
             // Somebody who is not the server guesses, and the true answer may wait behind it; a stream has only one end.
             if !matches!(read, Err(BadAnswer::NotOurs)) || waiting.stream.is_some() {
@@ -240,7 +240,7 @@ impl Resolver {
             }
         };
         match read {
-            Ok(answer) => Some(Asked::Now(waiting.answered(answer, judge, now))),
+            Ok(answer) => Some(Asked::Now(waiting.answered(answer, policy_check, now))),
             Err(BadAnswer::Truncated) if waiting.stream.is_none() => Some(self.over_connection(waiting, now)),
             Err(BadAnswer::Chain) => {
                 let event = unresolved(&waiting.query, BadAnswer::Chain.to_string(), true);
@@ -329,9 +329,9 @@ impl Waiting {
         }
     }
 
-    fn answered(self, answer: Answer, judge: &mut Judge, now: Instant) -> Reply {
+    fn answered(self, answer: Answer, policy_check: &mut PolicyCheck, now: Instant) -> Reply {
         for (address, ttl) in &answer.resolved {
-            judge.learn(&self.query.name, *address, *ttl, now);
+            policy_check.learn(&self.query.name, *address, *ttl, now);
         }
         let event = if answer.code == ResponseCode::NXDomain {
             unresolved(&self.query, "there is no such name".to_owned(), false)

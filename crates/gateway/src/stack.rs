@@ -247,7 +247,7 @@ impl Stack {
     }
 
     /// Takes a packet of this connection.
-    pub fn hear(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
+    pub fn on_packet(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
         // Before its own SYN is out, a guest that opens the same connection finds no window, and smoltcp computes a negative one.
         let has_begun = self.guard.has_sent || self.tcp().state() != State::SynSent;
         if !has_begun || !self.guard.admits(self.kind, packet) {

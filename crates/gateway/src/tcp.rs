@@ -11,7 +11,7 @@ use crate::frame::Segment;
 use crate::gateway::{Gateway, Token, connections_number, watch};
 use crate::host;
 use crate::inspect::{Found, Speech};
-use crate::judge::{self, Place};
+use crate::policy_check::{self, Endpoint};
 use crate::reply;
 use crate::resolver::{Asked, Asker};
 use crate::stack::{Ends, Stack};
@@ -37,12 +37,12 @@ impl Gateway {
         let ends = Ends { guest_port: segment.guest_port, remote: segment.remote };
         if let Some(number) = self.table.of(ends) {
             if let Some(connection) = self.table.get_mut(number) {
-                connection.hear(segment.packet, self.now, &mut self.link);
+                connection.on_packet(segment.packet, self.now, &mut self.link);
             }
             self.table.queue(number);
         } else if segment.opens {
             // While nothing may begin, the guest's kernel asks again later.
-            if self.notes.may_begin() {
+            if self.event_log.may_begin() {
                 self.open(segment, ends);
             }
         } else {
@@ -62,11 +62,11 @@ impl Gateway {
     /// Whether one more connection or flow of the guest's may begin.
     pub(crate) fn has_allowance(&mut self) -> bool {
         if self.open_count() >= self.allowance.connections {
-            self.notes.limited("connections at once");
+            self.event_log.limited("connections at once");
             return false;
         }
         if !self.allowance.new.take_one(self.now) {
-            self.notes.limited("new connections in a second");
+            self.event_log.limited("new connections in a second");
             return false;
         }
         true
@@ -76,14 +76,14 @@ impl Gateway {
     /// own go on.
     pub(crate) fn has_allowance_for_caller(&mut self) -> bool {
         if !self.allowance.callers.take_one(self.now) {
-            self.notes.limited("new callers in a second");
+            self.event_log.limited("new callers in a second");
             return false;
         }
         let connections = self.table.all().filter(|(_, connection)| connection.inbound).count();
         let flows = self.flows.all().filter(|(_, flow)| matches!(flow.way, Way::Back(..))).count();
         let most = self.allowance.connections;
         if connections + flows >= most / 2 || self.open_count() >= most {
-            self.notes.limited("callers at once");
+            self.event_log.limited("callers at once");
             return false;
         }
         true
@@ -96,8 +96,8 @@ impl Gateway {
         if is_gateway(ends.remote.ip()) {
             return self.open_to_gateway(segment, ends);
         }
-        let place = self.judge.place(Protocol::Tcp, ends.remote, self.now);
-        let decision = self.judge.connect(&place);
+        let place = self.policy_check.place(Protocol::Tcp, ends.remote, self.now);
+        let decision = self.policy_check.connect(&place);
         let rule = decision.by.to_string();
         match decision.verdict {
             Verdict::Deny => {
@@ -105,7 +105,7 @@ impl Gateway {
                 if ends.remote.port() != HTTP_PORT {
                     return reply::reset(&mut self.link, segment);
                 }
-                let answer = self.judge.explain(&place, None, &rule, false);
+                let answer = self.policy_check.explain(&place, None, &rule, false);
                 if let Some(stack) = self.stack_for(segment, ends, LOCAL_ROOM) {
                     self.table.add(Connection::answering(ends, stack, answer, self.now));
                 }
@@ -130,7 +130,7 @@ impl Gateway {
                 Err(error) => {
                     reply::reset(&mut self.link, segment);
                     let reason = format!("not connected: {error}");
-                    self.note_end(NEVER_BEGAN, judge::peer(&place, None), (0, 0), self.now, &reason);
+                    self.note_end(NEVER_BEGAN, policy_check::peer(&place, None), (0, 0), self.now, &reason);
                 }
             },
         }
@@ -150,7 +150,7 @@ impl Gateway {
             reply::reset(&mut self.link, segment);
             return None;
         };
-        stack.hear(&segment.without_payload(), self.now, &mut self.link);
+        stack.on_packet(&segment.without_payload(), self.now, &mut self.link);
         Some(stack)
     }
 
@@ -161,9 +161,9 @@ impl Gateway {
         }
     }
 
-    fn note_denial(&mut self, place: &Place, name: Option<&bathy_policy::HostName>, rule: &str) {
-        let cure = self.judge.cure(place, name);
-        self.notes.denied(&judge::peer(place, name), rule, cure.as_deref());
+    fn note_denial(&mut self, place: &Endpoint, name: Option<&bathy_policy::HostName>, rule: &str) {
+        let cure = self.policy_check.cure(place, name);
+        self.event_log.denied(&policy_check::peer(place, name), rule, cure.as_deref());
     }
 
     /// Gives a connection its turn.
@@ -180,10 +180,11 @@ impl Gateway {
                 Pumped::Idle => return self.table.set_timer(number, self.now),
                 Pumped::More => break,
                 Pumped::Opened => self.note_beginning(number),
-                Pumped::Judge(found) => self.judge_found(number, found),
+                Pumped::Decide(found) => self.judge_found(number, found),
                 Pumped::Unreadable(why) => self.deny(number, None, &why),
                 Pumped::Question(bytes) => {
-                    let asked = self.resolver.ask(&bytes, Asker::Connection(number), &self.judge, self.now);
+                    let asked =
+                        self.resolver.ask(&bytes, Asker::Connection(number), &self.policy_check, self.now);
                     self.on_asked(asked);
                 }
                 Pumped::Ended(reason) => return self.end(number, &reason),
@@ -198,17 +199,17 @@ impl Gateway {
         connection.is_noted = true;
         let (number, peer, rule) = (connections_number(number), peer_of(connection), connection.rule.clone());
         self.counts.begin(number, &mut connection.moved);
-        self.notes.event(NetEvent::Allowed { number, peer, rule });
+        self.event_log.event(NetEvent::Allowed { number, peer, rule });
     }
 
     fn judge_found(&mut self, number: u64, found: Found) {
         let Some(connection) = self.table.get_mut(number) else { return };
         if connection.is_unjudged() {
             // It is dialled now, and the host's addresses may have changed since it began.
-            connection.is_host = self.judge.is_host(connection.remote.ip());
+            connection.is_host = self.policy_check.is_host(connection.remote.ip());
         }
         let place = place_of(connection);
-        let decision = self.judge.judge(&place, &found);
+        let decision = self.policy_check.decide(&place, &found);
         if decision.verdict != Verdict::Allow {
             return self.deny(number, Some(found), &decision.by.to_string());
         }
@@ -238,7 +239,7 @@ impl Gateway {
         let answer = match (connection.speech(), &found) {
             (_, Some(Found::Other)) | (Speech::Other, _) => Vec::new(),
             (Speech::Tls, _) => TLS_DENIED.to_vec(),
-            (Speech::Http, _) => self.judge.explain(&place, name, rule, without_body),
+            (Speech::Http, _) => self.policy_check.explain(&place, name, rule, without_body),
         };
         connection.deny(answer, self.now);
         self.note_denial(&place, name, rule);
@@ -254,7 +255,7 @@ impl Gateway {
             // Somebody outside has heard of it, although it never stood.
             let (peer, rule) = (peer_of(&connection), connection.rule.clone());
             self.counts.begin(number, &mut connection.moved);
-            self.notes.event(NetEvent::Allowed { number, peer, rule });
+            self.event_log.event(NetEvent::Allowed { number, peer, rule });
         }
         if connection.is_noted || !connection.is_local() {
             let moved = connection.moved.bytes();
@@ -276,7 +277,7 @@ impl Gateway {
             }
             Asked::Now(answer) => {
                 if let Some(event) = answer.event {
-                    self.notes.asked(event);
+                    self.event_log.asked(event);
                 }
                 let Some(message) = answer.message else { return };
                 match answer.asker {
@@ -295,13 +296,13 @@ impl Gateway {
     }
 
     pub(crate) fn on_question(&mut self, number: u64) {
-        if let Some(asked) = self.resolver.go_on(number, &mut self.judge, self.now) {
+        if let Some(asked) = self.resolver.go_on(number, &mut self.policy_check, self.now) {
             self.on_asked(asked);
         }
     }
 }
 
-fn with_place(mut connection: Connection, place: Place, rule: String) -> Connection {
+fn with_place(mut connection: Connection, place: Endpoint, rule: String) -> Connection {
     connection.is_host = place.is_host;
     connection.names = place.names;
     connection.rule = rule;
@@ -309,8 +310,8 @@ fn with_place(mut connection: Connection, place: Place, rule: String) -> Connect
 }
 
 /// The place as it was when the connection began.
-pub fn place_of(connection: &Connection) -> Place {
-    Place {
+pub fn place_of(connection: &Connection) -> Endpoint {
+    Endpoint {
         protocol: Protocol::Tcp,
         remote: connection.remote,
         is_host: connection.is_host,
@@ -321,6 +322,6 @@ pub fn place_of(connection: &Connection) -> Place {
 /// As it is written down.
 pub fn peer_of(connection: &Connection) -> Peer {
     let name = connection.found.as_ref().and_then(Found::name);
-    let peer = judge::peer(&place_of(connection), name);
+    let peer = policy_check::peer(&place_of(connection), name);
     if connection.inbound { Peer { inbound: true, port: connection.ends.guest_port, ..peer } } else { peer }
 }

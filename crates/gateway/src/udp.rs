@@ -10,7 +10,7 @@ use crate::flows::{TURN, Way};
 use crate::frame::Datagram;
 use crate::gateway::{Gateway, Token, flows_number, watch};
 use crate::host;
-use crate::judge;
+use crate::policy_check;
 use crate::reply;
 use crate::resolver::Asker;
 use crate::stack::Ends;
@@ -25,13 +25,13 @@ impl Gateway {
             }
             return;
         }
-        if !self.notes.may_begin() {
+        if !self.event_log.may_begin() {
             return;
         }
         if is_gateway(ends.remote.ip()) {
             if ends.remote.port() == NAMES_PORT {
                 let asker = Asker::Datagram(ends.guest_port, ends.remote);
-                let asked = self.resolver.ask(datagram.payload, asker, &self.judge, self.now);
+                let asked = self.resolver.ask(datagram.payload, asker, &self.policy_check, self.now);
                 self.on_asked(asked);
             } else {
                 reply::prohibit(&mut self.link, ends.remote.ip(), datagram.packet);
@@ -45,16 +45,16 @@ impl Gateway {
         if !self.has_allowance() {
             return;
         }
-        let place = self.judge.place(Protocol::Udp, ends.remote, self.now);
-        let decision = self.judge.connect(&place);
+        let place = self.policy_check.place(Protocol::Udp, ends.remote, self.now);
+        let decision = self.policy_check.connect(&place);
         let rule = decision.by.to_string();
         // What is in a datagram is not read: one whose name or content would decide is denied.
         if !matches!(decision.verdict, Verdict::Allow | Verdict::UnlessRead) {
             reply::prohibit(&mut self.link, ends.remote.ip(), datagram.packet);
-            let cure = self.judge.cure(&place, None);
-            return self.notes.denied(&judge::peer(&place, None), &rule, cure.as_deref());
+            let cure = self.policy_check.cure(&place, None);
+            return self.event_log.denied(&policy_check::peer(&place, None), &rule, cure.as_deref());
         }
-        let peer = judge::peer(&place, None);
+        let peer = policy_check::peer(&place, None);
         match host::datagrams(ends.remote) {
             Ok(socket) => {
                 let number = self.flows.add(ends, place, Way::Out(socket), self.now);
@@ -76,7 +76,7 @@ impl Gateway {
         if let Some(flow) = self.flows.get_mut(flow) {
             self.counts.begin(number, &mut flow.moved);
         }
-        self.notes.event(NetEvent::Allowed { number, peer, rule });
+        self.event_log.event(NetEvent::Allowed { number, peer, rule });
     }
 
     fn watch_flow(&mut self, number: u64) {
@@ -119,7 +119,7 @@ impl Gateway {
 
     pub(crate) fn end_flow(&mut self, number: u64, reason: &str) {
         if let Some(flow) = self.flows.remove(number) {
-            let mut peer = judge::peer(&flow.place, None);
+            let mut peer = policy_check::peer(&flow.place, None);
             if let Way::Back(..) = flow.way {
                 peer = Peer { inbound: true, port: flow.ends.guest_port, ..peer };
             }
@@ -141,11 +141,11 @@ impl Gateway {
     }
 
     fn refuse(&mut self, transport: Transport, remote: IpAddr, packet: &[u8], rule: &str) {
-        if !self.notes.may_begin() {
+        if !self.event_log.may_begin() {
             return;
         }
         reply::prohibit(&mut self.link, remote, packet);
         let peer = Peer { transport, inbound: false, address: remote, port: 0, name: None };
-        self.notes.denied(&peer, rule, None);
+        self.event_log.denied(&peer, rule, None);
     }
 }

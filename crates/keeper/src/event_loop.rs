@@ -17,17 +17,17 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::cable::{Cable, Moved};
 use crate::console_log::{ConsoleLog, Reading};
 use crate::devices::{Devices, FIRST_TOKEN};
 use crate::guest::Guest;
 use crate::hub::{ClientId, Demand, Hub, HubError, MAX_FRAMES, OWNER};
+use crate::nic_link::{Moved, NicLink};
 use crate::port::PortError;
 use crate::watchdog::{Look, Watchdog};
 
 const CONSOLE: u64 = 2;
 pub(crate) const GUEST: u64 = 3;
-const CABLE: u64 = 4;
+const NIC_LINK: u64 = 4;
 /// Clients have tokens from here on, above those of the devices.
 const FIRST_CLIENT: u64 = 1 << 32;
 
@@ -49,7 +49,7 @@ pub struct Keeper {
     pub epoll: Rc<OwnedFd>,
     pub devices: Devices,
     /// The network card's way to the gateway, while there is one.
-    pub cable: Option<Cable>,
+    pub nic_link: Option<NicLink>,
     pub hub: Hub,
     /// The clients' sockets; the owner's is always among them.
     pub clients: BTreeMap<ClientId, OwnedFd>,
@@ -123,8 +123,8 @@ impl Keeper {
         }
         add(self.console.fd(), CONSOLE)?;
         add(self.guest.ended(), GUEST)?;
-        if let Some(cable) = &self.cable {
-            watch_cable(&self.epoll, cable)?;
+        if let Some(nic_link) = &self.nic_link {
+            watch_nic_link(&self.epoll, nic_link)?;
         }
         let asleep = |fd: BorrowedFd<'_>, token| {
             epoll::add(&self.asleep, fd, EventData::new_u64(token), EventFlags::IN)
@@ -223,9 +223,9 @@ impl Keeper {
                         }
                         Reading::Ended => self.unwatch_console()?,
                     },
-                    CABLE => {
-                        if let Some(cable) = &mut self.cable {
-                            cable.wake();
+                    NIC_LINK => {
+                        if let Some(nic_link) = &mut self.nic_link {
+                            nic_link.wake();
                         }
                     }
                     GUEST => return Err(self.guest_gone()),
@@ -283,30 +283,30 @@ impl Keeper {
 
     /// Moves frames between the network card and the gateway. Without a gateway, the card's link is down.
     fn move_frames(&mut self) -> Result<Outcome, End> {
-        let Some(cable) = &mut self.cable else { return Ok(Outcome::default()) };
-        let moved = self.devices.with_network(|card| cable.work(card)).unwrap_or(Moved::Done);
+        let Some(nic_link) = &mut self.nic_link else { return Ok(Outcome::default()) };
+        let moved = self.devices.with_network(|card| nic_link.work(card)).unwrap_or(Moved::Done);
         if moved == Moved::Gone {
-            self.cable = None;
+            self.nic_link = None;
             self.devices.with_network(|card| card.set_link(false));
         }
         let mut outcome = self.settle(Devices::service_network)?;
         if moved == Moved::Short {
             return Ok(outcome.merge(Outcome { retry_after: Some(SHORT_PAUSE), ..Outcome::default() }));
         }
-        if let Some(cable) = &mut self.cable {
+        if let Some(nic_link) = &mut self.nic_link {
             // What was taken made room in the guest's queue, and what the guest took made room here.
-            let more = self.devices.with_network(|card| cable.has_work(card));
+            let more = self.devices.with_network(|card| nic_link.has_work(card));
             outcome.more |= more.unwrap_or(false);
         }
         Ok(outcome)
     }
 
-    /// Puts the card's cable into another gateway.
+    /// Puts the card's nic_link into another gateway.
     pub(crate) fn connect_cable(&mut self, socket: OwnedFd) -> Result<(), End> {
-        let cable = Cable::new(socket);
-        watch_cable(&self.epoll, &cable).map_err(|error| failed("watch the network link", &error))?;
+        let nic_link = NicLink::new(socket);
+        watch_nic_link(&self.epoll, &nic_link).map_err(|error| failed("watch the network link", &error))?;
         // The old one goes out of the event queue with its last copy.
-        self.cable = Some(cable);
+        self.nic_link = Some(nic_link);
         self.devices.with_network(|card| card.set_link(true));
         Ok(())
     }
@@ -353,7 +353,7 @@ impl Keeper {
             if !bytes.is_empty() {
                 self.watchdog.heard();
             }
-            let handled = self.hub.hear_guest(&bytes, unix_ns())?;
+            let handled = self.hub.on_guest_bytes(&bytes, unix_ns())?;
             (moved, frames) = (moved + handled, frames + handled);
             self.log();
             let count = self.devices.send_to_agent(self.hub.for_guest());
@@ -380,7 +380,7 @@ impl Keeper {
             if !self.hub.takes_requests() {
                 break;
             }
-            if let Err(error) = self.hub.hear_client(id, &[]) {
+            if let Err(error) = self.hub.on_client_bytes(id, &[]) {
                 self.lose_client(id, error)?;
             }
         }
@@ -410,7 +410,7 @@ impl Keeper {
         let mut buffer = [0u8; CHUNK];
         match rustix::net::recv(client, &mut buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => self.client_gone(id),
-            Ok((count, _)) => match self.hub.hear_client(id, buffer.get(..count).unwrap_or_default()) {
+            Ok((count, _)) => match self.hub.on_client_bytes(id, buffer.get(..count).unwrap_or_default()) {
                 Ok(_) => Ok(()),
                 Err(error) => self.lose_client(id, error),
             },
@@ -517,9 +517,9 @@ impl Keeper {
 }
 
 /// By edges: what it is ready for is remembered.
-fn watch_cable(epoll: &OwnedFd, cable: &Cable) -> Result<(), Errno> {
+fn watch_nic_link(epoll: &OwnedFd, nic_link: &NicLink) -> Result<(), Errno> {
     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
-    epoll::add(epoll, cable.fd(), EventData::new_u64(CABLE), flags)
+    epoll::add(epoll, nic_link.fd(), EventData::new_u64(NIC_LINK), flags)
 }
 
 /// Waits for something to happen.

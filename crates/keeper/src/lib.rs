@@ -4,12 +4,12 @@
 //! (a process in a jail of its own, or a virtual machine), closes its own jail, and only then lets the guest's first instruction run. A bug in a device gives
 //! an attacker this process: no network, no files, no secrets, no way to start another program.
 
-mod cable;
 mod console_log;
 mod devices;
 mod event_loop;
 mod guest;
 pub mod hub;
+mod nic_link;
 mod owner;
 mod parking;
 mod port;
@@ -38,12 +38,12 @@ use rustix::net::SendFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use thiserror::Error;
 
-use crate::cable::Cable;
 use crate::console_log::ConsoleLog;
 use crate::devices::{DevicesError, Models};
 use crate::event_loop::Keeper;
 use crate::guest::Parts;
 use crate::hub::{Hub, OWNER};
+use crate::nic_link::NicLink;
 use crate::watchdog::Watchdog;
 
 /// What kept the sandbox from starting.
@@ -112,12 +112,14 @@ pub unsafe fn run() -> ExitCode {
     let started = unix_ns();
     // SAFETY: by the function's contract. Each number is asked for once; the owner's is in one of two branches.
     let inherit = |number| unsafe { sys::inherit(number) };
-    let launch = match configuration(inherit(CONFIG).into()) {
+    let config = File::from(inherit(CONFIG));
+    let launch = match configuration(&config) {
         Ok(launch) => launch,
         Err(error) => return fail(&inherit(descriptors::OWNER), &error),
     };
     let descriptors = KeeperDescriptors::take_over(&launch, inherit);
     let Ok(owner) = descriptors.owner.try_clone() else { return ExitCode::FAILURE };
+    drop(config);
     match start(&launch, descriptors, started) {
         Ok(keeper) => {
             drop(owner);
@@ -139,7 +141,7 @@ fn fail(owner: &OwnedFd, error: &StartError) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn configuration(file: File) -> Result<Launch, StartError> {
+fn configuration(file: &File) -> Result<Launch, StartError> {
     let mut config = Vec::new();
     file.take(64 * 1024).read_to_end(&mut config).map_err(StartError::ReadConfig)?;
     Ok(bathy_protocol::message::decode(&config)?)
@@ -199,7 +201,7 @@ fn start(
     let keeper = Keeper {
         epoll,
         devices,
-        cable: link.map(Cable::new),
+        nic_link: link.map(NicLink::new),
         hub: Hub::new(timeline, launch.restricted),
         clients: BTreeMap::from([(OWNER, owner)]),
         new_clients: VecDeque::new(),

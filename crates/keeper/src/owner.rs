@@ -18,14 +18,14 @@ const SOCKETS_AT_ONCE: usize = 8;
 impl Keeper {
     /// Reads what the owner sent, with the sockets that came along.
     pub(crate) fn serve_owner(&mut self) -> Result<(), End> {
-        self.hear_owner()?;
+        self.on_owner_message()?;
         while let Some(demand) = self.demands.pop_front() {
             self.obey(&demand)?;
         }
         Ok(())
     }
 
-    fn hear_owner(&mut self) -> Result<(), End> {
+    fn on_owner_message(&mut self) -> Result<(), End> {
         let Some(owner) = self.clients.get(&OWNER) else { return Err(End::OwnerGone) };
         let mut buffer = vec![0u8; CHUNK];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_AT_ONCE))];
@@ -47,7 +47,7 @@ impl Keeper {
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(End::Because(Cause::Failed("A client's socket was lost on its way".to_owned())));
         }
-        let demands = self.hub.hear_client(OWNER, buffer.get(..received.bytes).unwrap_or_default())?;
+        let demands = self.hub.on_client_bytes(OWNER, buffer.get(..received.bytes).unwrap_or_default())?;
         self.demands.extend(demands);
         Ok(())
     }
@@ -116,7 +116,7 @@ impl Keeper {
                 if token == GUEST {
                     return Err(End::GuestGone);
                 }
-                self.hear_owner()?;
+                self.on_owner_message()?;
             }
         }
     }

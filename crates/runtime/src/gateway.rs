@@ -191,13 +191,13 @@ pub struct Gateway {
 
 /// What a gateway says, or that it says nothing more.
 #[derive(Debug)]
-pub enum Word {
+pub enum Received {
     /// Something.
-    Said(FromGateway),
+    Message(FromGateway),
     /// Nothing now.
     Nothing,
     /// It is gone.
-    Gone,
+    Closed,
 }
 
 impl Gateway {
@@ -229,8 +229,8 @@ impl Gateway {
     }
 
     /// The next thing that it says.
-    pub fn hear(&self) -> Word {
-        hear(&self.control)
+    pub fn receive(&self) -> Received {
+        receive(&self.control)
     }
 
     /// Waits until it says something, or is gone. False if it does neither before this.
@@ -248,7 +248,7 @@ impl Gateway {
         ending::kill_or_say(&self.process);
         let mut messages = Vec::new();
         // No more than fits into a socket, now that nothing is added.
-        while let Word::Said(message) = self.hear() {
+        while let Received::Message(message) = self.receive() {
             messages.push(message);
         }
         messages
@@ -310,16 +310,18 @@ pub fn hold(control: &OwnedFd, is_held: bool) -> Result<(), GatewayError> {
 }
 
 /// The next message on a control socket.
-pub fn hear(control: &OwnedFd) -> Word {
+pub fn receive(control: &OwnedFd) -> Received {
     let mut bytes = vec![0; MAX_MESSAGE];
     loop {
         return match recv(control, &mut bytes, RecvFlags::empty()) {
-            Ok((0, _)) => Word::Gone,
+            Ok((0, _)) => Received::Closed,
             // One that does not speak our language is not ours any more.
-            Ok((count, _)) => decode(bytes.get(..count).unwrap_or_default()).map_or(Word::Gone, Word::Said),
+            Ok((count, _)) => {
+                decode(bytes.get(..count).unwrap_or_default()).map_or(Received::Closed, Received::Message)
+            }
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => Word::Nothing,
-            Err(_) => Word::Gone,
+            Err(Errno::AGAIN) => Received::Nothing,
+            Err(_) => Received::Closed,
         };
     }
 }

@@ -13,7 +13,7 @@ use bathy_policy::Policies;
 use bathy_protocol::network::FromGateway;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::gateway::{self, Gateway, GatewayError, LEAVE_TIME, Network, Word};
+use crate::gateway::{self, Gateway, GatewayError, LEAVE_TIME, Network, Received};
 use crate::ledger::Ledger;
 use crate::net_events::recorded;
 use crate::restarts::Restarts;
@@ -218,14 +218,18 @@ impl<S: Sink, G: Supply> Listener<S, G> {
         // Whatever it sends, the rest of the loop has its turn.
         for _ in 0..AT_ONCE {
             let Some(line) = self.gateways.line().filter(|_| gone.is_none()) else { break };
-            match gateway::hear(&line.control) {
-                Word::Said(FromGateway::Failed(reason)) => gone = Some(reason.chars().take(500).collect()),
+            match gateway::receive(&line.control) {
+                Received::Message(FromGateway::Failed(reason)) => {
+                    gone = Some(reason.chars().take(500).collect())
+                }
                 // The sandbox is at its end, which is not the gateway's doing.
-                Word::Said(FromGateway::Unplugged) => self.end.is_expected.store(true, Ordering::Relaxed),
-                Word::Said(message) => messages.push(message),
-                Word::Gone if self.end.is_expected() => gone = Some(String::new()),
-                Word::Gone => gone = Some(gateway::end_of(&line.process)),
-                Word::Nothing => break,
+                Received::Message(FromGateway::Unplugged) => {
+                    self.end.is_expected.store(true, Ordering::Relaxed)
+                }
+                Received::Message(message) => messages.push(message),
+                Received::Closed if self.end.is_expected() => gone = Some(String::new()),
+                Received::Closed => gone = Some(gateway::end_of(&line.process)),
+                Received::Nothing => break,
             }
         }
         if gone.is_some() {
@@ -390,8 +394,8 @@ mod tests {
 
         fn end(&mut self) -> Vec<FromGateway> {
             let Some(line) = self.line.take() else { return Vec::new() };
-            let next = || match gateway::hear(&line.control) {
-                Word::Said(message) => Some(message),
+            let next = || match gateway::receive(&line.control) {
+                Received::Message(message) => Some(message),
                 _ => None,
             };
             std::iter::from_fn(next).collect()

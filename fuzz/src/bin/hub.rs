@@ -34,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
             _ => {
                 let length = usize::from(input.u8());
                 let bytes: Vec<u8> = (0..length).map(|_| input.u8()).collect();
-                if hub.hear_guest(&bytes, 1).is_err() {
+                if hub.on_guest_bytes(&bytes, 1).is_err() {
                     return;
                 }
                 None
@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
             let mut wire = Vec::new();
             encode(stream, &request, &mut wire).expect("it encodes");
             // A client that breaks the rules loses its connection.
-            if hub.hear_client(client, &wire).is_err() {
+            if hub.on_client_bytes(client, &wire).is_err() {
                 return;
             }
         }

@@ -23,7 +23,7 @@ struct Found {
 
 impl Denials {
     /// Looks at something that is recorded.
-    pub fn hear(&self, event: &Event) {
+    pub fn record(&self, event: &Event) {
         let is_denial =
             matches!(&event.what, What::NetDenied { .. } | What::NameUnresolved { denied: true, .. });
         if !is_denial {
@@ -88,9 +88,9 @@ mod tests {
     fn a_name_is_told_once_with_its_cure() {
         let denials = Denials::default();
         for kind in ["A", "AAAA"] {
-            denials.hear(&name("a.example", kind, true));
+            denials.record(&name("a.example", kind, true));
         }
-        denials.hear(&name("nobody.example", "A", false));
+        denials.record(&name("nobody.example", "A", false));
         let lines = denials.lines("abc");
         assert_eq!(lines, ["denied name a.example A: preset allow-list; to allow it: --allow a.example"]);
     }
@@ -100,7 +100,7 @@ mod tests {
         let denials = Denials::default();
         assert_eq!(denials.lines("abc"), <[&str; 0]>::default());
         for port in 1..1000 {
-            denials.hear(&address(port));
+            denials.record(&address(port));
         }
         let lines = denials.lines("abc");
         assert_eq!(lines.len(), MOST + 1);

@@ -191,7 +191,7 @@ impl Console {
         Ok(())
     }
 
-    fn hear_guest(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
+    fn on_control_message(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
         while self.session.accepts_control() && ring.pop(chain)? {
             let mut raw = [0; CONTROL_BYTES];
             if chain.read(ring.mem(), 0, &mut raw)? != raw.len() {
@@ -237,7 +237,7 @@ impl VirtioDevice for Console {
             RX_QUEUE => run_round(queue, mem, |ring| self.fill_guest(ring, &mut chain)),
             TX_QUEUE => run_round(queue, mem, |ring| self.drain_guest(ring, &mut chain)),
             CONTROL_RX_QUEUE => run_round(queue, mem, |ring| self.tell_guest(ring, &mut chain)),
-            CONTROL_TX_QUEUE => run_round(queue, mem, |ring| self.hear_guest(ring, &mut chain)),
+            CONTROL_TX_QUEUE => run_round(queue, mem, |ring| self.on_control_message(ring, &mut chain)),
             _ => Err(DeviceError::NoSuchQueue(index)),
         };
         self.chain = chain;

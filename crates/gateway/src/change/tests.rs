@@ -10,17 +10,17 @@ use super::{Again, again, denial_of_flow};
 use crate::connection::Connection;
 use crate::flows::{Flows, Way};
 use crate::inspect::Found;
-use crate::judge::{Judge, Place};
 use crate::link::Link;
+use crate::policy_check::{Endpoint, PolicyCheck};
 use crate::stack::{Clock, Ends, Stack};
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34)), 443);
 const ENDS: Ends = Ends { guest_port: 30000, remote: SERVER };
 
-fn judge(rules: &[&str]) -> Judge {
+fn policy_check(rules: &[&str]) -> PolicyCheck {
     let own = serde_json::json!({"preset": "allow-list", "rules": rules});
     let policies = serde_json::json!({"ceilings": [], "own": own});
-    Judge::new(serde_json::from_value(policies).unwrap(), String::new())
+    PolicyCheck::new(serde_json::from_value(policies).unwrap(), String::new())
 }
 
 fn socket() -> OwnedFd {
@@ -65,7 +65,7 @@ fn named(name: &str) -> Connection {
 }
 
 fn fate(rules: &[&str], connection: &Connection) -> String {
-    match again(&judge(rules), connection) {
+    match again(&policy_check(rules), connection) {
         Again::Stays => "stays".to_owned(),
         Again::IsRead => "is read".to_owned(),
         Again::Ends(decision) => format!("ends: {}", decision.by),
@@ -131,7 +131,7 @@ fn n8_where_a_name_is_allowed_only_a_client_that_said_it_stays() {
 #[test]
 fn n8_a_flow_ends_when_the_policy_denies_it() {
     let now = Instant::now();
-    let place = |address: IpAddr| Place {
+    let place = |address: IpAddr| Endpoint {
         protocol: Protocol::Udp,
         remote: SocketAddr::new(address, 443),
         is_host: false,
@@ -150,12 +150,12 @@ fn n8_a_flow_ends_when_the_policy_denies_it() {
         ),
     ];
     for (rules, out, back) in table {
-        let judge = judge(rules);
+        let policy_check = policy_check(rules);
         let mut flows = Flows::new(now);
         let outward = flows.add(ENDS, place(SERVER.ip()), Way::Out(socket()), now);
         let inward = flows.add(ENDS, place(peer), Way::Back(0, SERVER), now);
         for (number, expected) in [(outward, out), (inward, back)] {
-            let denial = denial_of_flow(&judge, flows.get_mut(number).unwrap());
+            let denial = denial_of_flow(&policy_check, flows.get_mut(number).unwrap());
             let by = denial.map(|decision| decision.by.to_string());
             assert_eq!(by.as_deref(), expected, "{rules:?}");
         }

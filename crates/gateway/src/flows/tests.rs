@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bathy_policy::Protocol;
 
 use super::{Flows, IDLE_TIME, SWEEP, Way};
-use crate::judge::Place;
+use crate::policy_check::Endpoint;
 use crate::stack::Ends;
 
 fn bound() -> (UdpSocket, SocketAddr) {
@@ -21,8 +21,8 @@ fn ends(guest_port: u16) -> Ends {
     Ends { guest_port, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 53)) }
 }
 
-fn place(remote: SocketAddr) -> Place {
-    Place { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() }
+fn place(remote: SocketAddr) -> Endpoint {
+    Endpoint { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() }
 }
 
 #[test]

@@ -71,20 +71,20 @@ const SYN: u8 = 2;
 #[test]
 fn what_an_honest_guest_sends_is_heard() {
     let frame = from_guest(0x800, &v4(6, &tcp(40000, 443, SYN)));
-    let Ok(Heard::Tcp(segment)) = hear(&frame) else { panic!("a segment") };
+    let Ok(Inbound::Tcp(segment)) = parse(&frame) else { panic!("a segment") };
     assert_eq!((segment.guest_port, segment.remote), (40000, SocketAddr::from((REMOTE, 443))));
     assert!(segment.opens && !segment.resets);
 
     let frame = from_guest(0x86dd, &v6_with(17, GUEST_V6, REMOTE_V6, &udp(5, 53, 10, b"ab")));
-    let Ok(Heard::Udp(datagram)) = hear(&frame) else { panic!("a datagram") };
+    let Ok(Inbound::Udp(datagram)) = parse(&frame) else { panic!("a datagram") };
     assert_eq!((datagram.payload, datagram.remote), (&b"ab"[..], SocketAddr::from((REMOTE_V6, 53))));
 
     let frame = from_guest(0x800, &v4(1, &[8, 0, 0, 0, 0, 1, 0, 1]));
-    assert!(matches!(hear(&frame), Ok(Heard::Echo { .. })));
+    assert!(matches!(parse(&frame), Ok(Inbound::Echo { .. })));
     let frame = from_guest(0x86dd, &v6_with(58, GUEST_V6, REMOTE_V6, &[128, 0, 0, 0, 0, 1, 0, 1]));
-    assert!(matches!(hear(&frame), Ok(Heard::Echo { remote: IpAddr::V6(REMOTE_V6), .. })));
+    assert!(matches!(parse(&frame), Ok(Inbound::Echo { remote: IpAddr::V6(REMOTE_V6), .. })));
     let frame = from_guest(0x800, &v4(132, &[0; 12]));
-    assert!(matches!(hear(&frame), Ok(Heard::Other { protocol: 132, .. })));
+    assert!(matches!(parse(&frame), Ok(Inbound::Other { protocol: 132, .. })));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn v9_only_an_opening_segment_opens() {
         [(SYN, true), (SYN | 16, false), (SYN | 4, false), (SYN | 1, false), (16, false), (0, false)]
     {
         let frame = from_guest(0x800, &v4(6, &tcp(40000, 443, flags)));
-        let Ok(Heard::Tcp(segment)) = hear(&frame) else { panic!("a segment") };
+        let Ok(Inbound::Tcp(segment)) = parse(&frame) else { panic!("a segment") };
         assert_eq!(segment.opens, opens, "{flags:#x}");
     }
 }
@@ -120,7 +120,7 @@ fn v9_foreign_cards_and_addresses_are_dropped() {
             Dropped::Multicast,
         ),
     ] {
-        assert_eq!(hear(&frame).err(), Some(reason), "{frame:x?}");
+        assert_eq!(parse(&frame).err(), Some(reason), "{frame:x?}");
     }
 }
 
@@ -158,11 +158,11 @@ fn v9_shapes_that_the_link_does_not_carry_are_dropped() {
         (from_guest(0x800, &v4(1, &[5, 1, 0, 0, 192, 0, 0, 1])), Dropped::Announcement),
         (behind(58, &[134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), Dropped::Announcement),
     ] {
-        assert_eq!(hear(&frame).err(), Some(reason), "{frame:x?}");
+        assert_eq!(parse(&frame).err(), Some(reason), "{frame:x?}");
     }
     let mut wrong_sum = good;
     wrong_sum[10] ^= 1;
-    assert_eq!(hear(&from_guest(0x800, &wrong_sum)).err(), Some(Dropped::Malformed));
+    assert_eq!(parse(&from_guest(0x800, &wrong_sum)).err(), Some(Dropped::Malformed));
 }
 
 fn arp(operation: u16, card: [u8; 6], from: Ipv4Addr, wanted: Ipv4Addr) -> Vec<u8> {
@@ -177,29 +177,29 @@ fn arp(operation: u16, card: [u8; 6], from: Ipv4Addr, wanted: Ipv4Addr) -> Vec<u
 
 #[test]
 fn v9_nobody_but_the_gateway_answers_for_the_gateway() {
-    assert!(matches!(hear(&arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4)), Ok(Heard::WhoHas)));
+    assert!(matches!(parse(&arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4)), Ok(Inbound::WhoHas)));
     for (frame, reason) in [
         (arp(2, GUEST_MAC, GATEWAY_V4, GUEST_V4), Dropped::Announcement),
         (arp(1, GUEST_MAC, GATEWAY_V4, GATEWAY_V4), Dropped::ForeignAddress),
         (arp(1, [2, 0, 0, 0, 0, 9], GUEST_V4, GATEWAY_V4), Dropped::ForeignCard),
         (arp(1, GUEST_MAC, GUEST_V4, REMOTE), Dropped::Announcement),
     ] {
-        assert_eq!(hear(&frame).err(), Some(reason));
+        assert_eq!(parse(&frame).err(), Some(reason));
     }
     for (place, what) in [(18, "length of a card's number"), (19, "length of an address")] {
         let mut frame = arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4);
         frame[place] += 2;
         frame.extend([0; 8]);
-        assert_eq!(hear(&frame).err(), Some(Dropped::Announcement), "{what}");
+        assert_eq!(parse(&frame).err(), Some(Dropped::Announcement), "{what}");
     }
     let solicits = |from, target: Ipv6Addr| {
         let carried = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
         from_guest(0x86dd, &v6_with(58, from, GATEWAY_V6, &carried))
     };
-    assert!(matches!(hear(&solicits(GUEST_V6, GATEWAY_V6)), Ok(Heard::Solicits(_))));
-    assert!(matches!(hear(&solicits(guest_link_local(), GATEWAY_V6)), Ok(Heard::Solicits(_))));
-    assert_eq!(hear(&solicits(REMOTE_V6, GATEWAY_V6)).err(), Some(Dropped::ForeignAddress));
-    assert_eq!(hear(&solicits(GUEST_V6, REMOTE_V6)).err(), Some(Dropped::Announcement));
+    assert!(matches!(parse(&solicits(GUEST_V6, GATEWAY_V6)), Ok(Inbound::Solicits(_))));
+    assert!(matches!(parse(&solicits(guest_link_local(), GATEWAY_V6)), Ok(Inbound::Solicits(_))));
+    assert_eq!(parse(&solicits(REMOTE_V6, GATEWAY_V6)).err(), Some(Dropped::ForeignAddress));
+    assert_eq!(parse(&solicits(GUEST_V6, REMOTE_V6)).err(), Some(Dropped::Announcement));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn n5_what_comes_with_the_first_segment_is_not_kept() {
     for frame in
         [from_guest(0x800, &v4(6, &carried)), from_guest(0x86dd, &v6_with(6, GUEST_V6, REMOTE_V6, &carried))]
     {
-        let Ok(Heard::Tcp(segment)) = hear(&frame) else { panic!("a segment") };
+        let Ok(Inbound::Tcp(segment)) = parse(&frame) else { panic!("a segment") };
         let bare = segment.without_payload();
         assert_eq!(bare.len(), segment.packet.len() - 100);
         let header = if segment.remote.is_ipv4() { 20 } else { 40 };
@@ -236,13 +236,13 @@ fn v9_no_frame_of_any_bytes_breaks_it() {
     let mut heard = 0;
     for frame in frames {
         for cut in 0..=frame.len() {
-            heard += u32::from(hear(&frame[..cut]).is_ok());
+            heard += u32::from(parse(&frame[..cut]).is_ok());
         }
         for place in 0..frame.len() {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut changed = frame.clone();
                 changed[place] = value;
-                if let Ok(Heard::Tcp(segment)) = hear(&changed) {
+                if let Ok(Inbound::Tcp(segment)) = parse(&changed) {
                     heard += u32::from(!segment.without_payload().is_empty());
                 }
             }
@@ -256,7 +256,7 @@ fn v9_without_a_port_on_either_side_nothing_is_taken() {
     for (from, to) in [(0, 53), (53, 0), (0, 0)] {
         for carried in [(6, tcp(from, to, SYN)), (17, udp(from, to, 8, b""))] {
             let frame = from_guest(0x800, &v4(carried.0, &carried.1));
-            assert_eq!(hear(&frame).err(), Some(Dropped::NoPort), "{from} {to}");
+            assert_eq!(parse(&frame).err(), Some(Dropped::NoPort), "{from} {to}");
         }
     }
 }

@@ -24,8 +24,8 @@ use super::{Gateway, Token, connections_number, flows_number};
 use crate::connection::Connection;
 use crate::counts::tests::{found, memory};
 use crate::flows::Way;
-use crate::judge::Place;
 use crate::link::{Kind, Received};
+use crate::policy_check::Endpoint;
 use crate::stack::Ends;
 use crate::stack::guest::Guest;
 
@@ -97,7 +97,7 @@ impl Scene {
     /// A flow from this port of the guest's.
     fn flow(&mut self, guest_port: u16, way: Way) -> u64 {
         let remote = ends(guest_port).remote;
-        let place = Place { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() };
+        let place = Endpoint { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() };
         self.gateway.flows.add(ends(guest_port), place, way, self.gateway.now)
     }
 
@@ -154,7 +154,7 @@ fn n9_what_begins_is_counted_in_the_owners_memory_until_it_ends() {
     scene.gateway = scene.gateway.counting_in(counts);
     let connection = scene.connect(1, true);
     let flow = scene.flow(2, back());
-    let peer = crate::judge::peer(&scene.gateway.flows.get_mut(flow).unwrap().place, None);
+    let peer = crate::policy_check::peer(&scene.gateway.flows.get_mut(flow).unwrap().place, None);
     scene.gateway.table.get_mut(connection).unwrap().moved.add_received(3);
     assert_eq!(found(&file), [], "nothing was reported as begun");
     scene.gateway.note_beginning(connection);
@@ -221,7 +221,7 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
             "peers that nothing may begin for",
             |scene| {
                 scene.gateway.ports_left.insert(0);
-                scene.gateway.notes.hold(true);
+                scene.gateway.event_log.hold(true);
             },
             None,
         ),
@@ -314,16 +314,16 @@ fn frames_stay_where_they_are_while_the_guest_has_to_wait() {
 
 /// Tells the owner, which does not read, of as much as may wait.
 fn while_room(gateway: &mut Gateway) {
-    while gateway.notes.has_room() {
-        gateway.notes.tell(&FromGateway::Ready);
+    while gateway.event_log.has_room() {
+        gateway.event_log.tell(&FromGateway::Ready);
     }
 }
 
 #[test]
 fn the_end_does_not_wait_for_an_owner_that_does_not_read() {
     let Scene { mut gateway, link, owner: _owner } = Scene::new(&[], LIMITS);
-    while gateway.notes.is_sent() {
-        gateway.notes.tell(&FromGateway::Ready);
+    while gateway.event_log.is_sent() {
+        gateway.event_log.tell(&FromGateway::Ready);
     }
     drop(link);
     let (done, is_done) = mpsc::channel();
@@ -396,7 +396,7 @@ fn an_inbound_peer_waits_while_it_cannot_be_served() {
         ("in the moment when a pause ends", |gateway| gateway.ports_after = gateway.now, true),
         ("during a pause", |gateway| gateway.ports_after = gateway.now + SECOND, false),
         ("after a pause", |gateway| gateway.now = gateway.ports_after + SECOND, true),
-        ("while events are not recorded", |gateway| gateway.notes.hold(true), false),
+        ("while events are not recorded", |gateway| gateway.event_log.hold(true), false),
         ("while the guest is sent too much", |gateway| gateway.allowance.down.0.take(1_000_000), false),
     ];
     for (what, prepare, is_served) in table {

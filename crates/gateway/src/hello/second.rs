@@ -59,7 +59,7 @@ impl SecondHello {
         while self.result.is_none() && !bytes.is_empty() {
             if let Some(reader) = &mut self.reader {
                 let hello = reader.push(bytes);
-                self.result = self.judge(hello);
+                self.result = self.decide(hello);
                 break;
             }
             let (skipped, rest) = bytes.split_at(self.skipped.min(bytes.len()));
@@ -103,7 +103,7 @@ impl SecondHello {
         Ok(None)
     }
 
-    fn judge(&self, hello: Hello) -> Option<Result<(), HelloRefusal>> {
+    fn decide(&self, hello: Hello) -> Option<Result<(), HelloRefusal>> {
         match hello {
             Hello::More => None,
             // The handshake of TLS 1.2 goes on: there is no second hello before it is encrypted.

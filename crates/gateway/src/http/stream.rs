@@ -16,7 +16,7 @@ pub enum Step {
     /// So many of the given bytes, counted from the first, may be passed on. Never none.
     Cleared(usize),
     /// The head of this request is whole. [`RequestStream::accept`] clears it; a caller that denies it closes.
-    Judge(Box<Request>),
+    Decide(Box<Request>),
     /// Nothing more is cleared without more bytes.
     More,
     /// Nothing is cleared before [`RequestStream::accept`], or before the server said what becomes of a WebSocket, see
@@ -122,7 +122,7 @@ impl RequestStream {
         }
     }
 
-    /// Clears the request that [`Step::Judge`] showed. `pending` is what was shown then: an Upgrade to anything but
+    /// Clears the request that [`Step::Decide`] showed. `pending` is what was shown then: an Upgrade to anything but
     /// WebSocket is renamed in it, so that the server does not see it.
     pub fn accept(&mut self, pending: &mut [u8]) {
         let State::Judging(request) = self.state else { return };
@@ -239,7 +239,7 @@ impl RequestStream {
             return Err(HttpRefusal::LateSwitch);
         }
         self.state = State::Judging(Accepted { length: bytes.len(), body: request.body, switches });
-        Ok(Step::Judge(Box::new(request)))
+        Ok(Step::Decide(Box::new(request)))
     }
 }
 

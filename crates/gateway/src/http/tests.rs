@@ -31,7 +31,7 @@ fn follow_pieces(pieces: &[&[u8]], answer: &[u8]) -> Followed {
                     assert!(count > 0 && count <= pending.len());
                     followed.passed.extend(pending.drain(..count));
                 }
-                Ok(Step::Judge(request)) => {
+                Ok(Step::Decide(request)) => {
                     assert_eq!(stream.read(&pending), Ok(Step::Held), "nothing goes on before it was judged");
                     let host =
                         request.authority.map_or_else(|| "-".to_owned(), |authority| authority.to_string());

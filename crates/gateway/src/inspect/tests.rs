@@ -74,7 +74,7 @@ fn a_hello_waits_until_its_name_is_accepted_and_encrypted_data_passes_after_it()
     assert_eq!(inspector.read_on(), Next::More);
     inspector.push(&hello[20..]);
     inspector.push(ENCRYPTED);
-    assert_eq!(inspector.read_on(), Next::Judge(tls("good.example")));
+    assert_eq!(inspector.read_on(), Next::Decide(tls("good.example")));
     assert_eq!(inspector.cleared(), b"", "nothing goes on before the decision");
 
     inspector.accept(&tls("good.example"));
@@ -105,13 +105,13 @@ fn n6_a_second_hello_with_another_name_does_not_go_on() {
 fn each_request_waits_for_its_own_decision() {
     let mut inspector = Inspector::new(SERVER);
     inspector.push(&[FIRST, SECOND].concat());
-    assert_eq!(inspector.read_on(), Next::Judge(http("GET", "one.example", "/a")));
+    assert_eq!(inspector.read_on(), Next::Decide(http("GET", "one.example", "/a")));
     assert_eq!(inspector.cleared(), b"");
     assert!(!inspector.has_passed_requests());
 
     inspector.accept(&http("GET", "one.example", "/a"));
     assert!(inspector.has_passed_requests());
-    assert_eq!(inspector.read_on(), Next::Judge(http("HEAD", "two.example", "/b")));
+    assert_eq!(inspector.read_on(), Next::Decide(http("HEAD", "two.example", "/b")));
     assert_eq!(inspector.room(), MOST_KEPT - FIRST.len() - SECOND.len());
     assert_eq!(passed(&mut inspector), FIRST);
     assert_eq!(inspector.room(), MOST_KEPT - SECOND.len());
@@ -142,7 +142,7 @@ fn an_address_in_the_host_field_counts_only_if_it_is_the_one_that_is_dialled() {
     for (host, is_address) in [("192.0.2.7", true), ("192.0.2.8", false), ("one.example", false)] {
         let mut inspector = Inspector::new(SERVER);
         inspector.push(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
-        let Next::Judge(found) = inspector.read_on() else { unreachable!("{host} is a whole request") };
+        let Next::Decide(found) = inspector.read_on() else { unreachable!("{host} is a whole request") };
         assert_eq!(found.name().is_some(), host == "one.example", "{host}");
         let read = found.read();
         assert!(
@@ -157,7 +157,7 @@ fn another_protocol_is_decided_once_and_passes_whole() {
     let ssh = b"SSH-2.0-OpenSSH_9.2p1\r\n";
     let mut inspector = Inspector::new(SERVER);
     inspector.push(ssh);
-    assert_eq!(inspector.read_on(), Next::Judge(Found::Other));
+    assert_eq!(inspector.read_on(), Next::Decide(Found::Other));
     assert_eq!(inspector.cleared(), b"");
     inspector.accept(&Found::Other);
     assert!(!inspector.is_judging());

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use super::{Asked, Asker, MOST_WAITING, Reply, Resolver, TIME, TRIES, random_id};
 use crate::dns;
-use crate::judge::Judge;
+use crate::policy_check::PolicyCheck;
 
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 const DATAGRAM: Asker = Asker::Datagram(30000, SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 0, 1)), 53));
@@ -25,14 +25,14 @@ const NO_ANSWER: &str = "the host's resolvers gave no answer";
 /// For what happens at once, on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn judge(preset: &str, rules: &[&str]) -> Judge {
+fn policy_check(preset: &str, rules: &[&str]) -> PolicyCheck {
     let own = serde_json::json!({"preset": preset, "rules": rules});
     let policies = serde_json::json!({"ceilings": [], "own": own});
-    Judge::new(serde_json::from_value(policies).unwrap(), String::new())
+    PolicyCheck::new(serde_json::from_value(policies).unwrap(), String::new())
 }
 
-fn allowing() -> Judge {
-    judge("allow-list", &["allow *.example"])
+fn allowing() -> PolicyCheck {
+    policy_check("allow-list", &["allow *.example"])
 }
 
 /// A query as a guest sends it.
@@ -150,26 +150,26 @@ fn go_on(
     resolver: &mut Resolver,
     number: u64,
     flags: PollFlags,
-    judge: &mut Judge,
+    policy_check: &mut PolicyCheck,
     now: Instant,
 ) -> Option<Asked> {
     until_ready(resolver.socket(number).unwrap(), flags);
-    resolver.go_on(number, judge, now)
+    resolver.go_on(number, policy_check, now)
 }
 
 #[test]
 fn an_allowed_query_is_asked_of_the_host_and_its_addresses_are_known_by_the_name() {
     let upstream = Upstream::new();
-    let (mut judge, now) = (judge("public", &[]), Instant::now());
+    let (mut policy_check, now) = (policy_check("public", &[]), Instant::now());
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
-    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
     let number = waits(asked);
     let (question, from) = upstream.asked();
     assert_eq!(question.queries[0].name.to_ascii(), "api.example.");
     let data = [RData::A(A(PUBLIC)), RData::A(A(Ipv4Addr::LOCALHOST))];
     upstream.answer(&answer(&question, ResponseCode::NoError, &data), from);
 
-    let reply = replied(go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).unwrap());
+    let reply = replied(go_on(&mut resolver, number, PollFlags::IN, &mut policy_check, now).unwrap());
     assert_eq!(reply.asker, DATAGRAM);
     let message = Message::from_vec(&reply.message.unwrap()).unwrap();
     assert_eq!((message.metadata.id, message.answers.len()), (0x0707, 1));
@@ -178,7 +178,7 @@ fn an_allowed_query_is_asked_of_the_host_and_its_addresses_are_known_by_the_name
     };
     assert_eq!((name.as_str(), kind.as_str()), ("api.example", "A"));
     assert_eq!((addresses, removed), (vec![PUBLIC.into()], vec![Ipv4Addr::LOCALHOST.into()]));
-    let place = judge.place(Protocol::Tcp, SocketAddr::new(PUBLIC.into(), 443), now);
+    let place = policy_check.place(Protocol::Tcp, SocketAddr::new(PUBLIC.into(), 443), now);
     assert_eq!(place.names, ["api.example".parse().unwrap()]);
     assert!(resolver.socket(number).is_none() && resolver.due().is_none(), "nothing waits any more");
 }
@@ -187,15 +187,15 @@ fn an_allowed_query_is_asked_of_the_host_and_its_addresses_are_known_by_the_name
 fn n4_queries_that_are_denied_or_no_queries_are_not_asked() {
     let upstream = Upstream::new();
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
-    let mut ask = |bytes: &[u8], judge: &Judge| {
-        let reply = replied(resolver.ask(bytes, CONNECTION, judge, Instant::now()));
+    let mut ask = |bytes: &[u8], policy_check: &PolicyCheck| {
+        let reply = replied(resolver.ask(bytes, CONNECTION, policy_check, Instant::now()));
         assert_eq!(reply.asker, CONNECTION);
         reply
     };
     let denied = ask(&query("secret.test", RecordType::A), &allowing());
     assert_eq!(failure(denied), (ResponseCode::Refused, "preset allow-list".to_owned(), true));
 
-    let reverse = ask(&query("1.0.0.127.in-addr.arpa", RecordType::PTR), &judge("open", &[]));
+    let reverse = ask(&query("1.0.0.127.in-addr.arpa", RecordType::PTR), &policy_check("open", &[]));
     let why = "the name of an address that the sandbox may not reach";
     assert_eq!(failure(reverse), (ResponseCode::Refused, why.to_owned(), true));
 
@@ -219,36 +219,36 @@ fn the_name_of_an_address_that_may_be_reached_is_asked_for() {
     let upstream = Upstream::new();
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let bytes = query("34.216.184.93.in-addr.arpa", RecordType::PTR);
-    waits(resolver.ask(&bytes, DATAGRAM, &judge("open", &[]), Instant::now()));
+    waits(resolver.ask(&bytes, DATAGRAM, &policy_check("open", &[]), Instant::now()));
     assert_eq!(upstream.asked().0.queries[0].query_type, RecordType::PTR);
 }
 
 #[test]
 fn r5_queries_have_a_rate_and_a_number_that_wait_at_once() {
-    let (upstream, judge, now) = (Upstream::new(), allowing(), Instant::now());
+    let (upstream, policy_check, now) = (Upstream::new(), allowing(), Instant::now());
     let bytes = query("api.example", RecordType::A);
     let mut slow = Resolver::new(vec![upstream.address()], 1);
     for _ in 0..5 {
-        waits(slow.ask(&bytes, DATAGRAM, &judge, now));
+        waits(slow.ask(&bytes, DATAGRAM, &policy_check, now));
     }
     let why = "The sandbox asks more than 1 DNS queries per second".to_owned();
-    let limited = replied(slow.ask(&bytes, DATAGRAM, &judge, now));
+    let limited = replied(slow.ask(&bytes, DATAGRAM, &policy_check, now));
     assert_eq!(failure(limited), (ResponseCode::Refused, why, true));
 
     let mut fast = Resolver::new(vec![upstream.address()], MANY);
     for _ in 0..MOST_WAITING {
-        waits(fast.ask(&bytes, CONNECTION, &judge, now));
+        waits(fast.ask(&bytes, CONNECTION, &policy_check, now));
     }
     let why = "more than 256 questions wait for answers".to_owned();
-    let one_more = replied(fast.ask(&bytes, DATAGRAM, &judge, now));
+    let one_more = replied(fast.ask(&bytes, DATAGRAM, &policy_check, now));
     assert_eq!(failure(one_more), (ResponseCode::ServFail, why, false));
     fast.forget(7);
-    waits(fast.ask(&bytes, DATAGRAM, &judge, now));
+    waits(fast.ask(&bytes, DATAGRAM, &policy_check, now));
 }
 
 #[test]
 fn n9_what_a_name_uses_is_reported_before_it_is_asked_for_or_it_is_not() {
-    let (upstream, judge, now) = (Upstream::new(), allowing(), Instant::now());
+    let (upstream, policy_check, now) = (Upstream::new(), allowing(), Instant::now());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (report, owner) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let mut resolver =
@@ -259,15 +259,16 @@ fn n9_what_a_name_uses_is_reported_before_it_is_asked_for_or_it_is_not() {
         let FromGateway::Spent(spent) = decode(&message[..length]).unwrap() else { unreachable!("no event") };
         Some((spent.total, spent.most))
     };
-    waits(resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now));
+    waits(resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now));
     assert_eq!(reported(), Some((16, 2)));
-    waits(resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now));
+    waits(resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now));
     assert_eq!(reported(), None, "asking for the same again takes nothing");
-    waits(resolver.ask(&query("long-name.api.example", RecordType::A), DATAGRAM, &judge, now));
+    waits(resolver.ask(&query("long-name.api.example", RecordType::A), DATAGRAM, &policy_check, now));
     assert_eq!(reported(), Some((37, 12)));
     // The owner does not read.
     while send(&report, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
-    let unreported = replied(resolver.ask(&query("other.example", RecordType::A), DATAGRAM, &judge, now));
+    let unreported =
+        replied(resolver.ask(&query("other.example", RecordType::A), DATAGRAM, &policy_check, now));
     let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
     assert_eq!(failure(unreported), (ResponseCode::ServFail, why, false));
     let asked: Vec<_> = (0..3).map(|_| upstream.asked().0.queries[0].name().to_string()).collect();
@@ -278,34 +279,35 @@ fn n9_what_a_name_uses_is_reported_before_it_is_asked_for_or_it_is_not() {
 
 #[test]
 fn n9_a_later_gateway_goes_on_with_the_budgets_of_those_before() {
-    let (upstream, judge, now) = (Upstream::new(), allowing(), Instant::now());
+    let (upstream, policy_check, now) = (Upstream::new(), allowing(), Instant::now());
     let spent = Spent { age_ms: 0, total: 0, most: 4096 };
     let mut resolver = Resolver::new(vec![upstream.address()], MANY).after(spent);
     let later = now + Duration::from_secs(1);
-    let limited = replied(resolver.ask(&query("a.api.example", RecordType::A), DATAGRAM, &judge, later));
+    let limited =
+        replied(resolver.ask(&query("a.api.example", RecordType::A), DATAGRAM, &policy_check, later));
     let why = "The sandbox asks for too many different names below api.example within a minute".to_owned();
     assert_eq!(failure(limited), (ResponseCode::Refused, why, true));
     let window = now + Duration::from_secs(61);
-    waits(resolver.ask(&query("a.api.example", RecordType::A), DATAGRAM, &judge, window));
+    waits(resolver.ask(&query("a.api.example", RecordType::A), DATAGRAM, &policy_check, window));
 }
 
 #[test]
 fn a_query_without_an_answer_is_asked_of_one_resolver_after_the_other() {
     let servers = [Upstream::new(), Upstream::new()];
     let addresses = servers.iter().map(Upstream::address).collect();
-    let (mut judge, mut now) = (allowing(), Instant::now());
+    let (mut policy_check, mut now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(addresses, MANY);
-    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
     let mut number = waits(asked);
     for tries in 1..=TRIES {
         assert_eq!(servers[(tries - 1) % 2].asked().0.queries[0].name.to_ascii(), "api.example.");
         assert_eq!(resolver.due(), Some(now + TIME), "try {tries}");
         let early = now + TIME - Duration::from_nanos(1);
         assert!(resolver.late(early).is_empty());
-        assert!(resolver.go_on(number, &mut judge, early).is_none(), "it still waits");
+        assert!(resolver.go_on(number, &mut policy_check, early).is_none(), "it still waits");
         now += TIME;
         assert_eq!(resolver.late(now), [number]);
-        let asked = resolver.go_on(number, &mut judge, now).unwrap();
+        let asked = resolver.go_on(number, &mut policy_check, now).unwrap();
         if tries == TRIES {
             assert_eq!(failure(replied(asked)), (ResponseCode::ServFail, NO_ANSWER.to_owned(), false));
         } else {
@@ -319,35 +321,35 @@ fn a_query_without_an_answer_is_asked_of_one_resolver_after_the_other() {
 #[test]
 fn a_resolver_that_fails_is_followed_by_the_next() {
     let servers = [Upstream::new(), Upstream::new()];
-    let (mut judge, now) = (allowing(), Instant::now());
+    let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(servers.iter().map(Upstream::address).collect(), MANY);
     let bytes = query("api.example", RecordType::A);
-    let first = waits(resolver.ask(&bytes, DATAGRAM, &judge, now));
-    let other = waits(resolver.ask(&bytes, CONNECTION, &judge, now));
+    let first = waits(resolver.ask(&bytes, DATAGRAM, &policy_check, now));
+    let other = waits(resolver.ask(&bytes, CONNECTION, &policy_check, now));
     let (question, from) = servers[0].asked();
     servers[0].answer(&answer(&question, ResponseCode::ServFail, &[]), from);
-    let second = waits(go_on(&mut resolver, first, PollFlags::IN, &mut judge, now).unwrap());
+    let second = waits(go_on(&mut resolver, first, PollFlags::IN, &mut policy_check, now).unwrap());
     assert!(second != other && resolver.socket(other).is_some(), "the other query still waits");
     let (question, from) = servers[1].asked();
     servers[1].answer(&good_answer(&question), from);
-    let reply = replied(go_on(&mut resolver, second, PollFlags::IN, &mut judge, now).unwrap());
+    let reply = replied(go_on(&mut resolver, second, PollFlags::IN, &mut policy_check, now).unwrap());
     assert!(matches!(reply.event, Some(NetEvent::Resolved { .. })), "{reply:?}");
 }
 
 #[test]
 fn hosts_without_a_resolver_and_resolvers_that_refuse_datagrams_resolve_nothing() {
-    let (mut judge, now) = (allowing(), Instant::now());
+    let (mut policy_check, now) = (allowing(), Instant::now());
     let bytes = query("api.example", RecordType::A);
-    let none = Resolver::new(Vec::new(), MANY).ask(&bytes, DATAGRAM, &judge, now);
+    let none = Resolver::new(Vec::new(), MANY).ask(&bytes, DATAGRAM, &policy_check, now);
     let why = "none of the host's resolvers can be reached".to_owned();
     assert_eq!(failure(replied(none)), (ResponseCode::ServFail, why, false));
 
     let closed = Upstream::new().address();
     let mut resolver = Resolver::new(vec![closed], MANY);
-    let mut asked = resolver.ask(&bytes, DATAGRAM, &judge, now);
+    let mut asked = resolver.ask(&bytes, DATAGRAM, &policy_check, now);
     for _ in 0..TRIES {
         let number = waits(asked);
-        asked = go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).unwrap();
+        asked = go_on(&mut resolver, number, PollFlags::IN, &mut policy_check, now).unwrap();
     }
     assert_eq!(failure(replied(asked)), (ResponseCode::ServFail, NO_ANSWER.to_owned(), false));
 }
@@ -355,19 +357,19 @@ fn hosts_without_a_resolver_and_resolvers_that_refuse_datagrams_resolve_nothing(
 #[test]
 fn n4_a_guessed_answer_is_ignored_and_the_true_one_behind_it_is_read() {
     let upstream = Upstream::new();
-    let (mut judge, now) = (allowing(), Instant::now());
+    let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
-    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
     let number = waits(asked);
     let (question, from) = upstream.asked();
     let mut guess = answer(&question, ResponseCode::NoError, &[RData::A(A(Ipv4Addr::new(198, 51, 100, 9)))]);
     guess.metadata.id = guess.metadata.id.wrapping_add(1);
     upstream.answer(&guess, from);
-    assert!(go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).is_none(), "it still waits");
+    assert!(go_on(&mut resolver, number, PollFlags::IN, &mut policy_check, now).is_none(), "it still waits");
     upstream.answer(&guess, from);
     upstream.answer(&good_answer(&question), from);
-    let asked = go_on(&mut resolver, number, PollFlags::IN, &mut judge, now)
-        .or_else(|| go_on(&mut resolver, number, PollFlags::IN, &mut judge, now));
+    let asked = go_on(&mut resolver, number, PollFlags::IN, &mut policy_check, now)
+        .or_else(|| go_on(&mut resolver, number, PollFlags::IN, &mut policy_check, now));
     let Some(NetEvent::Resolved { addresses, .. }) = replied(asked.unwrap()).event else {
         unreachable!("it was resolved")
     };
@@ -377,7 +379,7 @@ fn n4_a_guessed_answer_is_ignored_and_the_true_one_behind_it_is_read() {
 #[test]
 fn names_that_do_not_exist_and_aliases_without_end_are_told_apart() {
     let upstream = Upstream::new();
-    let (mut judge, now) = (allowing(), Instant::now());
+    let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let circle = RData::CNAME(CNAME(Name::from_ascii("api.example.").unwrap()));
     let chain = "The DNS answer has more than 16 aliases, or aliases that contradict each other";
@@ -386,10 +388,10 @@ fn names_that_do_not_exist_and_aliases_without_end_are_told_apart() {
         (ResponseCode::NoError, vec![circle], (ResponseCode::ServFail, chain, true)),
     ];
     for (code, data, (expected, reason, denied)) in table {
-        let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+        let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
         let (question, from) = upstream.asked();
         upstream.answer(&answer(&question, code, &data), from);
-        let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now);
+        let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut policy_check, now);
         assert_eq!(failure(replied(asked.unwrap())), (expected, reason.to_owned(), denied));
     }
 }
@@ -397,7 +399,7 @@ fn names_that_do_not_exist_and_aliases_without_end_are_told_apart() {
 /// A query whose answer was cut, and that is asked for again over a connection.
 struct Cut {
     resolver: Resolver,
-    judge: Judge,
+    policy_check: PolicyCheck,
     number: u64,
     upstream: Upstream,
     server: TcpStream,
@@ -408,14 +410,18 @@ struct Cut {
 impl Cut {
     fn new() -> Self {
         let (upstream, listener) = Upstream::with_listener();
-        let (mut judge, now) = (allowing(), Instant::now());
+        let (mut policy_check, now) = (allowing(), Instant::now());
         let mut resolver = Resolver::new(vec![upstream.address()], MANY);
-        let asked = resolver.ask(&query("api.example", RecordType::A), CONNECTION, &judge, now);
+        let asked = resolver.ask(&query("api.example", RecordType::A), CONNECTION, &policy_check, now);
         let (question, from) = upstream.asked();
         upstream.answer(&cut_answer(&question), from);
         let now = now + TIME / 2;
-        let number = waits(go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap());
-        assert!(go_on(&mut resolver, number, PollFlags::OUT, &mut judge, now).is_none(), "it is asked again");
+        let number =
+            waits(go_on(&mut resolver, waits(asked), PollFlags::IN, &mut policy_check, now).unwrap());
+        assert!(
+            go_on(&mut resolver, number, PollFlags::OUT, &mut policy_check, now).is_none(),
+            "it is asked again"
+        );
         assert_eq!(resolver.due(), Some(now + TIME), "a connection has its own time");
         let mut server = accept(&listener);
         server.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -425,11 +431,11 @@ impl Cut {
         server.read_exact(&mut bytes).unwrap();
         let question = Message::from_vec(&bytes).unwrap();
         assert_eq!(question.queries[0].name.to_ascii(), "api.example.");
-        Self { resolver, judge, number, upstream, server, question, now }
+        Self { resolver, policy_check, number, upstream, server, question, now }
     }
 
     fn go_on(&mut self) -> Option<Asked> {
-        go_on(&mut self.resolver, self.number, PollFlags::IN, &mut self.judge, self.now)
+        go_on(&mut self.resolver, self.number, PollFlags::IN, &mut self.policy_check, self.now)
     }
 
     fn frame(&self, answer: &Message) -> Vec<u8> {
@@ -453,15 +459,15 @@ fn an_answer_that_was_cut_is_asked_for_over_a_connection() {
 #[test]
 fn an_answer_that_was_cut_is_asked_for_at_the_resolver_that_gave_it() {
     let (first, (second, listener)) = (Upstream::new(), Upstream::with_listener());
-    let (mut judge, now) = (allowing(), Instant::now());
+    let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![first.address(), second.address()], MANY);
-    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &judge, now);
+    let asked = resolver.ask(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
     let (question, from) = first.asked();
     first.answer(&answer(&question, ResponseCode::ServFail, &[]), from);
-    let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap();
+    let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut policy_check, now).unwrap();
     let (question, from) = second.asked();
     second.answer(&cut_answer(&question), from);
-    let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut judge, now).unwrap();
+    let asked = go_on(&mut resolver, waits(asked), PollFlags::IN, &mut policy_check, now).unwrap();
     waits(asked);
     accept(&listener);
 }
@@ -485,9 +491,9 @@ fn a_connection_that_gives_no_good_answer_is_followed_by_another_datagram() {
         waits(cut.go_on().unwrap());
         assert_eq!(cut.upstream.asked().0.queries.len(), 1, "{what}");
     }
-    let Cut { mut resolver, mut judge, number, upstream, server, now, .. } = Cut::new();
+    let Cut { mut resolver, mut policy_check, number, upstream, server, now, .. } = Cut::new();
     drop(server);
-    waits(go_on(&mut resolver, number, PollFlags::IN, &mut judge, now).unwrap());
+    waits(go_on(&mut resolver, number, PollFlags::IN, &mut policy_check, now).unwrap());
     assert_eq!(upstream.asked().0.queries.len(), 1, "closed without an answer");
 }
 

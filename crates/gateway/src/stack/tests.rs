@@ -42,15 +42,15 @@ impl Pair {
     fn established(ends: Ends) -> Self {
         let mut pair = Self::waiting(ends);
         let syn = pair.guest.syn();
-        pair.hear(&syn);
+        pair.on_packet(&syn);
         pair.guest.segments();
         let ack = pair.guest.ack();
-        pair.hear(&ack);
+        pair.on_packet(&ack);
         pair
     }
 
-    fn hear(&mut self, packet: &[u8]) {
-        self.stack.hear(packet, self.now, &mut self.link);
+    fn on_packet(&mut self, packet: &[u8]) {
+        self.stack.on_packet(packet, self.now, &mut self.link);
         self.stack.speak(self.now, &mut self.link);
     }
 
@@ -71,18 +71,18 @@ fn a_guest_begins_a_connection_and_breaks_it_off() {
         let mut pair = Pair::waiting(ends);
         assert_eq!(pair.state(), RESET, "nothing has come yet");
         let syn = pair.guest.syn();
-        pair.hear(&syn);
+        pair.on_packet(&syn);
         assert_eq!(pair.state(), OPENING);
         let segments = pair.guest.segments();
         assert_eq!(segments.len(), 1);
         assert!(segments[0].syn() && segments[0].ack());
         assert_eq!((segments[0].src_port(), segments[0].dst_port()), (443, 30000));
         let ack = pair.guest.ack();
-        pair.hear(&ack);
+        pair.on_packet(&ack);
         assert_eq!(pair.state(), ESTABLISHED);
         assert!(!pair.stack.guest_has_finished());
         let reset = pair.guest.packet(TcpControl::Rst, &[]);
-        pair.hear(&reset);
+        pair.on_packet(&reset);
         assert_eq!(pair.state(), RESET);
         assert!(!pair.stack.guest_has_finished(), "it did not say so");
     }
@@ -100,7 +100,7 @@ fn a_guest_is_called_and_answers() {
         assert!(segments[0].syn() && !segments[0].ack());
         assert_eq!((segments[0].src_port(), segments[0].dst_port()), (443, 30000));
         let answer = pair.guest.syn();
-        pair.hear(&answer);
+        pair.on_packet(&answer);
         assert_eq!(pair.state(), ESTABLISHED);
     }
 }
@@ -109,9 +109,9 @@ fn a_guest_is_called_and_answers() {
 fn a_guest_has_finished_when_all_that_it_sent_was_taken() {
     let mut pair = Pair::established(V4);
     let said = pair.guest.packet(TcpControl::Psh, b"last");
-    pair.hear(&said);
+    pair.on_packet(&said);
     let fin = pair.guest.fin();
-    pair.hear(&fin);
+    pair.on_packet(&fin);
     assert!(!pair.stack.guest_has_finished(), "four bytes wait");
     assert_eq!(pair.stack.tcp().recv(|bytes| (bytes.len(), bytes.to_vec())).unwrap(), b"last");
     assert!(pair.stack.guest_has_finished());
@@ -126,7 +126,7 @@ fn a_connection_is_over_when_both_sides_have_closed_it() {
     assert!(pair.guest.segments().iter().any(|segment| segment.fin()));
     assert_eq!(pair.state(), ESTABLISHED, "the guest has not closed its side");
     let fin = pair.guest.fin();
-    pair.hear(&fin);
+    pair.on_packet(&fin);
     assert_eq!(pair.state(), OVER);
 }
 
@@ -142,7 +142,7 @@ fn what_is_sent_fits_the_link_and_is_as_long_as_the_link_takes() {
             let segments = pair.guest.segments();
             assert!(!segments.is_empty(), "{} of {ROOM} bytes came", pair.guest.came.len());
             let ack = pair.guest.ack();
-            pair.hear(&ack);
+            pair.on_packet(&ack);
         }
         assert!(pair.guest.came == sent);
         assert_eq!(pair.guest.longest, usize::from(MTU) - header - TCP_HEADER);
@@ -170,7 +170,7 @@ fn a_guests_own_checksums_do_not_matter() {
     for at in [10, IPV4_HEADER + 16] {
         syn[at] ^= 0xff;
     }
-    pair.hear(&syn);
+    pair.on_packet(&syn);
     assert_eq!(pair.guest.segments().len(), 1);
 }
 
@@ -183,7 +183,7 @@ fn a_silent_guest_is_asked_and_one_that_does_not_answer_is_given_up() {
     pair.stack.speak(pair.now, &mut pair.link);
     assert_eq!(pair.guest.segments().len(), 1, "it is asked");
     let ack = pair.guest.ack();
-    pair.hear(&ack);
+    pair.on_packet(&ack);
     pair.now += GUEST_ASKED + Duration::from_millis(1);
     pair.stack.speak(pair.now, &mut pair.link);
     assert_eq!(pair.guest.segments().len(), 1, "it is asked again");
@@ -266,15 +266,15 @@ fn v9_the_edge_is_the_last_acknowledged_number_and_the_space_behind_it() {
 fn v9_what_goes_beyond_the_buffer_is_dropped_before_the_stack_sees_it() {
     let mut pair = Pair::waiting(V4);
     let syn = pair.guest.syn();
-    pair.hear(&syn);
+    pair.on_packet(&syn);
     pair.guest.segments();
     let ack = pair.guest.ack();
-    pair.stack.hear(&ack, pair.now, &mut pair.link);
+    pair.stack.on_packet(&ack, pair.now, &mut pair.link);
     // Before the stack has sent anything else.
     let half = vec![7; usize::from(u16::MAX) / 2];
     for _ in 0..2 * ROOM / half.len() {
         let packet = pair.guest.packet(TcpControl::Psh, &half);
-        pair.stack.hear(&packet, pair.now, &mut pair.link);
+        pair.stack.on_packet(&packet, pair.now, &mut pair.link);
     }
     assert_eq!(pair.stack.tcp().recv_queue(), ROOM / half.len() * half.len());
 }

@@ -32,7 +32,7 @@ fn assert_never_dialled(listener: &TcpListener) {
 #[track_caller]
 fn until_ended(scene: &mut Scene, client: &mut Client) -> Vec<u8> {
     scene.until("its end", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         client.ended
     });
     std::mem::take(&mut client.came)

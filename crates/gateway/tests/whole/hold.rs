@@ -50,7 +50,7 @@ fn f1_while_events_cannot_be_recorded_nothing_begins_and_what_is_open_goes_on() 
     scene.until("it arrives", |_| server.read(&mut [0; 2]).is_ok_and(|count| count == 2));
     server.write_all(b"down").unwrap();
     scene.until("it arrives", |scene| {
-        open.hear(scene);
+        open.receive(scene);
         open.came == b"down"
     });
     open.say(&scene, TcpControl::Rst, &[]);
@@ -77,7 +77,7 @@ fn f1_a_connection_that_is_being_dialled_waits_until_events_can_be_recorded() {
     scene.hold(false);
     client.next += 1;
     scene.until("it goes on", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         client.acknowledged.is_some()
     });
     client.pour(&scene, b"x", 1);
@@ -110,7 +110,7 @@ fn f1_a_new_policy_holds_also_while_events_cannot_be_recorded() {
     let change = ToGateway::Policies(policies(&["deny public"]));
     send(&scene.owner, &encode(&change).unwrap(), SendFlags::empty()).unwrap();
     scene.until("it is ended", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         client.ended
     });
     let [NetEvent::Allowed { .. }, NetEvent::Closed { reason, .. }] = &scene.events[..] else {

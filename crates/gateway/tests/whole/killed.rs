@@ -84,7 +84,7 @@ fn n9_counts_are_there_after_the_process_was_killed() {
     server.read_exact(&mut [0; 50_000]).unwrap();
     server.write_all(&[7; 30_000]).unwrap();
     scene.until("the answer", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         client.came.len() == 30_000
     });
     datagrams.set_read_timeout(Some(PATIENCE)).unwrap();

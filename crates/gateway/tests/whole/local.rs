@@ -99,7 +99,7 @@ fn n4_queries_over_a_connection_are_answered_by_the_policy() {
             answer(&mut scene, &upstream);
         }
         scene.until("the answer", |scene| {
-            client.hear(scene);
+            client.receive(scene);
             client.came.len() > 2
         });
         let message = Message::from_vec(&std::mem::take(&mut client.came)[2..]).unwrap();

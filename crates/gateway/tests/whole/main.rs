@@ -34,7 +34,7 @@ fn v9_a_guest_that_fills_the_first_window_twice_ends_nothing() {
     client.pour(&scene, &vec![7; 8 * 65480], 65480);
     for _ in 0..200 {
         scene.step();
-        client.hear(&scene);
+        client.receive(&scene);
     }
     drop(others);
     // It still serves the others.
@@ -105,19 +105,19 @@ fn an_upload_that_is_read_does_not_stop_half_way() {
     let mut scene = Scene::new(&["deny bad.example", &allow(address)]);
     let mut client = Client::open(&mut scene, 30000, address, 65000);
     scene.until("the window", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         scene.step();
         scene.events.iter().any(|event| matches!(event, NetEvent::Allowed { .. }))
     });
     // As soon as it may, and as much as it may: 512 KiB fit.
     client.pour(&scene, &whole[..1000], 1000);
     scene.until("the scaled window", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         client.confirmed == Some(client.next)
     });
     client.pour(&scene, &whole[1000..], 64000);
     scene.until("all of it has arrived", |scene| {
-        client.hear(scene);
+        client.receive(scene);
         server.is_finished()
     });
     assert_eq!(server.join().unwrap(), whole.len());
@@ -140,7 +140,7 @@ fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
     let change = ToGateway::Policies(policies(&["deny bad.example", &allow(address)]));
     send(&scene.owner, &encode(&change).unwrap(), SendFlags::empty()).unwrap();
     scene.until("the one is ended", |scene| {
-        plain.hear(scene);
+        plain.receive(scene);
         plain.ended
     });
     let reason = |event: &NetEvent| match event {
@@ -154,13 +154,13 @@ fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
     // The other has said its name, which is not the one that is denied.
     other.write_all(b"hello").unwrap();
     scene.until("the other goes on", |scene| {
-        named.hear(scene);
+        named.receive(scene);
         named.came == b"hello"
     });
     let change = ToGateway::Policies(policies(&["deny good.example", &allow(address)]));
     send(&scene.owner, &encode(&change).unwrap(), SendFlags::empty()).unwrap();
     scene.until("until its own is", |scene| {
-        named.hear(scene);
+        named.receive(scene);
         named.ended
     });
 }

@@ -186,7 +186,7 @@ impl Client {
         client.say(scene, TcpControl::Syn, &[]);
         client.next += 1;
         scene.until("the connection", |scene| {
-            client.hear(scene);
+            client.receive(scene);
             client.acknowledged.is_some()
         });
         client.say(scene, TcpControl::None, &[]);
@@ -212,7 +212,7 @@ impl Client {
         scene.send(&segment, to);
     }
 
-    pub(crate) fn hear(&mut self, scene: &Scene) {
+    pub(crate) fn receive(&mut self, scene: &Scene) {
         while let Some((segment, payload)) = scene.heard() {
             if segment.dst_port() != self.port {
                 continue;

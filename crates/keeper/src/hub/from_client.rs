@@ -14,7 +14,7 @@ use super::{ClientId, Demand, Hub, HubError, MAX_FRAMES, OWNER, Stream};
 impl Hub {
     /// Handles bytes from a client: at most [`MAX_FRAMES`] frames, except of the owner, who is trusted. The rest waits for the next
     /// call.
-    pub fn hear_client(&mut self, id: ClientId, bytes: &[u8]) -> Result<Vec<Demand>, HubError> {
+    pub fn on_client_bytes(&mut self, id: ClientId, bytes: &[u8]) -> Result<Vec<Demand>, HubError> {
         let mut demands = Vec::new();
         let Some(client) = self.clients.get_mut(&id) else { return Ok(demands) };
         // Taken out so that a frame may borrow it while the hub changes.

@@ -13,7 +13,7 @@ const MOST_TEXT: usize = 4096;
 
 impl Hub {
     /// Handles bytes from the guest: at most [`MAX_FRAMES`] frames, how many of which it returns. The rest waits for the next call.
-    pub fn hear_guest(&mut self, bytes: &[u8], now: u64) -> Result<usize, HubError> {
+    pub fn on_guest_bytes(&mut self, bytes: &[u8], now: u64) -> Result<usize, HubError> {
         // Taken out so that a frame may borrow it while the hub changes.
         let mut decoder = std::mem::replace(&mut self.from_guest, bathy_protocol::Decoder::new(0));
         decoder.push(bytes);
@@ -21,7 +21,7 @@ impl Hub {
         while count < MAX_FRAMES
             && let Some(frame) = decoder.next_frame()?
         {
-            self.hear_frame(&frame, now)?;
+            self.on_frame(&frame, now)?;
             count += 1;
         }
         self.guest_backlog = decoder.has_frame();
@@ -29,22 +29,22 @@ impl Hub {
         Ok(count)
     }
 
-    fn hear_frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<(), HubError> {
+    fn on_frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<(), HubError> {
         match (frame.stream, frame.channel) {
             (CONNECTION, Channel::Control) => match decode(frame.payload)? {
-                ToHost::Ready(ready) => self.hear_ready(ready, now),
+                ToHost::Ready(ready) => self.on_ready(ready, now),
                 ToHost::Pong if std::mem::take(&mut self.pinged) => Ok(()),
                 ToHost::Pong => Err(HubError::Repeated(CONNECTION)),
                 _ => Err(HubError::NoStream(CONNECTION)),
             },
-            (stream, Channel::Control) => self.hear_message(stream, decode(frame.payload)?),
-            (stream, Channel::Stdout) => self.hear_output(stream, StdChannel::Stdout, frame.payload),
-            (stream, Channel::Stderr) => self.hear_output(stream, StdChannel::Stderr, frame.payload),
+            (stream, Channel::Control) => self.on_message(stream, decode(frame.payload)?),
+            (stream, Channel::Stdout) => self.on_output(stream, StdChannel::Stdout, frame.payload),
+            (stream, Channel::Stderr) => self.on_output(stream, StdChannel::Stderr, frame.payload),
             (_, Channel::Stdin) => Err(HubError::WrongDirection(Channel::Stdin)),
         }
     }
 
-    fn hear_ready(&mut self, ready: Ready, now: u64) -> Result<(), HubError> {
+    fn on_ready(&mut self, ready: Ready, now: u64) -> Result<(), HubError> {
         if ready.version != VERSION {
             return Err(HubError::Version(ready.version));
         }
@@ -59,7 +59,7 @@ impl Hub {
         Ok(())
     }
 
-    fn hear_output(&mut self, number: u32, channel: StdChannel, bytes: &[u8]) -> Result<(), HubError> {
+    fn on_output(&mut self, number: u32, channel: StdChannel, bytes: &[u8]) -> Result<(), HubError> {
         let stream = self.state.streams.get_mut(&number).ok_or(HubError::NoStream(number))?;
         // An empty frame would be one that no window counts.
         if bytes.is_empty() {
@@ -91,7 +91,7 @@ impl Hub {
         }
     }
 
-    fn hear_message(&mut self, number: u32, message: ToHost) -> Result<(), HubError> {
+    fn on_message(&mut self, number: u32, message: ToHost) -> Result<(), HubError> {
         let stream = self.state.streams.get_mut(&number).ok_or(HubError::NoStream(number))?;
         let answer = match message {
             ToHost::Started { pid } => {

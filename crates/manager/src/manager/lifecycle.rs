@@ -21,7 +21,7 @@ use bathy_spec::{Choice, SandboxSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Manager, ManagerError, Sandboxed, Status, force};
-use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
+use crate::monitor::control::{self, ControlError, FromMonitor, ToMonitor};
 use crate::monitor::{POWER_OFF, Report};
 use crate::store::{self, Change, NewRecord, Record, StoreError};
 
@@ -330,9 +330,9 @@ impl Manager {
     fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
         let is_kill = *how == ToMonitor::Kill;
-        let asked = match door::ask(folder.path(), how, if is_kill { KILL_PATIENCE } else { PATIENCE }) {
+        let asked = match control::ask(folder.path(), how, if is_kill { KILL_PATIENCE } else { PATIENCE }) {
             // It may have ended by itself meanwhile, which is what was wanted. Whether it has is seen by its lock.
-            Ok(_) | Err(DoorError::NotRunning | DoorError::HungUp(_)) => Ok(()),
+            Ok(_) | Err(ControlError::NotRunning | ControlError::HungUp(_)) => Ok(()),
             Err(error) => Err(error),
         };
         if asked.is_ok() || !is_kill {
@@ -465,19 +465,19 @@ impl Manager {
         question: &ToMonitor,
         patience: Duration,
     ) -> Result<(), ManagerError> {
-        match door::ask(self.folder(sandbox).path(), question, patience) {
+        match control::ask(self.folder(sandbox).path(), question, patience) {
             Ok((FromMonitor::Done, _)) => Ok(()),
-            Ok(_) => Err(DoorError::Unexpected.into()),
+            Ok(_) => Err(ControlError::Unexpected.into()),
             Err(error) => Err(self.not_answered(sandbox, error)),
         }
     }
 
     /// The error for a sandbox whose monitor did not do as it was asked: that it does not run, if that is so.
-    pub(super) fn not_answered(&mut self, sandbox: &Sandboxed, error: DoorError) -> ManagerError {
+    pub(super) fn not_answered(&mut self, sandbox: &Sandboxed, error: ControlError) -> ManagerError {
         match error {
-            DoorError::NotRunning => self.not_running(sandbox),
+            ControlError::NotRunning => self.not_running(sandbox),
             // It may have ended while it was asked.
-            DoorError::HungUp(_) if !self.refresh(sandbox).is_ok_and(|now| now.is_alive()) => {
+            ControlError::HungUp(_) if !self.refresh(sandbox).is_ok_and(|now| now.is_alive()) => {
                 self.not_running(sandbox)
             }
             error => error.into(),

@@ -34,7 +34,7 @@ use bathy_spec::paths::{Paths, PathsError};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::monitor::door::{self, DoorError};
+use crate::monitor::control::{self, ControlError};
 use crate::store::{self, Change, Record, State, Store, StoreError};
 
 pub use code::BegunCell;
@@ -80,7 +80,7 @@ pub enum ManagerError {
     Disk(#[from] DiskError),
     /// Its monitor.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Door(#[from] ControlError),
     /// Its keeper.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
@@ -146,7 +146,7 @@ pub enum ManagerError {
         /// Which.
         name: String,
         /// Why not.
-        source: DoorError,
+        source: ControlError,
     },
     /// It does not end when it is asked to.
     #[error("The sandbox `{0}` does not end. `bathy kill {0}` ends it by force")]
@@ -443,7 +443,7 @@ impl Manager {
         };
         if written {
             let _ = Cgroup::remove_stale(&record.id);
-            let _ = fs::remove_file(folder.path().join(door::SOCKET));
+            let _ = fs::remove_file(folder.path().join(control::SOCKET));
             if !told {
                 self.note_last(&record, What::SandboxEnded { cause: ending.cause });
             }

@@ -10,7 +10,7 @@ use bathy_runtime::description::Description;
 use bathy_spec::SpecError;
 
 use super::{Manager, ManagerError, Sandboxed};
-use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
+use crate::monitor::control::{self, ControlError, FromMonitor, ToMonitor};
 use crate::store::{self, StoreError};
 
 /// How long a running sandbox may take to obey.
@@ -88,18 +88,18 @@ impl Manager {
     /// Has a running sandbox take its new policy: how many connections were closed for it, or nothing if it does not run.
     ///
     /// A monitor that cannot be reached is no proof: as long as the sandbox's lock is held, it runs.
-    fn tell_policy(&self, folder: &Path) -> Result<Option<u32>, DoorError> {
+    fn tell_policy(&self, folder: &Path) -> Result<Option<u32>, ControlError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match door::ask(folder, &ToMonitor::Policy, PATIENCE) {
+            match control::ask(folder, &ToMonitor::Policy, PATIENCE) {
                 Ok((FromMonitor::Changed { closed }, _)) => return Ok(Some(closed)),
-                Ok(_) => return Err(DoorError::Unexpected),
-                Err(DoorError::NotRunning) if !store::alive(folder).map_err(DoorError::Io)? => {
+                Ok(_) => return Err(ControlError::Unexpected),
+                Err(ControlError::NotRunning) if !store::alive(folder).map_err(ControlError::Io)? => {
                     return Ok(None);
                 }
                 // It is being started, and will read what was written down, or is about to end.
-                Err(DoorError::NotRunning) if Instant::now() < deadline => sleep(PAUSE),
-                Err(DoorError::NotRunning) => return Err(DoorError::Unreachable),
+                Err(ControlError::NotRunning) if Instant::now() < deadline => sleep(PAUSE),
+                Err(ControlError::NotRunning) => return Err(ControlError::Unreachable),
                 Err(error) => return Err(error),
             }
         }
@@ -185,7 +185,7 @@ mod tests {
 
     fn monitor(folder: &Folder, behaviour: Behaviour) -> thread::JoinHandle<()> {
         fs::create_dir_all(folder.path()).unwrap();
-        let listener = door::listen(folder.path()).unwrap();
+        let listener = control::listen(folder.path()).unwrap();
         listener.set_nonblocking(false).unwrap();
         thread::spawn(move || {
             if matches!(behaviour, Behaviour::Stalls) {
@@ -288,7 +288,7 @@ mod tests {
         let life = store::take_life(folder.path()).unwrap().unwrap();
         let error = bathy_protocol::chain(&manager.change_policy(&sandbox, deny("a.example")).unwrap_err());
         assert!(error.contains("may not hold") && error.contains("cannot be reached"), "{error}");
-        drop(door::listen(folder.path()).unwrap());
+        drop(control::listen(folder.path()).unwrap());
         let error = bathy_protocol::chain(&manager.change_policy(&sandbox, deny("b.example")).unwrap_err());
         assert!(error.contains("cannot be reached"), "a socket that refuses: {error}");
         drop(life);

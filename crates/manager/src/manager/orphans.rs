@@ -17,7 +17,7 @@ use bathy_spec::{Choice, Chosen, SandboxSpec, Size, name};
 
 use super::lifecycle::{KILL_PATIENCE, PAUSE};
 use super::{Manager, ManagerError, Sandboxed, Status, force};
-use crate::monitor::door::{self, ToMonitor};
+use crate::monitor::control::{self, ToMonitor};
 use crate::store::{self, Change, NewRecord, Record, ReplRow, State, StoreError};
 
 /// A folder that is being made is locked a moment after it is there: only older ones are left-overs.
@@ -337,7 +337,7 @@ fn is_old(folder: &Path) -> bool {
 /// Has the monitor of an orphan end it, or ends it without.
 fn end_orphan(orphan: &Record, folder: &Folder) -> Result<(), ManagerError> {
     // Whether it ends is seen by its lock, whatever the monitor answers.
-    let _ = door::ask(folder.path(), &ToMonitor::Kill, KILL_PATIENCE);
+    let _ = control::ask(folder.path(), &ToMonitor::Kill, KILL_PATIENCE);
     let failed = |error| ManagerError::File(folder.path().to_owned(), error);
     let deadline = Instant::now() + KILL_PATIENCE;
     while store::alive(folder.path()).map_err(failed)? {

@@ -11,7 +11,7 @@ use bathy_protocol::{Answer, Exec, FromKeeper, Request, Restriction};
 use bathy_spec::{CommandSpec, Security};
 
 use super::{Manager, ManagerError, Sandboxed, Status};
-use crate::monitor::door::{self, DoorError, FromMonitor, ToMonitor};
+use crate::monitor::control::{self, ControlError, FromMonitor, ToMonitor};
 use crate::stats::Stats;
 use crate::store::Job;
 
@@ -60,10 +60,10 @@ impl Manager {
         let folder = self.folder(sandbox);
         // It may have been paused since it was looked at.
         let patience = if sandbox.record.spec.pause_idle.is_some() { WAKING_PATIENCE } else { PATIENCE };
-        match door::ask(folder.path(), &ToMonitor::Connect, patience) {
+        match control::ask(folder.path(), &ToMonitor::Connect, patience) {
             Ok((FromMonitor::Connected, socket)) => Connection::new(socket)
                 .map_err(|error| ManagerError::Connection(ConnectionError::Socket(error))),
-            Ok(_) => Err(DoorError::Unexpected.into()),
+            Ok(_) => Err(ControlError::Unexpected.into()),
             Err(error) => Err(self.not_answered(sandbox, error)),
         }
     }
@@ -135,9 +135,9 @@ impl Manager {
     /// What a running sandbox uses.
     pub fn usage(&mut self, sandbox: &Sandboxed) -> Result<Stats, ManagerError> {
         let folder = self.folder(sandbox);
-        match door::ask(folder.path(), &ToMonitor::Usage, PATIENCE) {
+        match control::ask(folder.path(), &ToMonitor::Usage, PATIENCE) {
             Ok((FromMonitor::Usage(usage), _)) => Ok(Stats::gather(&sandbox.record, &usage)),
-            Ok(_) => Err(DoorError::Unexpected.into()),
+            Ok(_) => Err(ControlError::Unexpected.into()),
             Err(error) => Err(self.not_answered(sandbox, error)),
         }
     }

@@ -4,11 +4,11 @@
 //! It is the user's own process and trusted; what it hears from the keeper it takes with care. When it dies the
 //! keeper's connection to it closes, and the sandbox ends.
 
-pub mod door;
+pub mod control;
 mod network;
 mod pause;
+mod pending;
 mod serve;
-mod visitors;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -164,7 +164,7 @@ impl Monitor {
         let policy = Operator::load()?;
         let audit = bathy_runtime::audit::audit_log(&paths, &policy)?;
         let folder = Folder::of(&paths, id);
-        let listener = door::listen(folder.path()).map_err(MonitorError::Prepare)?;
+        let listener = control::listen(folder.path()).map_err(MonitorError::Prepare)?;
         // Not before: whoever changes it now, and finds nobody to tell, has written it down for us.
         let mut record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
         // The sandbox may be older than what the operator says. Only this run is bound by it: what is written stays.
@@ -221,7 +221,7 @@ impl Monitor {
                 if let Err(error) = audit.append_last(&[event(What::SandboxEnded { cause })]) {
                     complain(bathy_protocol::chain(&error));
                 }
-                let _ = std::fs::remove_file(folder.path().join(door::SOCKET));
+                let _ = std::fs::remove_file(folder.path().join(control::SOCKET));
                 Err(error)
             }
         }

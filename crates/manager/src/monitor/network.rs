@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use bathy_audit::What;
 use bathy_protocol::network::FromGateway;
 use bathy_runtime::description::Description;
-use bathy_runtime::gateway::{Gateway, GatewayError, Word};
+use bathy_runtime::gateway::{Gateway, GatewayError, Received};
 use bathy_runtime::net_events;
 use bathy_runtime::restarts::Restarts;
 use bathy_spec::SandboxSpec;
 use bathy_spec::operator::Operator;
 
 use super::Monitor;
-use super::door::FromMonitor;
+use super::control::FromMonitor;
+use super::pending::{refuse, say};
 use super::serve::Loop;
-use super::visitors::{refuse, say};
 
 /// How many reports are recorded at once.
 const AT_ONCE: usize = 256;
@@ -99,24 +99,24 @@ impl Monitor {
     }
 
     /// Records what the gateway reports.
-    pub(super) fn hear_gateway(&mut self, state: &mut Loop) {
+    pub(super) fn on_gateway_messages(&mut self, state: &mut Loop) {
         let mut events = Vec::new();
         let mut gone = None;
         // Whatever it sends, others have their turn.
         for _ in 0..AT_ONCE {
             let Some(gateway) = &self.sandbox.gateway else { break };
-            let word = gateway.hear();
-            if let Word::Said(message) = &word {
+            let received = gateway.receive();
+            if let Received::Message(message) = &received {
                 self.sandbox.on_gateway_message(message);
             }
-            match word {
-                Word::Nothing => break,
-                Word::Gone => {
+            match received {
+                Received::Nothing => break,
+                Received::Closed => {
                     gone = self.sandbox.gateway.as_ref().map(Gateway::end);
                     break;
                 }
                 // The sandbox is at its end, which its keeper's connection tells as well; or only the link is.
-                Word::Said(FromGateway::Unplugged) => {
+                Received::Message(FromGateway::Unplugged) => {
                     self.sandbox.gateway = None;
                     state.network.held = false;
                     // The next one starts with the new policy, and answers for no change of the old one's.
@@ -126,16 +126,16 @@ impl Monitor {
                     state.network.restarts.want(Instant::now() + UNPLUGGED_PAUSE);
                     events.extend(self.sandbox.close_network());
                 }
-                Word::Said(FromGateway::Ready | FromGateway::Spent(_)) => {}
-                Word::Said(FromGateway::Event(event)) => {
+                Received::Message(FromGateway::Ready | FromGateway::Spent(_)) => {}
+                Received::Message(FromGateway::Event(event)) => {
                     events.push(net_events::recorded(event, self.sandbox.policies()));
                 }
-                Word::Said(FromGateway::Changed { closed }) => {
+                Received::Message(FromGateway::Changed { closed }) => {
                     if let Some(socket) = state.network.holds() {
                         say(&socket, &FromMonitor::Changed { closed });
                     }
                 }
-                Word::Said(FromGateway::Failed(reason)) => {
+                Received::Message(FromGateway::Failed(reason)) => {
                     gone = Some(reason.chars().take(500).collect());
                     break;
                 }
@@ -148,19 +148,19 @@ impl Monitor {
     }
 
     /// Records what the gateway still has to say once its sandbox has ended: what was open, and how much it carried.
-    pub(super) fn hear_last_words(&mut self) {
+    pub(super) fn drain_gateway(&mut self) {
         let until = Instant::now() + LAST_WORDS;
         let mut is_over = false;
         while !is_over {
             let Some(gateway) = &self.sandbox.gateway else { break };
             let mut messages = Vec::new();
             while messages.len() < AT_ONCE && !is_over {
-                match gateway.hear() {
-                    Word::Nothing => break,
-                    Word::Gone | Word::Said(FromGateway::Unplugged | FromGateway::Failed(_)) => {
+                match gateway.receive() {
+                    Received::Nothing => break,
+                    Received::Closed | Received::Message(FromGateway::Unplugged | FromGateway::Failed(_)) => {
                         is_over = true
                     }
-                    Word::Said(message) => messages.push(message),
+                    Received::Message(message) => messages.push(message),
                 }
             }
             is_over = is_over || Instant::now() >= until || !gateway.speaks_before(until);
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     /// Somebody who waits, and the monitor's end.
-    fn visitor() -> (OwnedFd, OwnedFd) {
+    fn client() -> (OwnedFd, OwnedFd) {
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
     }
 
@@ -286,7 +286,7 @@ mod tests {
     fn a_late_answer_is_nobody_elses() {
         let now = Instant::now();
         let mut state = NetworkState::default();
-        let ((first, ours), (second, other)) = (visitor(), visitor());
+        let ((first, ours), (second, other)) = (client(), client());
         state.told(ours, now);
         assert_eq!(state.late(now).len(), 0);
         let late = now + CHANGE_PATIENCE;
@@ -302,13 +302,13 @@ mod tests {
     fn a_gateway_that_is_gone_owes_no_answers() {
         let now = Instant::now();
         let mut state = NetworkState::default();
-        let ((_first, ours), (second, other)) = (visitor(), visitor());
+        let ((_first, ours), (second, other)) = (client(), client());
         state.told(ours, now);
         drop(state.late(now + CHANGE_PATIENCE));
         state.told(other, now + CHANGE_PATIENCE);
         assert!(is_for(&second, state.abandoned().pop()));
         assert_eq!(state.due(true), None);
-        let (third, last) = visitor();
+        let (third, last) = client();
         state.told(last, now);
         assert!(is_for(&third, state.holds()), "the next gateway's first answer is for its first question");
     }
@@ -319,7 +319,7 @@ mod tests {
         let mut state = NetworkState::default();
         state.restarts.want(now);
         assert_eq!((state.due(true), state.due(false)), (Some(now), None));
-        let (_visitor, ours) = visitor();
+        let (_visitor, ours) = client();
         state.told(ours, now);
         assert_eq!(state.due(false), Some(now + CHANGE_PATIENCE), "a new policy is passed on all the same");
     }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use bathy_audit::What;
 use bathy_protocol::ToKeeper;
 
-use super::door::FromMonitor;
+use super::control::FromMonitor;
+use super::pending::{refuse, say};
 use super::serve::{Loop, MOST_WAITING, POWER_OFF};
-use super::visitors::{refuse, say};
 use super::{Monitor, complain};
 use crate::store::{Change, State};
 
@@ -68,7 +68,7 @@ impl Pause {
     }
 
     /// Somebody has come.
-    pub fn visited(&mut self) {
+    pub fn on_client(&mut self) {
         self.failed = false;
     }
 }

@@ -13,10 +13,10 @@ use bathy_spec::CommandSpec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::door::{FromMonitor, SOCKET, ToMonitor};
+use super::control::{FromMonitor, SOCKET, ToMonitor};
 use super::network::NetworkState;
 use super::pause::Pause;
-use super::visitors::{Visitor, refuse, say};
+use super::pending::{PendingClient, refuse, say};
 use super::{Monitor, actor, complain, write_end};
 use crate::store::Store;
 use crate::store::life::Ending;
@@ -50,7 +50,7 @@ pub(super) struct Waiting {
 /// What the loop knows besides the sandbox itself.
 #[derive(Default)]
 pub(super) struct Loop {
-    pub visitors: Vec<Visitor>,
+    pub pending: Vec<PendingClient>,
     /// Copies of the sockets of connected clients: they tell when the client leaves, whatever the keeper says.
     pub clients: Vec<OwnedFd>,
     pub waiting: Vec<Waiting>,
@@ -86,7 +86,7 @@ impl Monitor {
         // All its processes are gone before anything says so. Some freezers keep even the killed.
         self.sandbox.kill();
         let _ = self.freezer.thaw();
-        self.hear_last_words();
+        self.drain_gateway();
         let unrecorded = self.events.finish();
         let Self { record, folder, mut store, mut events, sandbox, life, .. } = self;
         drop(sandbox);
@@ -169,7 +169,7 @@ impl Monitor {
             PollFd::from_borrowed_fd(self.sandbox.connection.fd(), self.connection_events(state)),
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
         ];
-        let wanted = state.visitors.iter().map(|visitor| (visitor.socket.as_fd(), PollFlags::IN));
+        let wanted = state.pending.iter().map(|client| (client.socket.as_fd(), PollFlags::IN));
         let leaving = state.clients.iter().map(|client| (client.as_fd(), PollFlags::RDHUP));
         fds.extend(wanted.chain(leaving).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         if let Some(gateway) = self.sandbox.gateway.as_ref().filter(|_| self.reads_gateway(state)) {
@@ -186,11 +186,11 @@ impl Monitor {
         let fired: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         drop(fds);
         let mut fired = fired.into_iter().map(|flags| flags - PollFlags::OUT).map(|flags| !flags.is_empty());
-        let (keeper, door) = (fired.next() == Some(true), fired.next() == Some(true));
-        let visitors = std::mem::take(&mut state.visitors);
-        for visitor in visitors {
+        let (keeper, arrived) = (fired.next() == Some(true), fired.next() == Some(true));
+        let pending = std::mem::take(&mut state.pending);
+        for client in pending {
             let spoke = fired.next() == Some(true);
-            self.serve_visitor(visitor, spoke, state);
+            self.serve_pending(client, spoke, state);
         }
         let clients = std::mem::take(&mut state.clients);
         let had_clients = !clients.is_empty();
@@ -202,14 +202,14 @@ impl Monitor {
         } else if had_clients || state.idle_since.is_none() {
             state.idle_since = Some(Instant::now());
         }
-        if door {
-            self.open_door(state);
+        if arrived {
+            self.accept_clients(state);
         }
         if keeper {
-            self.hear_keeper(state);
+            self.on_keeper_messages(state);
         }
         if gateway {
-            self.hear_gateway(state);
+            self.on_gateway_messages(state);
         }
         if let Err(error) = self.sandbox.connection.send() {
             state.ended = Some(bathy_protocol::chain(&error));
@@ -225,12 +225,12 @@ impl Monitor {
     }
 
     fn next_alarm(&self, state: &Loop) -> Option<Instant> {
-        let visitors = state.visitors.iter().map(|visitor| visitor.until);
-        let visitors = visitors.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
+        let pending = state.pending.iter().map(|client| client.until);
+        let pending = pending.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().filter(|_| !state.overdue).map(|(_, until)| *until);
         let limits = if state.stopping.is_some() { [None, None] } else { self.limits(state) };
         let network = state.network.due(self.events.is_empty());
-        let others = [visitors, stopping, self.pause_due(state), network, self.events.due()];
+        let others = [pending, stopping, self.pause_due(state), network, self.events.due()];
         limits.into_iter().chain(others).flatten().min()
     }
 
@@ -243,7 +243,7 @@ impl Monitor {
     }
 
     fn keep_time(&mut self, state: &mut Loop, now: Instant) {
-        state.visitors.retain(|visitor| visitor.until > now);
+        state.pending.retain(|client| client.until > now);
         state.waiting.retain(|waiting| waiting.until > now);
         self.keep_network(state, now);
         if let Some((why, until)) = &mut state.stopping {
@@ -307,12 +307,12 @@ impl Monitor {
         state.waiting.push(Waiting { socket, until: Instant::now() + USAGE_PATIENCE });
         // One that is busy with the memory is asked when it is done.
         if !state.pause.moving() {
-            // It does not fail to encode; the visitor would run out of patience.
+            // It does not fail to encode; the client would run out of patience.
             let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Usage);
         }
     }
 
-    fn hear_keeper(&mut self, state: &mut Loop) {
+    fn on_keeper_messages(&mut self, state: &mut Loop) {
         let arrivals = match self.sandbox.connection.receive() {
             Ok(arrivals) => arrivals,
             Err(ConnectionError::Gone) => {

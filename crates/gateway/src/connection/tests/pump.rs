@@ -80,7 +80,7 @@ impl Scene {
     fn local(stage: impl FnOnce(Stack, Instant) -> Connection) -> Self {
         let mut scene = Self::new(|guest, link, clock, now| {
             let mut stack = Stack::answering(ends(), ROOM, clock, link).unwrap();
-            stack.hear(&guest.syn(), now, link);
+            stack.on_packet(&guest.syn(), now, link);
             stage(stack, now)
         });
         scene.establish();
@@ -96,7 +96,7 @@ impl Scene {
         self.pump();
         self.guest.segments();
         let ack = self.guest.ack();
-        self.hear(&ack);
+        self.on_packet(&ack);
     }
 
     /// Until what came is acknowledged, the guest may send no more than the first window.
@@ -113,14 +113,14 @@ impl Scene {
         sockopt::set_socket_send_buffer_size(socket, 16 * 1024).unwrap();
     }
 
-    fn hear(&mut self, packet: &[u8]) {
-        self.connection.hear(packet, self.now, &mut self.link);
+    fn on_packet(&mut self, packet: &[u8]) {
+        self.connection.on_packet(packet, self.now, &mut self.link);
     }
 
     fn say(&mut self, bytes: &[u8]) {
         for part in bytes.chunks(60_000) {
             let packet = self.guest.packet(TcpControl::Psh, part);
-            self.hear(&packet);
+            self.on_packet(&packet);
         }
     }
 
@@ -331,7 +331,7 @@ fn a_reader_that_is_full_waits_for_the_server_to_answer() {
 #[track_caller]
 fn judged(scene: &mut Scene) -> Found {
     match scene.pump() {
-        Pumped::Judge(found) => found,
+        Pumped::Decide(found) => found,
         pumped => unreachable!("{pumped:?}"),
     }
 }
@@ -365,7 +365,7 @@ fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
     assert!(has_nothing(&mut server));
     assert_eq!(scene.connection.due(scene.now).map(|due| due <= scene.now + DIAL_TIME), Some(true));
     let reset = scene.guest.packet(TcpControl::Rst, &[]);
-    scene.hear(&reset);
+    scene.on_packet(&reset);
     assert_eq!(scene.ended(), "the client broke it off");
 }
 
@@ -399,7 +399,7 @@ fn a_denied_client_is_answered_whatever_else_it_says() {
     scene.say(&vec![b'x'; ROOM / 4]);
     scene.came();
     let fin = scene.guest.fin();
-    scene.hear(&fin);
+    scene.on_packet(&fin);
     assert_eq!(scene.ended(), "ended");
 }
 
@@ -446,7 +446,7 @@ fn a_query_over_a_connection_is_answered_there() {
     scene.connection.answer_question(&[7, 7], scene.now);
     assert_eq!(scene.came(), [0, 2, 7, 7]);
     let fin = scene.guest.fin();
-    scene.hear(&fin);
+    scene.on_packet(&fin);
     assert!(matches!(scene.pump(), Pumped::Idle), "one is still to be answered");
     scene.now += QUESTIONS_TIME - Duration::from_secs(1);
     assert!(matches!(scene.pump(), Pumped::Idle), "its time begins anew with each answer");
@@ -475,7 +475,7 @@ fn an_end_of_one_side_becomes_one_of_the_other() {
     let (mut scene, mut server) = Scene::open();
     scene.say(b"last");
     let fin = scene.guest.fin();
-    scene.hear(&fin);
+    scene.on_packet(&fin);
     assert!(matches!(scene.pump(), Pumped::Idle), "the other way is open");
     assert_eq!((read(&mut server), read(&mut server)), (b"last".to_vec(), Vec::new()));
     server.write_all(b"answer").unwrap();
@@ -485,7 +485,7 @@ fn an_end_of_one_side_becomes_one_of_the_other() {
     assert!(scene.guest.segments().iter().any(|segment| segment.fin()));
     assert_eq!(scene.guest.came, b"answer");
     let ack = scene.guest.ack();
-    scene.hear(&ack);
+    scene.on_packet(&ack);
     assert_eq!(scene.ended(), "ended");
 }
 
@@ -496,7 +496,7 @@ fn the_server_gets_all_that_was_read_before_the_clients_end() {
     let said = vec![b'x'; 60_000];
     scene.say(&said);
     let fin = scene.guest.fin();
-    scene.hear(&fin);
+    scene.on_packet(&fin);
     let mut came = 0;
     while came < said.len() {
         scene.connection.wake();
@@ -511,11 +511,11 @@ fn the_server_gets_all_that_was_read_before_the_clients_end() {
 fn a_client_that_has_finished_may_still_break_off() {
     let (mut scene, mut server) = Scene::open();
     let fin = scene.guest.fin();
-    scene.hear(&fin);
+    scene.on_packet(&fin);
     assert!(matches!(scene.pump(), Pumped::Idle));
     assert_eq!(read(&mut server), b"", "the server is told that nothing follows");
     let reset = scene.guest.packet(TcpControl::Rst, &[]);
-    scene.hear(&reset);
+    scene.on_packet(&reset);
     assert_eq!(scene.ended(), "the client broke it off");
 }
 
@@ -533,12 +533,12 @@ fn an_inbound_connection_tells_who_broke_it_off() {
         assert!(scene.guest.segments()[0].syn());
         if is_noted {
             let answer = scene.guest.syn();
-            scene.hear(&answer);
+            scene.on_packet(&answer);
             assert!(matches!(scene.pump(), Pumped::Opened));
             scene.connection.is_noted = true;
         }
         let reset = scene.guest.packet(TcpControl::Rst, &[]);
-        scene.hear(&reset);
+        scene.on_packet(&reset);
         assert_eq!(scene.ended(), expected);
         drop(scene);
         assert_eq!(read(&mut server), b"");

@@ -371,7 +371,7 @@ fn s5_the_second_request_is_judged_like_the_first() {
     ] {
         let mut pending = format!("{first}{second}").into_bytes();
         let mut stream = RequestStream::new();
-        assert!(matches!(stream.read(&pending), Ok(Step::Judge(_))));
+        assert!(matches!(stream.read(&pending), Ok(Step::Decide(_))));
         stream.accept(&mut pending);
         // This one is not accepted: nothing of it may go on, however often one asks.
         while let Ok(Step::Cleared(count)) = stream.read(&pending) {
@@ -416,13 +416,13 @@ fn n5_a_socket_that_the_server_declines_leads_nowhere() {
 fn s5_the_head_that_goes_on_is_the_one_that_was_judged() {
     let head = b"GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: h2c\r\n\r\n";
     let mut stream = RequestStream::new();
-    assert!(matches!(stream.read(head), Ok(Step::Judge(_))));
+    assert!(matches!(stream.read(head), Ok(Step::Decide(_))));
     stream.accept(&mut head[5..].to_vec());
     assert_eq!(stream.read(head), Err(HttpRefusal::Changed));
     // Nothing was shown yet: there is nothing to accept.
     let mut stream = RequestStream::new();
     stream.accept(&mut head.to_vec());
-    assert!(matches!(stream.read(head), Ok(Step::Judge(_))));
+    assert!(matches!(stream.read(head), Ok(Step::Decide(_))));
 }
 
 #[test]

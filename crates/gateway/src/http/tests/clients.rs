@@ -109,7 +109,7 @@ fn a_head_goes_on_before_its_body_is_there() {
     let mut head =
         b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n".to_vec();
     let mut stream = RequestStream::new();
-    assert!(matches!(stream.read(&head), Ok(Step::Judge(_))));
+    assert!(matches!(stream.read(&head), Ok(Step::Decide(_))));
     stream.accept(&mut head);
     assert_eq!(stream.read(&head), Ok(Step::Cleared(head.len())));
     assert_eq!(stream.read(b""), Ok(Step::More));
@@ -120,7 +120,7 @@ fn a_head_goes_on_before_its_body_is_there() {
 fn a_request_says_what_it_is() {
     let bytes = b"POST http://A.Example:8080/x/y?q HTTP/1.1\r\nHost: a.example:8080\r\nTransfer-Encoding: chunked\r\n\
         X-HTTP-Method-Override: DELETE\r\nUpgrade: h2c\r\n\r\n";
-    let Ok(Step::Judge(request)) = RequestStream::new().read(bytes) else { panic!("it is whole") };
+    let Ok(Step::Decide(request)) = RequestStream::new().read(bytes) else { panic!("it is whole") };
     assert_eq!(request.target, "http://A.Example:8080/x/y?q");
     assert_eq!((request.form, request.body, request.rewrites), (Form::Absolute, Body::Chunked, true));
     assert_eq!(request.upgrade.as_deref(), Some("h2c"));

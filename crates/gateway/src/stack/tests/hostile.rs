@@ -19,7 +19,7 @@ fn overflow(pair: &mut Pair) {
         pair.guest.next = first + start;
         while pair.guest.next - first < 2 * ROOM + PART {
             let part = pair.guest.packet(TcpControl::None, &vec![7; PART]);
-            pair.stack.hear(&part, pair.now, &mut pair.link);
+            pair.stack.on_packet(&part, pair.now, &mut pair.link);
         }
     }
     pair.guest.next = first;
@@ -40,13 +40,13 @@ fn v15_a_challenge_ack_before_the_connection_is_established_opens_no_window() {
     for ends in [V4, V6] {
         let mut pair = Pair::waiting(ends);
         let syn = pair.guest.syn();
-        pair.hear(&syn);
+        pair.on_packet(&syn);
         pair.guest.segments();
         // Outside of the window, which is answered with an ACK although the connection is not established.
         pair.guest.next = pair.guest.next - 1;
         let probe = pair.guest.ack();
         pair.guest.next += 1;
-        pair.hear(&probe);
+        pair.on_packet(&probe);
         let challenge = pair.guest.segments();
         assert!(challenge.len() == 1 && challenge[0].ack() && !challenge[0].syn());
         pair.now += RETRY;
@@ -54,7 +54,7 @@ fn v15_a_challenge_ack_before_the_connection_is_established_opens_no_window() {
         let again = pair.guest.segments();
         assert!(again.len() == 1 && again[0].syn() && again[0].ack(), "its window is not scaled");
         let ack = pair.guest.ack();
-        pair.hear(&ack);
+        pair.on_packet(&ack);
         assert_eq!(pair.state(), ESTABLISHED);
         overflow(&mut pair);
     }
@@ -65,7 +65,7 @@ fn v15_no_more_is_taken_than_there_is_buffer_space_for_whatever_window_was_sent(
     for retries in 0..3 {
         let mut pair = Pair::waiting(V4);
         let syn = pair.guest.syn();
-        pair.hear(&syn);
+        pair.on_packet(&syn);
         for _ in 0..retries {
             pair.now += RETRY * 4;
             pair.stack.speak(pair.now, &mut pair.link);
@@ -73,14 +73,14 @@ fn v15_no_more_is_taken_than_there_is_buffer_space_for_whatever_window_was_sent(
         pair.guest.segments();
         let ack = pair.guest.ack();
         // Before the stack has sent anything with a scaled window.
-        pair.stack.hear(&ack, pair.now, &mut pair.link);
+        pair.stack.on_packet(&ack, pair.now, &mut pair.link);
         overflow(&mut pair);
         // What was read makes buffer space, which is offered and can be used.
         let taken = pair.stack.tcp().recv(|bytes| (bytes.len(), bytes.len())).unwrap();
         pair.stack.speak(pair.now, &mut pair.link);
         pair.guest.next += taken;
         let more = pair.guest.packet(TcpControl::None, &[7; 1000]);
-        pair.hear(&more);
+        pair.on_packet(&more);
         assert!(pair.stack.tcp().recv_queue() >= 1000, "{retries} {}", pair.stack.tcp().recv_queue());
     }
 }
@@ -90,19 +90,19 @@ fn v15_a_connection_that_was_reset_while_it_opened_does_not_open_again() {
     for distance in [0, 100_000, 1 << 30, i32::MAX] {
         let mut pair = Pair::waiting(V4);
         let syn = pair.guest.syn();
-        pair.hear(&syn);
+        pair.on_packet(&syn);
         pair.guest.segments();
         let reset = pair.guest.packet(TcpControl::Rst, &[]);
-        pair.stack.hear(&reset, pair.now, &mut pair.link);
+        pair.stack.on_packet(&reset, pair.now, &mut pair.link);
         assert_eq!(pair.state(), RESET);
         // With the numbers of another connection, before the first one was removed.
         pair.guest.next.0 = pair.guest.next.0.wrapping_add(distance);
         let acknowledged = pair.guest.acknowledged.take();
         let syn = pair.guest.syn();
         pair.guest.acknowledged = acknowledged;
-        pair.stack.hear(&syn, pair.now, &mut pair.link);
+        pair.stack.on_packet(&syn, pair.now, &mut pair.link);
         let data = pair.guest.packet(TcpControl::None, &[7; 1000]);
-        pair.hear(&data);
+        pair.on_packet(&data);
         assert_eq!(pair.state(), RESET, "{distance}");
         assert_eq!(pair.stack.tcp().recv_queue(), 0);
     }
@@ -121,7 +121,7 @@ fn v15_a_guest_cannot_open_a_connection_that_the_stack_has_not_begun_yet() {
             // Behind the header and the option for the segment's size.
             syn[IPV4_HEADER + TCP_HEADER + 4..].fill(1);
         }
-        pair.hear(&syn);
+        pair.on_packet(&syn);
         let _ = pair.stack.due(pair.now);
         while !pair.link.has_room() {
             pair.guest.segments();
@@ -132,7 +132,7 @@ fn v15_a_guest_cannot_open_a_connection_that_the_stack_has_not_begun_yet() {
         pair.guest.next = TcpSeqNumber(1000);
         pair.guest.segments();
         let answer = pair.guest.syn();
-        pair.hear(&answer);
+        pair.on_packet(&answer);
         assert_eq!(pair.state(), ESTABLISHED);
         overflow(&mut pair);
     }
@@ -145,11 +145,11 @@ fn v15_both_sides_may_begin_at_once() {
     let mut pair = Pair { stack, guest, link, now: Instant::now() };
     pair.stack.speak(pair.now, &mut pair.link);
     let syn = pair.guest.syn();
-    pair.hear(&syn);
+    pair.on_packet(&syn);
     assert_eq!(pair.stack.tcp().state(), State::SynReceived);
     pair.guest.segments();
     let ack = pair.guest.ack();
-    pair.hear(&ack);
+    pair.on_packet(&ack);
     assert_eq!(pair.state(), ESTABLISHED);
     overflow(&mut pair);
 }
@@ -205,7 +205,7 @@ fn send_any(pair: &mut Pair, numbers: &mut Numbers) {
     let length = numbers.choose(&[0, 0, 1, 1000, PART]);
     for _ in 0..numbers.choose(&[1, 1, 1, 6]) {
         let packet = pair.guest.packet(control, &vec![7; length]);
-        pair.stack.hear(&packet, pair.now, &mut pair.link);
+        pair.stack.on_packet(&packet, pair.now, &mut pair.link);
     }
     pair.guest.acknowledged = acknowledged;
     if control != Syn && numbers.below(4) > 0 {

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use bathy_protocol::network::{FromGateway, NetEvent, Peer, Transport, decode};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 
-use super::{MOST_KINDS, MOST_WAITING, Notes, PERIOD};
+use super::{EventLog, MOST_KINDS, MOST_WAITING, PERIOD};
 use crate::frame::Dropped;
 
 struct Reader(OwnedFd);
 
 impl Reader {
-    fn new(now: Instant) -> (Notes, Self) {
+    fn new(now: Instant) -> (EventLog, Self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        (Notes::new(one, now), Self(two))
+        (EventLog::new(one, now), Self(two))
     }
 
     /// What has come since the last time.
@@ -57,116 +57,116 @@ fn unresolved(name: &str, denied: bool) -> NetEvent {
 #[test]
 fn the_first_denial_of_a_kind_is_sent_at_once_and_the_others_are_counted() {
     let now = Instant::now();
-    let (mut notes, reader) = Reader::new(now);
+    let (mut event_log, reader) = Reader::new(now);
     for port in [80, 80, 443, 80] {
-        notes.denied(&peer(port), "deny any", None);
+        event_log.denied(&peer(port), "deny any", None);
     }
     assert_eq!(reader.events(), [denied(80, 1), denied(443, 1)]);
-    assert_eq!(notes.due(), Some(now + PERIOD));
-    notes.settle(now + PERIOD / 2);
+    assert_eq!(event_log.due(), Some(now + PERIOD));
+    event_log.settle(now + PERIOD / 2);
     assert_eq!(reader.events(), []);
-    notes.settle(now + PERIOD);
+    event_log.settle(now + PERIOD);
     assert_eq!(reader.events(), [denied(80, 2)]);
-    assert_eq!(notes.due(), None, "nothing is left to be sent");
+    assert_eq!(event_log.due(), None, "nothing is left to be sent");
 
-    notes.denied(&peer(80), "deny any", None);
+    event_log.denied(&peer(80), "deny any", None);
     assert_eq!(reader.events(), [denied(80, 1)], "a new period");
-    notes.settle(now + PERIOD * 3 / 2);
-    assert_eq!(notes.due(), Some(now + PERIOD * 2), "not before it is over");
+    event_log.settle(now + PERIOD * 3 / 2);
+    assert_eq!(event_log.due(), Some(now + PERIOD * 2), "not before it is over");
 }
 
 #[test]
 fn r5_denials_of_too_many_kinds_are_only_counted() {
-    let (mut notes, reader) = Reader::new(Instant::now());
+    let (mut event_log, reader) = Reader::new(Instant::now());
     let kinds = u16::try_from(MOST_KINDS).unwrap();
     let mut events = Vec::new();
     for port in 1..=kinds + 3 {
-        notes.denied(&peer(port), "deny any", None);
+        event_log.denied(&peer(port), "deny any", None);
         events.extend(reader.events());
     }
     assert_eq!(events, (1..=kinds).map(|port| denied(port, 1)).collect::<Vec<_>>());
-    notes.tell_counted();
+    event_log.tell_counted();
     assert_eq!(reader.events(), [limited("denials told apart", 3)]);
-    notes.tell_counted();
+    event_log.tell_counted();
     assert_eq!(reader.events(), []);
 }
 
 #[test]
 fn a_denied_name_is_sent_once_in_a_period_and_any_other_each_time() {
     let now = Instant::now();
-    let (mut notes, reader) = Reader::new(now);
-    assert_eq!(notes.due(), None);
+    let (mut event_log, reader) = Reader::new(now);
+    assert_eq!(event_log.due(), None);
     for (name, denied) in
         [("a.example", true), ("a.example", true), ("b.example", false), ("b.example", false)]
     {
-        notes.asked(unresolved(name, denied));
+        event_log.asked(unresolved(name, denied));
     }
     let [denied, failed] = [unresolved("a.example", true), unresolved("b.example", false)];
     assert_eq!(reader.events(), [denied.clone(), failed.clone(), failed]);
-    assert_eq!(notes.due(), Some(now + PERIOD));
-    notes.settle(now + PERIOD);
+    assert_eq!(event_log.due(), Some(now + PERIOD));
+    event_log.settle(now + PERIOD);
     assert_eq!(reader.events(), [limited("names that are denied, asked for again", 1)]);
-    assert_eq!(notes.due(), None);
-    notes.asked(denied.clone());
+    assert_eq!(event_log.due(), None);
+    event_log.asked(denied.clone());
     assert_eq!(reader.events(), [denied]);
-    assert_eq!(notes.due(), Some(now + PERIOD * 2), "the name itself has to be forgotten again");
+    assert_eq!(event_log.due(), Some(now + PERIOD * 2), "the name itself has to be forgotten again");
 }
 
 #[test]
 fn r5_too_many_denied_names_are_only_counted() {
-    let (mut notes, reader) = Reader::new(Instant::now());
+    let (mut event_log, reader) = Reader::new(Instant::now());
     let mut count = 0;
     for number in 0..MOST_KINDS + 2 {
-        notes.asked(unresolved(&format!("n{number}.example"), true));
+        event_log.asked(unresolved(&format!("n{number}.example"), true));
         count += reader.events().len();
     }
     assert_eq!(count, MOST_KINDS);
-    notes.tell_counted();
+    event_log.tell_counted();
     assert_eq!(reader.events(), [limited("names that are denied", 2)]);
 }
 
 #[test]
 fn dropped_frames_and_limits_are_sent_with_their_numbers() {
     let now = Instant::now();
-    let (mut notes, reader) = Reader::new(now);
-    notes.dropped(Dropped::Multicast);
-    assert_eq!(notes.due(), None, "every guest sends such frames");
-    notes.dropped(Dropped::Fragment);
-    assert_eq!(notes.due(), Some(now + PERIOD));
-    notes.dropped(Dropped::Fragment);
-    notes.settle(now + PERIOD);
+    let (mut event_log, reader) = Reader::new(now);
+    event_log.dropped(Dropped::Multicast);
+    assert_eq!(event_log.due(), None, "every guest sends such frames");
+    event_log.dropped(Dropped::Fragment);
+    assert_eq!(event_log.due(), Some(now + PERIOD));
+    event_log.dropped(Dropped::Fragment);
+    event_log.settle(now + PERIOD);
     assert_eq!(reader.events(), [NetEvent::Dropped { reason: Dropped::Fragment.to_string(), count: 2 }]);
-    notes.limited("connections at once");
-    notes.limited("connections at once");
-    assert_eq!(notes.due(), Some(now + PERIOD * 2));
-    notes.settle(now + PERIOD * 2);
+    event_log.limited("connections at once");
+    event_log.limited("connections at once");
+    assert_eq!(event_log.due(), Some(now + PERIOD * 2));
+    event_log.settle(now + PERIOD * 2);
     assert_eq!(reader.events(), [limited("connections at once", 2)]);
 }
 
 #[test]
 fn events_that_are_not_read_stop_decisions_and_none_is_lost() {
     let now = Instant::now();
-    let (mut notes, reader) = Reader::new(now);
+    let (mut event_log, reader) = Reader::new(now);
     let mut sent = 0;
-    while notes.has_room() {
-        notes.event(limited("", sent));
+    while event_log.has_room() {
+        event_log.event(limited("", sent));
         sent += 1;
         assert!(sent < 1_000_000, "it never stops");
     }
-    assert_eq!(notes.waiting.len(), MOST_WAITING);
-    assert!(!notes.is_sent());
-    notes.limited("one more");
-    assert_eq!(notes.due(), None, "the reader decides when it goes on");
-    notes.settle(now + PERIOD);
+    assert_eq!(event_log.waiting.len(), MOST_WAITING);
+    assert!(!event_log.is_sent());
+    event_log.limited("one more");
+    assert_eq!(event_log.due(), None, "the reader decides when it goes on");
+    event_log.settle(now + PERIOD);
     let mut read = Vec::new();
-    while !notes.is_sent() {
+    while !event_log.is_sent() {
         read.extend(reader.events());
-        notes.flush();
+        event_log.flush();
     }
     read.extend(reader.events());
     assert_eq!(read, (0..sent).map(|number| limited("", number)).collect::<Vec<_>>());
-    assert!(notes.has_room());
-    notes.settle(now + PERIOD);
+    assert!(event_log.has_room());
+    event_log.settle(now + PERIOD);
     assert_eq!(reader.events(), [limited("one more", 1)]);
 }
 
@@ -177,9 +177,9 @@ fn f1_an_owner_that_does_not_read_does_not_stop_the_gateway() {
     let (one, _owner) = pair.unwrap();
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
-        let mut notes = Notes::new(one, Instant::now());
-        while notes.is_sent() {
-            notes.event(denied(80, 1));
+        let mut event_log = EventLog::new(one, Instant::now());
+        while event_log.is_sent() {
+            event_log.event(denied(80, 1));
         }
         done.send(()).unwrap();
     });

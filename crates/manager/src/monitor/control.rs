@@ -23,7 +23,7 @@ pub const LIMIT: u32 = 4096;
 
 /// A monitor cannot be asked.
 #[derive(Debug, Error)]
-pub enum DoorError {
+pub enum ControlError {
     /// There is no socket, or no monitor behind it. Nothing was asked.
     #[error("The sandbox does not run")]
     NotRunning,
@@ -99,12 +99,12 @@ pub enum FromMonitor {
 /// Asks the monitor of the sandbox in `folder`. The connection comes back for [`ToMonitor::Connect`].
 ///
 /// # Errors
-/// [`DoorError::NotRunning`] means that no monitor was reached. Any other error leaves open whether it did what it was asked.
+/// [`ControlError::NotRunning`] means that no monitor was reached. Any other error leaves open whether it did what it was asked.
 pub fn ask(
     folder: &Path,
     question: &ToMonitor,
     patience: Duration,
-) -> Result<(FromMonitor, OwnedFd), DoorError> {
+) -> Result<(FromMonitor, OwnedFd), ControlError> {
     let asking = Asking { deadline: Instant::now() + patience, patience };
     let mut socket = asking.connect(folder)?;
     let mut request = Vec::new();
@@ -120,9 +120,9 @@ pub fn ask(
     let mut payload = vec![0; usize::try_from(length).unwrap_or(0)];
     asking.read(&mut socket, &mut payload)?;
     decoder.push(&payload);
-    let frame = decoder.next_frame()?.ok_or(DoorError::Unexpected)?;
+    let frame = decoder.next_frame()?.ok_or(ControlError::Unexpected)?;
     match decode(frame.payload)? {
-        FromMonitor::Refused(reason) => Err(DoorError::Refused(reason)),
+        FromMonitor::Refused(reason) => Err(ControlError::Refused(reason)),
         answer => Ok((answer, socket.into())),
     }
 }
@@ -134,18 +134,18 @@ struct Asking {
 }
 
 impl Asking {
-    fn connect(&self, folder: &Path) -> Result<UnixStream, DoorError> {
+    fn connect(&self, folder: &Path) -> Result<UnixStream, ControlError> {
         let not_reached = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => DoorError::NotRunning,
-            io::ErrorKind::WouldBlock => DoorError::Slow(self.patience.as_secs()),
-            _ => DoorError::Io(error),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ControlError::NotRunning,
+            io::ErrorKind::WouldBlock => ControlError::Slow(self.patience.as_secs()),
+            _ => ControlError::Io(error),
         };
         let (place, _folder) = place(folder).map_err(not_reached)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-        let socket = UnixStream::from(socket.map_err(|error| DoorError::Io(error.into()))?);
+        let socket = UnixStream::from(socket.map_err(|error| ControlError::Io(error.into()))?);
         // A monitor that takes no connections lets the queue before its door fill up: connecting waits as well.
-        socket.set_write_timeout(Some(self.patience)).map_err(DoorError::Io)?;
-        let address = SocketAddrUnix::new(&place).map_err(|error| DoorError::Io(error.into()))?;
+        socket.set_write_timeout(Some(self.patience)).map_err(ControlError::Io)?;
+        let address = SocketAddrUnix::new(&place).map_err(|error| ControlError::Io(error.into()))?;
         loop {
             match connect(&socket, &address) {
                 Err(Errno::INTR) => {}
@@ -155,15 +155,15 @@ impl Asking {
         Ok(socket)
     }
 
-    fn read(&self, socket: &mut UnixStream, mut into: &mut [u8]) -> Result<(), DoorError> {
+    fn read(&self, socket: &mut UnixStream, mut into: &mut [u8]) -> Result<(), ControlError> {
         while !into.is_empty() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(DoorError::Slow(self.patience.as_secs()));
+                return Err(ControlError::Slow(self.patience.as_secs()));
             }
-            socket.set_read_timeout(Some(left)).map_err(DoorError::Io)?;
+            socket.set_read_timeout(Some(left)).map_err(ControlError::Io)?;
             match socket.read(into) {
-                Ok(0) => return Err(DoorError::HungUp(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(ControlError::HungUp(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => into = into.get_mut(count..).unwrap_or_default(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.failed(error)),
@@ -173,11 +173,13 @@ impl Asking {
     }
 
     /// What went wrong after the connection was made.
-    fn failed(&self, error: io::Error) -> DoorError {
+    fn failed(&self, error: io::Error) -> ControlError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => DoorError::Slow(self.patience.as_secs()),
-            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => DoorError::HungUp(error),
-            _ => DoorError::Io(error),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                ControlError::Slow(self.patience.as_secs())
+            }
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ControlError::HungUp(error),
+            _ => ControlError::Io(error),
         }
     }
 }

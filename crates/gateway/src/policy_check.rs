@@ -16,7 +16,7 @@ use crate::inspect::Found;
 
 /// A destination, with all that is known about it at this moment.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Endpoint {
     /// TCP or UDP.
     pub protocol: Protocol,
     /// Where.
@@ -27,7 +27,7 @@ pub struct Place {
     pub names: Vec<HostName>,
 }
 
-impl Place {
+impl Endpoint {
     fn destination(&self) -> Destination<'_> {
         Destination {
             protocol: self.protocol,
@@ -41,7 +41,7 @@ impl Place {
 
 /// Knows the policies and the names that were resolved.
 #[derive(Debug)]
-pub struct Judge {
+pub struct PolicyCheck {
     policies: Policies,
     book: NameBook,
     start: Instant,
@@ -51,7 +51,7 @@ pub struct Judge {
     own: Vec<OwnNetwork>,
 }
 
-impl Judge {
+impl PolicyCheck {
     /// By these policies. What they deny is allowed by this command with a target behind it.
     pub fn new(policies: Policies, command: String) -> Self {
         Self { policies, book: NameBook::new(), start: Instant::now(), command, own: Vec::new() }
@@ -86,18 +86,18 @@ impl Judge {
     }
 
     /// What is known about a destination.
-    pub fn place(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Place {
+    pub fn place(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Endpoint {
         let names = self.book.names(remote.ip(), self.time(now));
-        Place { protocol, remote, is_host: self.is_host(remote.ip()), names }
+        Endpoint { protocol, remote, is_host: self.is_host(remote.ip()), names }
     }
 
     /// Whether the guest may begin there.
-    pub fn connect(&self, place: &Place) -> Decision {
+    pub fn connect(&self, place: &Endpoint) -> Decision {
         self.policies.connect(&place.destination())
     }
 
     /// Whether what was read may pass.
-    pub fn judge(&self, place: &Place, found: &Found) -> Decision {
+    pub fn decide(&self, place: &Endpoint, found: &Found) -> Decision {
         self.policies.judge(&place.destination(), &found.read())
     }
 
@@ -123,12 +123,18 @@ impl Judge {
     }
 
     /// The target that would have to be allowed: by its name, if it has one.
-    pub fn cure(&self, place: &Place, name: Option<&HostName>) -> Option<String> {
+    pub fn cure(&self, place: &Endpoint, name: Option<&HostName>) -> Option<String> {
         self.policies.cure(&place.destination(), name.or_else(|| place.names.first()))
     }
 
     /// The answer to a request that is denied.
-    pub fn explain(&self, place: &Place, name: Option<&HostName>, rule: &str, without_body: bool) -> Vec<u8> {
+    pub fn explain(
+        &self,
+        place: &Endpoint,
+        name: Option<&HostName>,
+        rule: &str,
+        without_body: bool,
+    ) -> Vec<u8> {
         let destination = name.or_else(|| place.names.first()).map_or_else(
             || place.remote.to_string(),
             |name| format!("{name}:{} ({})", place.remote.port(), place.remote.ip()),
@@ -156,7 +162,7 @@ fn quoted(target: &str) -> String {
 }
 
 /// As it is written down.
-pub fn peer(place: &Place, name: Option<&HostName>) -> Peer {
+pub fn peer(place: &Endpoint, name: Option<&HostName>) -> Peer {
     let name = name.or_else(|| place.names.first());
     Peer {
         transport: match place.protocol {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bathy_policy::{HostName, Policies, Protocol, Verdict};
 use bathy_protocol::network::{OwnNetwork, Transport};
 
-use super::{Judge, Place, peer, quoted};
+use super::{Endpoint, PolicyCheck, peer, quoted};
 use crate::inspect::Found;
 
 const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
@@ -20,8 +20,8 @@ fn policies(ceiling: Option<&str>, preset: &str, rules: &[&str]) -> Policies {
     serde_json::from_value(serde_json::json!({"ceilings": ceilings, "own": own})).unwrap()
 }
 
-fn judge(rules: &[&str]) -> Judge {
-    Judge::new(policies(None, "allow-list", rules), "bathy policy allow web".to_owned())
+fn policy_check(rules: &[&str]) -> PolicyCheck {
+    PolicyCheck::new(policies(None, "allow-list", rules), "bathy policy allow web".to_owned())
 }
 
 fn name(text: &str) -> HostName {
@@ -34,50 +34,50 @@ fn tls(name: &str) -> Found {
 
 #[test]
 fn an_address_has_a_name_for_as_long_as_the_answer_said() {
-    let mut judge = judge(&["allow api.example:443"]);
+    let mut policy_check = policy_check(&["allow api.example:443"]);
     let now = Instant::now();
     let remote = SocketAddr::new(PUBLIC, 443);
-    assert_eq!(judge.place(Protocol::Tcp, remote, now).names, []);
-    judge.learn(&name("api.example"), PUBLIC, TTL, now);
-    let place = judge.place(Protocol::Tcp, remote, now + TTL);
+    assert_eq!(policy_check.place(Protocol::Tcp, remote, now).names, []);
+    policy_check.learn(&name("api.example"), PUBLIC, TTL, now);
+    let place = policy_check.place(Protocol::Tcp, remote, now + TTL);
     assert_eq!(
         (place.names.as_slice(), place.remote, place.is_host),
         (&[name("api.example")][..], remote, false)
     );
-    assert_eq!(judge.place(Protocol::Tcp, remote, now + 2 * TTL).names, []);
-    assert_eq!(judge.place(Protocol::Tcp, SocketAddr::new(LOCAL, 443), now).names, []);
-    assert_eq!(judge.time(now + TTL) - judge.time(now), TTL);
+    assert_eq!(policy_check.place(Protocol::Tcp, remote, now + 2 * TTL).names, []);
+    assert_eq!(policy_check.place(Protocol::Tcp, SocketAddr::new(LOCAL, 443), now).names, []);
+    assert_eq!(policy_check.time(now + TTL) - policy_check.time(now), TTL);
 }
 
 #[test]
 fn what_the_client_says_decides_where_a_name_is_allowed() {
     let now = Instant::now();
-    let mut judge = judge(&["allow api.example:443"]);
-    judge.learn(&name("api.example"), PUBLIC, TTL, now);
-    let place = judge.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 443), now);
-    assert_eq!(judge.connect(&place).verdict, Verdict::IfRead);
+    let mut policy_check = policy_check(&["allow api.example:443"]);
+    policy_check.learn(&name("api.example"), PUBLIC, TTL, now);
+    let place = policy_check.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 443), now);
+    assert_eq!(policy_check.connect(&place).verdict, Verdict::IfRead);
     let table = [
         (tls("api.example"), Verdict::Allow),
         (tls("other.example"), Verdict::Deny),
         (Found::Other, Verdict::Deny),
     ];
     for (found, verdict) in table {
-        assert_eq!(judge.judge(&place, &found).verdict, verdict, "{found:?}");
+        assert_eq!(policy_check.decide(&place, &found).verdict, verdict, "{found:?}");
     }
-    judge.change(policies(None, "allow-list", &[]));
-    assert_eq!(judge.connect(&place).verdict, Verdict::Deny);
-    assert_eq!(judge.judge(&place, &tls("api.example")).verdict, Verdict::Deny);
+    policy_check.change(policies(None, "allow-list", &[]));
+    assert_eq!(policy_check.connect(&place).verdict, Verdict::Deny);
+    assert_eq!(policy_check.decide(&place, &tls("api.example")).verdict, Verdict::Deny);
 }
 
 #[test]
 fn names_and_peers_are_decided_by_the_policies() {
-    let judge = judge(&["allow api.example:443", "deny in 203.0.113.0/24"]);
-    assert_eq!(judge.resolve(&name("api.example")).verdict, Verdict::Allow);
-    assert_eq!(judge.resolve(&name("other.example")).verdict, Verdict::Deny);
-    assert!(judge.reveal(&name("api.example"), PUBLIC));
-    assert!(!judge.reveal(&name("api.example"), LOCAL), "a name that is pointed at the host");
-    assert!(!judge.reveal(&name("other.example"), PUBLIC));
-    let peer = |text: &str| judge.accept(text.parse().unwrap(), Protocol::Tcp, 80).verdict;
+    let policy_check = policy_check(&["allow api.example:443", "deny in 203.0.113.0/24"]);
+    assert_eq!(policy_check.resolve(&name("api.example")).verdict, Verdict::Allow);
+    assert_eq!(policy_check.resolve(&name("other.example")).verdict, Verdict::Deny);
+    assert!(policy_check.reveal(&name("api.example"), PUBLIC));
+    assert!(!policy_check.reveal(&name("api.example"), LOCAL), "a name that is pointed at the host");
+    assert!(!policy_check.reveal(&name("other.example"), PUBLIC));
+    let peer = |text: &str| policy_check.accept(text.parse().unwrap(), Protocol::Tcp, 80).verdict;
     assert_eq!((peer("203.0.113.9"), peer("198.51.100.9")), (Verdict::Deny, Verdict::Allow));
 }
 
@@ -91,54 +91,55 @@ fn the_hosts_own_addresses_are_known_in_every_reading() {
         ("93.184.216.34", false),
         ("::ffff:93.184.216.34", false),
     ] {
-        assert_eq!(judge(&[]).is_host(address.parse().unwrap()), own, "{address}");
+        assert_eq!(policy_check(&[]).is_host(address.parse().unwrap()), own, "{address}");
     }
 }
 
 #[test]
 fn n10_addresses_that_the_owner_knows_are_the_hosts_own_from_then_on() {
     let network = |text: &str, prefix| OwnNetwork { address: text.parse().unwrap(), prefix };
-    let mut judge =
-        Judge::new(policies(None, "public", &[]), String::new()).knowing(vec![network("93.184.216.34", 32)]);
-    let verdict = |judge: &Judge, text: &str| {
-        let place = judge.place(Protocol::Tcp, SocketAddr::new(text.parse().unwrap(), 80), Instant::now());
-        judge.connect(&place).verdict
+    let mut policy_check = PolicyCheck::new(policies(None, "public", &[]), String::new())
+        .knowing(vec![network("93.184.216.34", 32)]);
+    let verdict = |policy_check: &PolicyCheck, text: &str| {
+        let place =
+            policy_check.place(Protocol::Tcp, SocketAddr::new(text.parse().unwrap(), 80), Instant::now());
+        policy_check.connect(&place).verdict
     };
-    assert_eq!(verdict(&judge, "93.184.216.34"), Verdict::Deny);
-    assert_eq!(verdict(&judge, "93.184.216.35"), Verdict::Allow);
-    assert!(judge.is_host("::ffff:93.184.216.34".parse().unwrap()));
-    assert!(!judge.reveal(&name("api.example"), PUBLIC));
-    judge.know(vec![network("93.184.216.35", 32), network("2606:2800::", 32)]);
-    assert_eq!(verdict(&judge, "93.184.216.34"), Verdict::Allow, "it is not any more");
-    assert_eq!(verdict(&judge, "93.184.216.35"), Verdict::Deny);
-    assert_eq!(verdict(&judge, "2606:2800:1::1"), Verdict::Deny);
+    assert_eq!(verdict(&policy_check, "93.184.216.34"), Verdict::Deny);
+    assert_eq!(verdict(&policy_check, "93.184.216.35"), Verdict::Allow);
+    assert!(policy_check.is_host("::ffff:93.184.216.34".parse().unwrap()));
+    assert!(!policy_check.reveal(&name("api.example"), PUBLIC));
+    policy_check.know(vec![network("93.184.216.35", 32), network("2606:2800::", 32)]);
+    assert_eq!(verdict(&policy_check, "93.184.216.34"), Verdict::Allow, "it is not any more");
+    assert_eq!(verdict(&policy_check, "93.184.216.35"), Verdict::Deny);
+    assert_eq!(verdict(&policy_check, "2606:2800:1::1"), Verdict::Deny);
 }
 
 #[test]
 fn a_denial_names_the_destination_the_rule_and_the_command_that_allows_it() {
     let now = Instant::now();
-    let mut judge = judge(&[]);
+    let mut policy_check = policy_check(&[]);
     let remote = SocketAddr::new(PUBLIC, 80);
-    let place = judge.place(Protocol::Tcp, remote, now);
-    let text = |judge: &Judge, place: &Place, name, without_body| {
-        String::from_utf8(judge.explain(place, name, "preset allow-list", without_body)).unwrap()
+    let place = policy_check.place(Protocol::Tcp, remote, now);
+    let text = |policy_check: &PolicyCheck, place: &Endpoint, name, without_body| {
+        String::from_utf8(policy_check.explain(place, name, "preset allow-list", without_body)).unwrap()
     };
 
-    let unnamed = text(&judge, &place, None, false);
+    let unnamed = text(&policy_check, &place, None, false);
     assert!(unnamed.contains("93.184.216.34:80") && unnamed.contains("preset allow-list"), "{unnamed}");
     assert!(unnamed.contains("bathy policy allow web tcp://93.184.216.34:80"), "{unnamed}");
 
-    judge.learn(&name("api.example"), PUBLIC, TTL, now);
-    let place = judge.place(Protocol::Tcp, remote, now);
-    let known = text(&judge, &place, None, false);
+    policy_check.learn(&name("api.example"), PUBLIC, TTL, now);
+    let place = policy_check.place(Protocol::Tcp, remote, now);
+    let known = text(&policy_check, &place, None, false);
     assert!(known.contains("api.example:80 (93.184.216.34)"), "{known}");
     assert!(known.contains("bathy policy allow web api.example:80"), "{known}");
     let (head, body) = known.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 403 ") && !body.is_empty(), "{known}");
 
     let given = name("given.example");
-    assert!(text(&judge, &place, Some(&given), false).contains("given.example:80 (93.184.216.34)"));
-    let without_body = text(&judge, &place, Some(&given), true);
+    assert!(text(&policy_check, &place, Some(&given), false).contains("given.example:80 (93.184.216.34)"));
+    let without_body = text(&policy_check, &place, Some(&given), true);
     assert!(without_body.ends_with("\r\n\r\n"), "{without_body}");
 }
 
@@ -148,10 +149,11 @@ fn where_no_rule_helps_the_denial_says_whose_decision_it_is() {
         (Some("deny any"), "allow-list", "the operator of this host denies it"),
         (None, "none", "with another preset than none"),
     ] {
-        let judge = Judge::new(policies(ceiling, preset, &[]), "bathy policy allow web".to_owned());
-        let place = judge.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 80), Instant::now());
-        assert_eq!(judge.cure(&place, None), None);
-        let text = String::from_utf8(judge.explain(&place, None, "x", false)).unwrap();
+        let policy_check =
+            PolicyCheck::new(policies(ceiling, preset, &[]), "bathy policy allow web".to_owned());
+        let place = policy_check.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 80), Instant::now());
+        assert_eq!(policy_check.cure(&place, None), None);
+        let text = String::from_utf8(policy_check.explain(&place, None, "x", false)).unwrap();
         assert!(text.contains(expected) && !text.contains("bathy policy allow"), "{text}");
     }
 }
@@ -170,7 +172,7 @@ fn targets_are_quoted_where_a_shell_would_read_more_into_them() {
 
 #[test]
 fn events_carry_the_name_that_was_given_or_else_the_one_that_was_resolved() {
-    let mut place = Place {
+    let mut place = Endpoint {
         protocol: Protocol::Tcp,
         remote: SocketAddr::new(PUBLIC, 443),
         is_host: false,

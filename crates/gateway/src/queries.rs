@@ -1,4 +1,4 @@
-//! Questions for names that come over a connection.
+//! Queries for names that come over a connection.
 
 use crate::connection::Pumped;
 use crate::dns::{FrameReader, MAX_QUERY};
@@ -13,12 +13,12 @@ const CHUNK: usize = 4096;
 
 /// The questions of one connection.
 #[derive(Debug)]
-pub struct Questions {
+pub struct Queries {
     reader: FrameReader,
     waiting: usize,
 }
 
-impl Questions {
+impl Queries {
     /// None yet.
     pub fn new() -> Self {
         Self { reader: FrameReader::new(MAX_QUERY), waiting: 0 }
@@ -64,7 +64,7 @@ impl Questions {
     }
 }
 
-impl Default for Questions {
+impl Default for Queries {
     fn default() -> Self {
         Self::new()
     }
@@ -87,13 +87,13 @@ mod tests {
         let (mut guest, mut link) = Guest::new(ends);
         let mut stack = Stack::answering(ends, 4096, Clock::new(), &mut link).unwrap();
         let now = Instant::now();
-        stack.hear(&guest.syn(), now, &mut link);
+        stack.on_packet(&guest.syn(), now, &mut link);
         stack.speak(now, &mut link);
         guest.segments();
-        stack.hear(&guest.ack(), now, &mut link);
-        stack.hear(&guest.packet(TcpControl::Psh, &[0, 1, 9]), now, &mut link);
+        stack.on_packet(&guest.ack(), now, &mut link);
+        stack.on_packet(&guest.packet(TcpControl::Psh, &[0, 1, 9]), now, &mut link);
 
-        let mut questions = Questions::new();
+        let mut questions = Queries::new();
         assert!(questions.take(&mut stack, 65_536).is_none());
         assert!(matches!(questions.take(&mut stack, 65_535), Some(Pumped::Question(_))));
     }

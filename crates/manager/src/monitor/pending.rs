@@ -15,56 +15,56 @@ use rustix::net::{
 };
 
 use super::Monitor;
-use super::door::{FromMonitor, LIMIT};
+use super::control::{FromMonitor, LIMIT};
 use super::serve::Loop;
 
 /// How many connections may be at the door at once, and how long each may take to say what it wants.
-const AT_THE_DOOR: usize = 64;
+const MOST_PENDING: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A connection that has not said what it wants.
-pub(super) struct Visitor {
+pub(super) struct PendingClient {
     pub socket: OwnedFd,
     decoder: Decoder,
     pub until: Instant,
 }
 
 impl Monitor {
-    pub(super) fn open_door(&mut self, state: &mut Loop) {
+    pub(super) fn accept_clients(&mut self, state: &mut Loop) {
         while let Ok((socket, _)) = self.listener.accept() {
             let ours = rustix::process::geteuid();
             let known = socket_peercred(&socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root());
-            if !known || state.visitors.len() >= AT_THE_DOOR || socket.set_nonblocking(true).is_err() {
+            if !known || state.pending.len() >= MOST_PENDING || socket.set_nonblocking(true).is_err() {
                 continue;
             }
-            let visitor = Visitor {
+            let client = PendingClient {
                 socket: socket.into(),
                 decoder: Decoder::new(LIMIT),
                 until: Instant::now() + PATIENCE,
             };
             // Most have spoken already.
-            self.serve_visitor(visitor, true, state);
+            self.serve_pending(client, true, state);
         }
     }
 
-    pub(super) fn serve_visitor(&mut self, mut visitor: Visitor, spoke: bool, state: &mut Loop) {
+    pub(super) fn serve_pending(&mut self, mut client: PendingClient, spoke: bool, state: &mut Loop) {
         if !spoke {
-            state.visitors.push(visitor);
+            state.pending.push(client);
             return;
         }
         let mut buffer = [0u8; 512];
-        match recv(&visitor.socket, &mut buffer, RecvFlags::DONTWAIT) {
-            Ok((count @ 1.., _)) => visitor.decoder.push(buffer.get(..count).unwrap_or_default()),
+        match recv(&client.socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((count @ 1.., _)) => client.decoder.push(buffer.get(..count).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => {}
             _ => return,
         }
-        match visitor.decoder.next_frame() {
+        match client.decoder.next_frame() {
             Ok(Some(frame)) => match decode(frame.payload) {
-                Ok(question) => self.answer(visitor.socket, &question, state),
-                Err(error) => refuse(&visitor.socket, &not_understood(&error)),
+                Ok(question) => self.answer(client.socket, &question, state),
+                Err(error) => refuse(&client.socket, &not_understood(&error)),
             },
-            Ok(None) => state.visitors.push(visitor),
-            Err(error) => refuse(&visitor.socket, &not_understood(&error)),
+            Ok(None) => state.pending.push(client),
+            Err(error) => refuse(&client.socket, &not_understood(&error)),
         }
     }
 
@@ -90,7 +90,7 @@ impl Monitor {
         match self.hand_over(&socket) {
             Ok(true) => {
                 state.clients.push(copy);
-                state.pause.visited();
+                state.pause.on_client();
             }
             Ok(false) => {}
             // A shortage of the host's that came about just now is not the keeper's fault: only this client is lost.

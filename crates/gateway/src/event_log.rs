@@ -31,7 +31,7 @@ struct Repeated {
 
 /// What waits.
 #[derive(Debug)]
-pub struct Notes {
+pub struct EventLog {
     socket: OwnedFd,
     /// Answers to the owner. They overtake events, which an owner that cannot record them leaves where they are.
     answers: VecDeque<Vec<u8>>,
@@ -47,7 +47,7 @@ pub struct Notes {
     next: Instant,
 }
 
-impl Notes {
+impl EventLog {
     /// To this socket.
     pub fn new(socket: OwnedFd, now: Instant) -> Self {
         Self {

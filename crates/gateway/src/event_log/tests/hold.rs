@@ -7,20 +7,20 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socke
 
 use super::super::*;
 
-fn notes() -> (Notes, OwnedFd) {
+fn event_log() -> (EventLog, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, owner) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     // Room for a few messages.
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
-    (Notes::new(ours, Instant::now()), owner)
+    (EventLog::new(ours, Instant::now()), owner)
 }
 
-fn received(notes: &mut Notes, owner: &OwnedFd) -> Vec<FromGateway> {
+fn received(event_log: &mut EventLog, owner: &OwnedFd) -> Vec<FromGateway> {
     let mut all = Vec::new();
     let mut message = [0; 1024];
     while let Ok((count, _)) = recv(owner, &mut message, RecvFlags::empty()) {
         all.push(decode(&message[..count]).unwrap());
-        notes.flush();
+        event_log.flush();
     }
     all
 }
@@ -31,36 +31,36 @@ fn dropped(count: u64) -> NetEvent {
 
 #[test]
 fn answers_overtake_events_that_wait_and_neither_lose_their_order() {
-    let (mut notes, owner) = notes();
+    let (mut event_log, owner) = event_log();
     for count in 0..100 {
-        notes.event(dropped(count));
+        event_log.event(dropped(count));
     }
-    assert!(!notes.is_sent());
-    notes.answer(&FromGateway::Changed { closed: 1 });
-    notes.answer(&FromGateway::Changed { closed: 2 });
-    let all = received(&mut notes, &owner);
+    assert!(!event_log.is_sent());
+    event_log.answer(&FromGateway::Changed { closed: 1 });
+    event_log.answer(&FromGateway::Changed { closed: 2 });
+    let all = received(&mut event_log, &owner);
     let events: Vec<_> = all.iter().filter(|told| matches!(told, FromGateway::Event(_))).cloned().collect();
     assert_eq!(events, (0..100).map(|count| FromGateway::Event(dropped(count))).collect::<Vec<_>>());
     let at = |closed| all.iter().position(|told| *told == FromGateway::Changed { closed }).unwrap();
     assert!(at(1) < 50 && at(2) == at(1) + 1, "{} {}", at(1), at(2));
-    assert!(notes.is_sent());
+    assert!(event_log.is_sent());
 }
 
 #[test]
 fn what_is_only_counted_stays_so_while_events_cannot_be_recorded() {
-    let (mut notes, owner) = notes();
+    let (mut event_log, owner) = event_log();
     let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 5));
     let peer = Peer { transport: Transport::Tcp, inbound: false, address, port: 1, name: None };
-    notes.hold(true);
-    assert!(notes.has_room() && !notes.may_begin());
-    notes.limited("connections at once");
-    notes.denied(&peer, "deny private", None);
-    notes.denied(&peer, "deny private", None);
-    assert_eq!(received(&mut notes, &owner).len(), 1, "the first denial");
-    let later = notes.next + PERIOD;
-    notes.settle(later);
-    assert_eq!((received(&mut notes, &owner).len(), notes.due()), (0, None));
-    notes.hold(false);
-    notes.settle(later);
-    assert_eq!(received(&mut notes, &owner).len(), 2, "the second, and the limit");
+    event_log.hold(true);
+    assert!(event_log.has_room() && !event_log.may_begin());
+    event_log.limited("connections at once");
+    event_log.denied(&peer, "deny private", None);
+    event_log.denied(&peer, "deny private", None);
+    assert_eq!(received(&mut event_log, &owner).len(), 1, "the first denial");
+    let later = event_log.next + PERIOD;
+    event_log.settle(later);
+    assert_eq!((received(&mut event_log, &owner).len(), event_log.due()), (0, None));
+    event_log.hold(false);
+    event_log.settle(later);
+    assert_eq!(received(&mut event_log, &owner).len(), 2, "the second, and the limit");
 }
