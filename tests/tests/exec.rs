@@ -86,7 +86,7 @@ fn environment_folder_and_user() {
     assert_eq!(home.ok(&["exec", "-u", "1234:99", "box", "--", "sh", "-c", "id -u; id -g"]), "1234\n99\n");
     assert!(home.fails(&["exec", "-w", "/no/such", "box", "--", "true"], 125).contains("/no/such"));
     assert!(home.fails(&["exec", "-u", "nobody-knows", "box", "--", "true"], 125).contains("nobody-knows"));
-    assert!(home.fails(&["exec", "-e", "=x", "box", "--", "true"], 125).contains("NAME=VALUE"));
+    assert!(home.fails(&["exec", "-e", "=x", "box", "--", "true"], 125).contains("Write NAME=value"));
 }
 
 #[test]

@@ -390,8 +390,10 @@ fn the_operator_has_the_last_word() {
     let many = run(&["create", "-m", "128M"]);
     assert!(many.code == Some(125) && many.stderr.contains("operator allows 1"), "{many:?}");
     fs::write(&file, "[florr]\n").unwrap();
-    let broken = run(&["ls"]);
+    let broken = run(&["create", "-m", "128M"]);
     assert!(broken.code == Some(125) && broken.stderr.contains("florr"), "not ignored: {broken:?}");
+    let listed = run(&["ls"]);
+    assert!(listed.code == Some(0) && listed.stderr.contains("florr"), "said: {listed:?}");
 }
 
 #[test]

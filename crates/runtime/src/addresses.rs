@@ -357,6 +357,8 @@ mod tests {
         let (control, gateway) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
+        let minute = Some(Duration::from_secs(60));
+        sockopt::set_socket_timeout(&gateway, sockopt::Timeout::Recv, minute).unwrap();
         let watcher = Watcher::start().unwrap();
         watcher.serve(control, Vec::new());
         let mut message = vec![0; PART];
@@ -365,5 +367,20 @@ mod tests {
         assert_eq!(told, ToGateway::Own(read().unwrap()));
         drop(watcher);
         assert_eq!(recv(&gateway, &mut message[..], RecvFlags::empty()).unwrap().0, 0, "its end is closed");
+    }
+
+    #[test]
+    fn n10_a_kernel_that_cannot_be_asked_is_an_error_and_not_an_empty_list() {
+        const INSIDE: &str = "BATHY_TEST_FEW";
+        if std::env::var_os(INSIDE).is_none() {
+            let name =
+                "addresses::tests::n10_a_kernel_that_cannot_be_asked_is_an_error_and_not_an_empty_list";
+            let mut again = std::process::Command::new("prlimit");
+            again.arg("--nofile=3").arg(std::env::current_exe().unwrap());
+            let output = again.args(["--exact", name]).env(INSIDE, "1").output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            return;
+        }
+        assert!(matches!(read(), Err(AddressesError::Socket(Errno::MFILE))));
     }
 }

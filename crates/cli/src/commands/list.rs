@@ -33,9 +33,7 @@ pub struct Args {
 /// Arguments of `bathy inspect`.
 #[derive(clap::Args)]
 pub struct InspectArgs {
-    /// Accepted for the sake of habit: the output is JSON in any case.
-    #[arg(long, hide = true)]
-    json: bool,
+    /// With --json or without: the output is JSON in any case.
     #[command(flatten)]
     names: Names,
 }

@@ -291,4 +291,14 @@ mod tests {
         assert!(limits.admit(&name, RecordType::A, at(40)).is_ok());
         assert_eq!(limits.spent(at(41)), Spent { age_ms: 1000, total: 16, most: 2 });
     }
+
+    #[test]
+    fn n9_the_budget_over_all_domains_is_carried_over_too() {
+        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        limits.carry_over(Spent { age_ms: 0, total: 64 * 1024 - 16, most: 0 }, Duration::ZERO);
+        let mut admit =
+            |name: &str| limits.admit(&name.parse().unwrap(), RecordType::A, Duration::from_secs(1));
+        assert_eq!(admit("a.one.example"), Ok(()));
+        assert_eq!(admit("a.two.example"), Err(Limited::Total));
+    }
 }

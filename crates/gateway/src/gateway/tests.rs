@@ -561,3 +561,29 @@ fn datagrams_of_a_peer_reach_the_guest_if_the_policy_lets_them() {
         }
     }
 }
+
+#[test]
+fn n9_a_gateway_that_is_not_the_first_begins_without_bursts() {
+    let launch = GatewayLaunch {
+        policies: serde_json::json!({"ceilings": [], "own": {"preset": "allow-list", "rules": []}})
+            .to_string(),
+        resolvers: Vec::new(),
+        limits: LIMITS,
+        ports: Vec::new(),
+        cure: String::new(),
+        spent: Some(bathy_protocol::network::Spent::default()),
+        own: Vec::new(),
+    };
+    let ((control, _owner), (link, _guest)) = (pair(), pair());
+    let mut gateway = Gateway::new(launch, control, link, Vec::new()).unwrap();
+    assert!(!gateway.has_allowance() && !gateway.has_allowance_for_caller());
+}
+
+#[test]
+fn r14_what_the_other_side_has_not_let_go_of_counts_as_a_connection() {
+    let mut scene = Scene::idle(LIMITS);
+    (1..LIMITS.connections).for_each(|_| scene.gateway.closing.add(socket(), scene.gateway.now));
+    assert!(scene.gateway.has_allowance());
+    scene.gateway.closing.add(socket(), scene.gateway.now);
+    assert!(!scene.gateway.has_allowance() && !scene.gateway.has_allowance_for_caller());
+}

@@ -85,3 +85,36 @@ fn errors_are_described_by_what_they_mean() {
         assert_eq!(is_shortage(error), text == "the host has no room", "{error}");
     }
 }
+
+/// Runs a test of this file again, in a process of its own that begins with these words.
+fn again(name: &str, inside: &str, words: &[&str]) -> bool {
+    if std::env::var_os(inside).is_some() {
+        return false;
+    }
+    let mut command = std::process::Command::new(words[0]);
+    command.args(&words[1..]).arg(std::env::current_exe().unwrap());
+    let output =
+        command.args(["--exact", &format!("host::tests::{name}")]).env(inside, "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    true
+}
+
+#[test]
+fn n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own() {
+    let name = "n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own";
+    if again(name, "BATHY_TEST_FEW", &["prlimit", "--nofile=3"]) {
+        return;
+    }
+    assert!(is_own("93.184.216.34".parse().unwrap()));
+}
+
+#[test]
+fn n10_the_source_of_everything_is_the_hosts_own_whatever_the_mtu_of_loopback() {
+    let name = "n10_the_source_of_everything_is_the_hosts_own_whatever_the_mtu_of_loopback";
+    if again(name, "BATHY_TEST_MTU", &["unshare", "--map-root-user", "--net"]) {
+        return;
+    }
+    let ip = ["link", "set", "lo", "up", "mtu", "1500"];
+    assert!(std::process::Command::new("ip").args(ip).status().unwrap().success());
+    assert!(is_own("127.0.0.1".parse().unwrap()));
+}

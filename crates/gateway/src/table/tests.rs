@@ -90,3 +90,10 @@ fn the_more_connections_the_less_waits_in_each() {
     rooms.dedup_by_key(|(_, room)| *room);
     assert_eq!(rooms, [(0, 512 * 1024), (32, 64 * 1024), (256, 16 * 1024)]);
 }
+
+#[test]
+fn r14_from_the_33rd_connection_on_a_socket_keeps_little() {
+    let table = Table::default();
+    let buffers = [0, 31, 32, 255, 256].map(|besides| table.send_buffer(besides));
+    assert_eq!(buffers, [None, None, Some(64 * 1024), Some(64 * 1024), Some(16 * 1024)]);
+}
