@@ -237,7 +237,10 @@ fn an_interrupt_ends_loops_and_waits_and_keeps_the_state() {
         // The driver does not survive an interrupt in the first moments of a cell, while its own code still runs.
         std::thread::sleep(Duration::from_secs(1));
         let cell = driver.finish_interrupted();
-        assert_eq!(cell.error(), Some("Interrupted"), "{code}: {cell:#?}");
+        // A child ends by the same signal, and its end may be noticed first.
+        let by_child = code.contains("execSync") && format!("{cell:?}").contains("signal: 'SIGINT'");
+        let expected = if by_child { "Error" } else { "Interrupted" };
+        assert_eq!(cell.error(), Some(expected), "{code}: {cell:#?}");
         assert_eq!(cell.stdout, "", "{code}");
         assert!(cell.took < Duration::from_secs(20), "{code} took {:?}", cell.took);
         assert_eq!(value(&mut driver, "await new Promise(r => setTimeout(r, 1)); kept"), "1", "after {code}");

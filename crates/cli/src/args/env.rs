@@ -42,6 +42,13 @@ fn read(path: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
 
 /// Reads `NAME=VALUE`, or `NAME` for the caller's own variable.
 fn variable(text: &str) -> Result<(String, Vec<u8>), String> {
+    let name = text.split_once('=').map_or(text, |(name, _)| name);
+    // As in `export A=1` or `A = 1`, which shells and others read differently.
+    if name.contains(char::is_whitespace) {
+        return Err(format!(
+            "{name:?} is not the name of a variable. Write NAME=VALUE without spaces before the value"
+        ));
+    }
     if text.contains('=') {
         return bathy_spec::variable(text).map_err(|error| error.to_string());
     }
@@ -81,6 +88,9 @@ mod tests {
         assert!(error.contains("BATHY_NO_SUCH_VARIABLE is not set here"), "{error}");
         assert!(variables(&["-e", "=x"]).is_err());
         assert!(variables(&["-e", ""]).is_err());
+        for odd in ["A =1", "export A=1", "A B=1", "A B"] {
+            assert!(variables(&["-e", odd]).unwrap_err().contains("not the name"), "{odd}");
+        }
     }
 
     #[test]

@@ -171,9 +171,7 @@ fn execute(
         if let Some(message) = message {
             output::note(message);
         }
-        if code != 0 {
-            host_files::hint(&command.argv, Path::new(".")).iter().for_each(output::note);
-        }
+        host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);
     }
     Ok(code)
 }

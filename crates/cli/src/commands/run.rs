@@ -183,11 +183,11 @@ impl Ephemeral {
             if let Some(message) = message {
                 output::note(message);
             }
-            // One that did its work has missed neither.
-            if code != 0 {
-                record.denials().iter().for_each(output::note);
-                host_files::hint(&command.argv, Path::new(".")).iter().for_each(output::note);
+            // One that did its work has not missed them.
+            for line in record.denials().iter().filter(|_| code != 0) {
+                output::note(line);
             }
+            host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);
         }
         Ok(code)
     }

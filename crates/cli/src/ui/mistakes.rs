@@ -18,7 +18,7 @@ const FOREIGN: [(&str, &str); 9] = [
     ("info", "`bathy doctor` tells what this machine offers"),
     (
         "prune",
-        "there is no `prune`: `bathy rm $(bathy ls -q)` removes what does not run, with a filter such as `-f label=batch` some of it",
+        "`bathy rm $(bathy ls -q)` removes what does not run, with a filter such as `-f label=batch` some of it",
     ),
 ];
 const NO_IMAGES: &str = "there is one image in this version, `default`, which `bathy setup` builds. What it lacks can be installed in a sandbox";
