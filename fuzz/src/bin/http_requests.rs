@@ -42,7 +42,7 @@ fn follow<'a>(pieces: impl Iterator<Item = &'a [u8]>, answer: &[u8]) -> Followed
                     assert!(count > 0);
                     followed.passed.extend(pending.drain(..count));
                 }
-                Ok(Step::Judge(request)) => {
+                Ok(Step::Decide(request)) => {
                     followed.requests.push(format!("{request:?}"));
                     stream.accept(&mut pending);
                 }
