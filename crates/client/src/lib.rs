@@ -1,4 +1,4 @@
-//! Speaking to a keeper: one way to have connections, streams, windows, deadlines and interrupts, for whoever asks.
+//! The client side of a keeper: connections, streams, windows, deadlines and interrupts, for every caller in the same way.
 //!
 //! * [`connection`]: frames to and from a keeper.
 //! * [`command`]: requests for commands, and how commands end.

@@ -161,8 +161,8 @@ pub fn parse(frame: &[u8]) -> Result<Inbound<'_>, Dropped> {
     }
     let rest = frame.get(FRAME_HEADER..).unwrap_or_default();
     match ethernet.ethertype() {
-        EthernetProtocol::Ipv4 => hear_v4(rest),
-        EthernetProtocol::Ipv6 => hear_v6(rest),
+        EthernetProtocol::Ipv4 => parse_v4(rest),
+        EthernetProtocol::Ipv6 => parse_v6(rest),
         EthernetProtocol::Arp => parse_arp(rest),
         EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(Dropped::Vlan),
         EthernetProtocol::Unknown(_) => Err(Dropped::OtherKind),
@@ -188,7 +188,7 @@ fn parse_arp(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     }
 }
 
-fn hear_v4(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
+fn parse_v4(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     let ip = Ipv4Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
     if ip.version() != 4 || !ip.verify_checksum() {
         return Err(Dropped::Malformed);
@@ -223,7 +223,7 @@ fn hear_v4(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     }
 }
 
-fn hear_v6(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
+fn parse_v6(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
     let ip = Ipv6Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
     if ip.version() != 6 {
         return Err(Dropped::Malformed);

@@ -301,7 +301,7 @@ impl Keeper {
         Ok(outcome)
     }
 
-    /// Puts the card's nic_link into another gateway.
+    /// Connects the card to another gateway.
     pub(crate) fn connect_cable(&mut self, socket: OwnedFd) -> Result<(), End> {
         let nic_link = NicLink::new(socket);
         watch_nic_link(&self.epoll, &nic_link).map_err(|error| failed("watch the network link", &error))?;

@@ -1,4 +1,4 @@
-//! The network card's nic_link: frames between the card and the gateway. Nothing is lost on it while both ends are there; when
+//! The link of the network card: frames between the card and the gateway. Nothing is lost on it while both ends are there; when
 //! the gateway is gone the card has no link, and nothing that the guest sends goes anywhere.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 /// How many frames are moved each way before others have their turn.
 const AT_ONCE: usize = 256;
 
-/// A nic_link to a gateway. Its socket is watched by edges: what it is ready for is remembered here.
+/// A link to a gateway. Its socket is watched by edges: what it is ready for is remembered here.
 #[derive(Debug)]
 pub struct NicLink {
     socket: OwnedFd,
@@ -32,7 +32,7 @@ pub enum Moved {
 }
 
 impl NicLink {
-    /// A nic_link over this socket.
+    /// A link over this socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket, readable: true, writable: true }
     }

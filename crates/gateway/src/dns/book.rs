@@ -35,7 +35,7 @@ impl NameBook {
         Self::default()
     }
 
-    /// EventLog that `name` has `address` for `ttl` from `now` on. What was noted before for longer stays.
+    /// Records that `name` has `address` for `ttl` from `now` on. What was recorded before for longer stays.
     pub fn learn(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Duration) {
         let address = address.to_canonical();
         self.forget_ended(now);

@@ -143,7 +143,7 @@ impl Asking {
         let (place, _folder) = place(folder).map_err(not_reached)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let socket = UnixStream::from(socket.map_err(|error| ControlError::Io(error.into()))?);
-        // A monitor that takes no connections lets the queue before its door fill up: connecting waits as well.
+        // A monitor that takes no connections lets the queue before its socket fill up: connecting waits as well.
         socket.set_write_timeout(Some(self.patience)).map_err(ControlError::Io)?;
         let address = SocketAddrUnix::new(&place).map_err(|error| ControlError::Io(error.into()))?;
         loop {

@@ -1,4 +1,4 @@
-//! Those who come to the door: what they want, and handing them over to the keeper.
+//! Clients of the control socket whose request is not known yet, and passing them on to the keeper.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use super::Monitor;
 use super::control::{FromMonitor, LIMIT};
 use super::serve::Loop;
 
-/// How many connections may be at the door at once, and how long each may take to say what it wants.
+/// How many clients may have no known request at once, and how long each may take to send one.
 const MOST_PENDING: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
 

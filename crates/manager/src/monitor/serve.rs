@@ -1,4 +1,4 @@
-//! The monitor's loop: clients at the door, the keeper's reports, time limits.
+//! The monitor's loop: clients of the control socket, the keeper's reports, time limits.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
