@@ -4,7 +4,6 @@ mod args;
 mod commands;
 mod jsonc;
 mod location;
-mod record;
 mod sys;
 mod ui;
 

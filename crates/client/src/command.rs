@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use bathy_audit::What;
-use bathy_audit::event::argv;
+use bathy_audit::event::{argv, digest};
 use bathy_image::ImageConfig;
+use bathy_protocol::cell::{Cell, Surroundings};
 use bathy_protocol::{Exec, Exit, Restriction, TerminalSize, WorkEnd};
 use bathy_spec::{CommandSpec, SandboxSpec};
 
@@ -44,6 +45,17 @@ pub fn request(command: &CommandSpec, spec: &SandboxSpec, image: &ImageConfig, o
     }
 }
 
+/// What every command of a sandbox is started with, for interpreters.
+pub fn surroundings(
+    command: &CommandSpec,
+    spec: &SandboxSpec,
+    image: &ImageConfig,
+    restricted: Option<Restriction>,
+) -> Surroundings {
+    let exec = request(command, spec, image, ExecOptions { restricted, ..ExecOptions::default() });
+    Surroundings { env: exec.env, cwd: exec.cwd, user: exec.user, restricted: exec.restricted }
+}
+
 /// A number for a piece of work that no other has.
 pub fn new_tag() -> std::io::Result<u64> {
     let mut bytes = [0u8; 8];
@@ -67,6 +79,18 @@ pub fn exec_started(exec: &Exec, tag: u64, job: Option<u32>) -> What {
         terminal: exec.terminal.is_some(),
         argv_bytes: shown.bytes,
         argv_digest: shown.digest,
+    }
+}
+
+/// What the audit log says about code that is about to run.
+pub fn code_started(cell: &Cell, tag: u64) -> What {
+    What::CodeStarted {
+        exec: tag_text(tag),
+        language: cell.language.as_str().to_owned(),
+        context: cell.context.clone(),
+        code: argv(&[&cell.code]).argv.into_iter().next().unwrap_or_default(),
+        code_bytes: u64::try_from(cell.code.len()).unwrap_or(u64::MAX),
+        code_digest: digest(cell.code.as_bytes()),
     }
 }
 

@@ -12,10 +12,12 @@ use bathy_protocol::{
     Answer, CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, Request,
     ToKeeper, WindowError, frame,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use thiserror::Error;
+
+use crate::wait::timespec;
 
 /// The sandbox cannot be spoken to any more.
 #[derive(Debug, Error)]
@@ -90,9 +92,8 @@ impl Connection {
 
     /// Whether it is open and nothing has arrived on it: a connection that is kept for later use can have been closed meanwhile.
     pub fn is_quiet(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN | PollFlags::RDHUP)];
-        matches!(poll(&mut fds, Some(&now)), Ok(0))
+        matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(0))
     }
 
     /// Sends a message to the keeper with a socket, at once. What was queued before goes first.
@@ -152,11 +153,7 @@ impl Connection {
     /// Waits until something arrives.
     pub fn wait(&self, patience: Duration) -> Result<(), ConnectionError> {
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
-        let timeout = Timespec {
-            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: patience.subsec_nanos().into(),
-        };
-        match poll(&mut fds, Some(&timeout)) {
+        match poll(&mut fds, Some(&timespec(patience))) {
             Ok(0) => Err(ConnectionError::NoAnswer(patience.as_secs())),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(ConnectionError::Socket(error.into())),

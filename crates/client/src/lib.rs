@@ -5,12 +5,14 @@
 //! * [`attach`]: one command with the caller's own standard input, output and error.
 //! * [`transfer`]: files into a sandbox and out of it.
 //! * [`interpreter`]: code in the guest's interpreters.
+//! * [`wait`]: waiting for descriptors.
 
 pub mod attach;
 pub mod command;
 pub mod connection;
 pub mod interpreter;
 pub mod transfer;
+pub mod wait;
 
 /// What this thread has used, which does not depend on what else the machine does.
 #[cfg(test)]

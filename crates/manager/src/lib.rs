@@ -1,11 +1,13 @@
-//! Sandboxes that outlive their first client: what every face of the product does with them.
+//! What every face of the product does with sandboxes: those that outlive their first client, and those that do not.
 //!
 //! * [`store`]: what is known about them.
 //! * [`Manager`]: the verbs: making them, entering them, finding and removing them.
 //! * [`monitor`]: the process that watches each.
 //! * [`stats`]: what they use.
-//! * [`reserve`]: how ephemeral sandboxes count beside them.
+//! * [`ephemeral`]: sandboxes around one piece of work.
+//! * [`reserve`]: how these count beside the others.
 
+pub mod ephemeral;
 mod manager;
 pub mod monitor;
 mod reserve;

@@ -18,7 +18,6 @@ use bathy_protocol::descriptors::GatewayDescriptors;
 use bathy_protocol::network::{
     BoundPort, FromGateway, GatewayLaunch, MAX_MESSAGE, NetworkLimits, ToGateway, decode, encode,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr, set_socket_send_buffer_size};
@@ -206,14 +205,6 @@ impl Gateway {
         self.control.as_fd()
     }
 
-    /// Copies of the control socket and of what stands for the process, for a thread that listens.
-    ///
-    /// # Errors
-    /// When the host has no room for them.
-    pub fn listener(&self) -> io::Result<(OwnedFd, OwnedFd)> {
-        Ok((self.control.try_clone()?, self.process.pidfd.try_clone()?))
-    }
-
     /// Tells it what holds from now on.
     pub fn change(&self, policies: &Policies) -> Result<(), GatewayError> {
         let message = encode(&ToGateway::Policies(policies_text(policies)?))?;
@@ -223,42 +214,25 @@ impl Gateway {
         }
     }
 
-    /// Tells it whether events cannot be recorded at present.
-    pub fn hold(&self, is_held: bool) -> Result<(), GatewayError> {
-        hold(&self.control, is_held)
-    }
-
-    /// The next thing that it says.
-    pub fn receive(&self) -> Received {
-        receive(&self.control)
-    }
-
-    /// Waits until it says something, or is gone. False if it does neither before this.
-    pub fn speaks_before(&self, until: Instant) -> bool {
-        is_ready_before(self.control.as_fd(), until)
-    }
-
-    /// Lets it end by itself, now that its keeper is gone: it has something to say before.
-    pub fn leave(&self) {
-        is_ready_before(self.process.pidfd.as_fd(), Instant::now() + LEAVE_TIME);
-    }
-
     /// Ends it at once. What it had sent by then, and was not read.
     pub fn end_now(self) -> Vec<FromGateway> {
         ending::kill_or_say(&self.process);
         let mut messages = Vec::new();
         // No more than fits into a socket, now that nothing is added.
-        while let Received::Message(message) = self.receive() {
+        while let Received::Message(message) = receive(self.fd()) {
             messages.push(message);
         }
         messages
     }
 
-    /// What became of one that says nothing more.
+    /// How one ended that has closed its control socket.
     pub fn end(&self) -> String {
         match self.process.failure() {
             Some(words) => format!("it could not {words}"),
-            None => end_of(&self.process.pidfd),
+            None => {
+                std::thread::sleep(PATIENCE);
+                format!("it {}", ending::of_process(self.process.pidfd.as_fd()))
+            }
         }
     }
 }
@@ -273,35 +247,14 @@ impl Drop for Gateway {
 /// How long a gateway may take to end by itself.
 pub const LEAVE_TIME: Duration = Duration::from_millis(1500);
 
-fn is_ready_before(fd: BorrowedFd<'_>, until: Instant) -> bool {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let wait = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&wait)) {
-            Ok(count) => return count > 0,
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
-}
-
-/// How long a gateway takes to be gone after its socket is.
+/// How long a gateway's process takes to end after its socket was closed.
 const PATIENCE: Duration = Duration::from_millis(20);
-
-/// What became of a gateway whose control socket is closed.
-pub fn end_of(pidfd: &OwnedFd) -> String {
-    std::thread::sleep(PATIENCE);
-    format!("it {}", ending::of_process(pidfd.as_fd()))
-}
 
 /// Tells a gateway by its control socket whether events cannot be recorded at present.
 ///
 /// # Errors
 /// When it does not take that.
-pub fn hold(control: &OwnedFd, is_held: bool) -> Result<(), GatewayError> {
+pub fn hold(control: BorrowedFd<'_>, is_held: bool) -> Result<(), GatewayError> {
     let message = encode(&ToGateway::Hold(is_held))?;
     match send(control, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
         Ok(_) => Ok(()),
@@ -310,7 +263,7 @@ pub fn hold(control: &OwnedFd, is_held: bool) -> Result<(), GatewayError> {
 }
 
 /// The next message on a control socket.
-pub fn receive(control: &OwnedFd) -> Received {
+pub fn receive(control: BorrowedFd<'_>) -> Received {
     let mut bytes = vec![0; MAX_MESSAGE];
     loop {
         return match recv(control, &mut bytes, RecvFlags::empty()) {

@@ -5,17 +5,16 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use bathy_audit::What;
-use bathy_client::connection::Connection;
+use bathy_client::connection::{Arrival, Connection, ConnectionError};
+use bathy_client::wait::is_readable_before;
 use bathy_jail::spawn::{self, Program};
 use bathy_jail::{CgroupError, SpawnError, Spawned};
-use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
+use bathy_policy::NetworkPolicy;
 use bathy_protocol::descriptors::{KeeperDescriptors, PersistentDescriptors};
 use bathy_protocol::launch::{self, Launch};
-use bathy_protocol::network::FromGateway;
-use bathy_protocol::{ToKeeper, unix_ns};
+use bathy_protocol::{FromKeeper, unix_ns};
 use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, SandboxSpec};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -25,14 +24,18 @@ use thiserror::Error;
 
 use crate::addresses::Watcher;
 use crate::assets::Assets;
-use crate::disk::{self, DiskError};
+use crate::disk::DiskError;
 use crate::ending;
-use crate::gateway::{self, Gateway, GatewayError, Network};
+use crate::gateway::{self, GatewayError, Network};
 use crate::identity::{self, Identities};
 use crate::kvm_probe::{self, Verdict};
 use crate::ledger::Ledger;
 use crate::resource_group::ResourceGroup;
 use crate::slot::{self, Slot, SlotError};
+use crate::supervisor::network::SandboxGateways;
+
+/// How much later than its keeper's deadline a sandbox is given up.
+const READY_MARGIN: Duration = Duration::from_secs(5);
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
@@ -70,6 +73,12 @@ pub enum LaunchError {
     /// Its control group.
     #[error(transparent)]
     Group(#[from] CgroupError),
+    /// It ended before it was ready.
+    #[error("{0}")]
+    NotReady(String),
+    /// Its keeper's connection.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
 }
 
 /// A running sandbox. Dropping it ends it.
@@ -79,9 +88,6 @@ pub struct Sandbox {
     pub connection: Connection,
     /// When its keeper was started: wall clock, nanoseconds since 1970.
     pub spawned_unix_ns: u64,
-    /// Its network's other end, unless it has no network.
-    pub gateway: Option<Gateway>,
-    network: Option<Network>,
     keeper: Spawned,
     group: Arc<ResourceGroup>,
 }
@@ -99,37 +105,6 @@ pub struct PersistentFiles {
     pub parking: File,
     /// The capacity of each ring.
     pub log_capacity: u64,
-}
-
-/// A sandbox that does not outlive the command that makes it.
-pub struct Ephemeral<'a> {
-    /// Its id.
-    pub id: &'a str,
-    /// Its description, which has been checked.
-    pub spec: &'a SandboxSpec,
-    /// What runs it.
-    pub engine: Chosen,
-    /// What every sandbox is made of.
-    pub assets: &'a Assets,
-    /// The user's folders.
-    pub paths: &'a Paths,
-    /// What the operator lets any sandbox reach at most.
-    pub ceilings: Vec<NetworkPolicy>,
-}
-
-impl Ephemeral<'_> {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// When something of it cannot be had.
-    pub fn start(self) -> Result<Sandbox, LaunchError> {
-        let Self { id, spec, engine, assets, paths, ceilings } = self;
-        let disk = disk::make(&paths.cache, &paths.state, spec.disk)?;
-        let cure = format!("bathy run --net {} --allow", spec.network.preset);
-        let group = ResourceGroup::ephemeral(id, spec, engine, &paths.state)?;
-        let resources = Resources { engine, assets, paths, disk, persistent: None, group, ceilings, cure };
-        Sandbox::start_with(spec, resources)
-    }
 }
 
 /// What a sandbox is started with, besides its description.
@@ -153,8 +128,14 @@ pub struct Resources<'a> {
 }
 
 impl Sandbox {
-    /// Starts a sandbox with resources of the caller's.
-    pub fn start_with(spec: &SandboxSpec, resources: Resources<'_>) -> Result<Self, LaunchError> {
+    /// Starts a sandbox with resources of the caller's, and the gateway of its network if it has one.
+    ///
+    /// # Errors
+    /// When something of it cannot be had.
+    pub fn start(
+        spec: &SandboxSpec,
+        resources: Resources<'_>,
+    ) -> Result<(Self, Option<SandboxGateways>), LaunchError> {
         let Resources { engine, assets, paths, disk, persistent, group, ceilings, cure } = resources;
         let group = Arc::new(group);
         let kvm = match engine {
@@ -206,75 +187,49 @@ impl Sandbox {
         let mut connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
         let (moved, pid) = (Arc::clone(&group), spawned.pid);
         connection.when_guest_starts(move || moved.part_keeper(pid));
-        let mut sandbox =
-            Self { connection, spawned_unix_ns, gateway: None, network, keeper: spawned, group };
+        let sandbox = Self { connection, spawned_unix_ns, keeper: spawned, group };
         // After the keeper: the guest boots meanwhile.
-        if let Some(network) = &mut sandbox.network {
-            sandbox.gateway = Some(network.start()?);
+        let network = network.map(SandboxGateways::start).transpose()?;
+        Ok((sandbox, network))
+    }
+
+    /// Waits for the guest's first message. The keeper has a deadline of its own; this one is for a keeper that does not keep it.
+    ///
+    /// # Errors
+    /// When the sandbox has ended, or does not answer.
+    pub fn wait_until_ready(&mut self, patience: Duration) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + patience + READY_MARGIN;
+        loop {
+            if !is_readable_before(self.connection.fd(), deadline) {
+                return Err(LaunchError::NotReady("the sandbox's keeper does not answer".to_owned()));
+            }
+            let arrivals = match self.connection.receive() {
+                Err(ConnectionError::Gone) => {
+                    let failure = self.failure().unwrap_or_else(|| "start: it has ended".to_owned());
+                    return Err(LaunchError::NotReady(format!("the sandbox's keeper could not {failure}")));
+                }
+                other => other?,
+            };
+            for arrival in arrivals {
+                match arrival {
+                    Arrival::Keeper(FromKeeper::Ready(_)) => return Ok(()),
+                    Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+                        let mut text = cause.to_string();
+                        if !console.is_empty() {
+                            text.push_str("; the guest kernel's last lines: ");
+                            text.push_str(&console);
+                        }
+                        return Err(LaunchError::NotReady(text));
+                    }
+                    _ => {}
+                }
+            }
         }
-        Ok(sandbox)
-    }
-
-    /// The published ports, with the numbers that they have.
-    pub fn ports(&self) -> Vec<PublishedPort> {
-        self.network.iter().flat_map(|network| &network.ports).map(|(port, _)| *port).collect()
-    }
-
-    /// What the sandbox may reach, unless it has no network.
-    pub fn policies(&self) -> Option<&Policies> {
-        self.network.as_ref().map(|network| &network.policies)
-    }
-
-    /// Changes what the sandbox may reach. Its gateway tells when that holds; false if there is none at present, and the next
-    /// one begins with it.
-    ///
-    /// # Errors
-    /// When the sandbox has no network, or its gateway does not listen.
-    pub fn change_policy(&mut self, policies: Policies) -> Result<bool, GatewayError> {
-        let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
-        network.policies = policies;
-        self.gateway
-            .as_ref()
-            .map(|gateway| gateway.change(&network.policies))
-            .transpose()
-            .map(|told| told.is_some())
-    }
-
-    /// Starts another gateway in place of one that is gone, and gives the keeper its link.
-    ///
-    /// # Errors
-    /// When it cannot be started, or the keeper does not take it.
-    pub fn restart_gateway(&mut self) -> Result<(), GatewayError> {
-        self.gateway = None;
-        let network = self.network.as_mut().ok_or(GatewayError::NoNetwork)?;
-        let (keepers, gateways) = gateway::link()?;
-        network.link = gateways;
-        let gateway = network.start()?;
-        self.connection.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
-        self.gateway = Some(gateway);
-        Ok(())
     }
 
     /// Its control group.
     pub fn group(&self) -> &ResourceGroup {
         &self.group
-    }
-
-    /// Takes note of what a gateway sent.
-    pub fn on_gateway_message(&mut self, message: &FromGateway) {
-        if let Some(network) = &mut self.network {
-            network.ledger.on_message(message, Instant::now());
-        }
-    }
-
-    /// The gateway is gone. The ends of what it had open, which are to be recorded.
-    pub fn close_network(&mut self) -> Vec<What> {
-        self.network.as_mut().map(|network| network.ledger.close(Instant::now())).unwrap_or_default()
-    }
-
-    /// Hands the network over to who records what happens in it.
-    pub fn take_network(&mut self) -> Option<(Network, Gateway)> {
-        self.network.take().zip(self.gateway.take())
     }
 
     /// The keeper's process number.
@@ -303,9 +258,6 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
         ending::kill_or_say(&self.keeper);
-        if let Some(gateway) = self.gateway.take() {
-            gateway.leave();
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! * [`assets`], [`disk`], [`slot`], [`resource_group`], [`gateway`]: what a sandbox is made of.
 //! * [`launch`]: from a description to a running keeper.
 //! * [`freeze`]: pausing it.
-//! * [`recorder`], [`spool`], [`ledger`], [`net_events`], [`audit`]: recording what it does.
+//! * [`supervisor`]: watching and recording it, with [`ledger`], [`net_events`] and [`audit`].
 //! * [`folder`], [`description`], [`ephemeral`]: what stands on the disk for it.
 //! * [`ending`], [`processes`]: how its processes end.
 //! * [`engine`], [`doctor`]: what this machine offers, and what to do about what it does not.
@@ -27,12 +27,10 @@ pub mod launch;
 pub mod ledger;
 pub mod net_events;
 pub mod processes;
-pub mod recorder;
 pub mod resource_group;
-pub mod restarts;
 pub mod room;
 pub mod slot;
-pub mod spool;
+pub mod supervisor;
 mod sys;
 
 /// What this thread has used, which does not depend on what else the machine does.

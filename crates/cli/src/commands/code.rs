@@ -6,29 +6,25 @@ use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bathy_audit::What;
-use bathy_audit::event::{argv, digest};
-use bathy_client::command::{self, ExecOptions};
+use bathy_client::command;
 use bathy_client::connection::Connection;
 use bathy_client::interpreter::{
-    self, CellEnd, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Interrupter, Language,
-    MAX_CODE,
+    self, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Language, MAX_CODE,
 };
 use bathy_image::Store;
+use bathy_manager::ephemeral::{Ended, Ephemeral, NewEphemeral};
 use bathy_manager::{Manager, Sandboxed};
-use bathy_protocol::WorkEnd;
-use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
+use bathy_protocol::cell::{Cell, ContextsRequest};
 use bathy_runtime::assets::Assets;
 use bathy_runtime::engine;
-use bathy_runtime::launch::Ephemeral;
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{CommandSpec, SandboxSpec};
 
 use crate::args::spec::SpecArgs;
-use crate::record::{self, Purpose, Record};
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
+use crate::ui::narrator::Narrator;
 use crate::ui::progress::Progress;
 use crate::ui::{escape, output, time};
 
@@ -267,7 +263,7 @@ fn failure(error: &InterpreterError) -> Box<dyn Error> {
 /// Runs a cell in a sandbox that is gone afterwards.
 fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
     request.check()?;
-    let paths = Paths::of_user()?;
+    let (paths, operator) = (Paths::of_user()?, Operator::load()?);
     let choice = engine::choose(spec.engine, &paths)?;
     let (engine, spec) = (choice.engine, &spec.checked_for(&choice)?);
     let store = Store::new(paths.cache.clone());
@@ -275,90 +271,25 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
     let assets = Assets::ensure(&store, engine, &spec.image, None, &mut |step| progress.step(step))?;
     drop(progress);
 
-    let usual = command::request(&CommandSpec::default(), spec, &assets.image_config, ExecOptions::default());
-    let surroundings =
-        Surroundings { env: usual.env, cwd: usual.cwd, user: usual.user, restricted: usual.restricted };
-    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-    let cell = Cell {
-        context: request.context_name().to_owned(),
-        language: request.language,
-        restricted: surroundings.restricted,
-        make: Some(surroundings),
-        code: request.code.clone(),
-        env: Vec::new(),
-        cwd: None,
-        timeout_ms: request.timeout.map_or(0, |timeout| milliseconds(timeout).max(1)),
-        grace_ms: milliseconds(request.grace),
-        max_output: request.max_output,
-    };
-    let work = |tag| code_started(&cell, tag);
-    let ceilings = Operator::load()?.network();
-    let record = Record::begin(&paths, spec, engine, &Purpose { program: PROGRAM, work: &work })?;
-    let id = record.id();
-    let start = Ephemeral { id, spec, engine, assets: &assets, paths: &paths, ceilings };
-    let (mut sandbox, network) = match record.start(start) {
-        Ok(started) => started,
-        Err(error) => {
-            record.end(None).into_iter().for_each(output::note);
-            return Err(error);
-        }
-    };
-    let told = perform(&mut sandbox.connection, cell, record.tag(), show, false);
+    let surroundings = command::surroundings(&CommandSpec::default(), spec, &assets.image_config, None);
+    let restricted = surroundings.restricted;
+    let cell = request.cell(Some(surroundings), restricted);
+    let work = |tag| command::code_started(&cell, tag);
+    let new =
+        NewEphemeral { program: PROGRAM, spec, engine, assets: &assets, paths: &paths, operator: &operator };
+    let mut sandbox = Ephemeral::start(new, &work, Box::new(Narrator::default()))?;
+    let tag = sandbox.tag();
+    let told = perform(sandbox.connection(), cell, tag, show, false);
     let last_words = match &told {
         Ok(Told { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),
         _ => None,
     };
-    // Whatever happened, the sandbox is gone before its end is recorded.
-    record::end(sandbox, network).into_iter().for_each(output::note);
-    let told = match told {
-        Ok(told) => told,
-        Err(error) => {
-            record.end(None).into_iter().for_each(output::note);
-            return Err(error);
-        }
-    };
-    let (exit, cause, timed_out) = in_words(&told.outcome);
-    record.end_as(exit, cause, timed_out).into_iter().for_each(output::note);
+    let ended = told.as_ref().map_or_else(|_| Ended::unknown(), |told| Ended::of_cell(&told.outcome));
+    // Whatever happened, the sandbox has ended before anything is said about it.
+    sandbox.end(ended).into_iter().for_each(output::note);
     match last_words {
         Some(words) => Err(format!("The sandbox's keeper could not {}", escape::text(&words)).into()),
-        None => told.code,
-    }
-}
-
-fn code_started(cell: &Cell, tag: u64) -> What {
-    What::CodeStarted {
-        exec: command::tag_text(tag),
-        language: cell.language.as_str().to_owned(),
-        context: cell.context.clone(),
-        code: argv(&[&cell.code]).argv.into_iter().next().unwrap_or_default(),
-        code_bytes: u64::try_from(cell.code.len()).unwrap_or(u64::MAX),
-        code_digest: digest(cell.code.as_bytes()),
-    }
-}
-
-/// How the code ended, why the sandbox did, and whether time was up.
-fn in_words(outcome: &Result<CellOutcome, InterpreterError>) -> (String, String, bool) {
-    let done = "its code was done".to_owned();
-    match outcome {
-        Ok(outcome) => {
-            let timed_out = outcome.ended.interrupted == Some(Interrupter::Timeout);
-            let exit = match (&outcome.ended.end, outcome.ended.interrupted) {
-                (_, Some(Interrupter::Timeout)) => "timeout".to_owned(),
-                (_, Some(Interrupter::Asked)) => "interrupted".to_owned(),
-                (CellEnd::Exited(exit), None) => command::exit_text(&WorkEnd::Exited(*exit)),
-                (CellEnd::Finished(_), None) => format!("code {}", u8::from(!outcome.ok)),
-                (CellEnd::OutOfMemory, None) => "out of memory".to_owned(),
-                _ => "its interpreter ended".to_owned(),
-            };
-            (exit, done, timed_out)
-        }
-        Err(InterpreterError::Refused(why)) => {
-            (format!("refused: {}", why.chars().take(500).collect::<String>()), done, false)
-        }
-        Err(InterpreterError::SandboxEnded { cause, .. }) => {
-            ("the sandbox ended".to_owned(), cause.to_string(), false)
-        }
-        Err(_) => ("unknown".to_owned(), "its keeper was gone, or its client".to_owned(), false),
+        None => told?.code,
     }
 }
 

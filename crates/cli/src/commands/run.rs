@@ -9,9 +9,10 @@ use std::time::Duration;
 use bathy_client::attach::{Attach, Times, What};
 use bathy_client::command;
 use bathy_image::Store;
+use bathy_manager::ephemeral::{self, Ended, NewEphemeral};
 use bathy_manager::{Manager, NewSandbox};
 use bathy_runtime::assets::Assets;
-use bathy_runtime::{engine, launch};
+use bathy_runtime::engine;
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Choice, CommandSpec, SandboxSpec, SpecError};
@@ -20,8 +21,9 @@ use serde_json::{Value, json};
 use crate::args::spec::SpecArgs;
 use crate::commands::create;
 use crate::commands::exec::{self, Done};
-use crate::record::{self, Purpose, Record};
+use crate::ui::denials::Denials;
 use crate::ui::exit_code::{self, TimeLimit};
+use crate::ui::narrator::Narrator;
 use crate::ui::progress::Progress;
 use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::{host_files, output, time};
@@ -116,6 +118,7 @@ impl Ephemeral {
     fn run(&self) -> Result<u8, Box<dyn Error>> {
         let (spec, command, wiring) = (&self.spec, &self.command, self.wiring);
         let (engine, paths) = (&self.engine, &self.paths);
+        let operator = &Operator::load()?;
         let store = Store::new(paths.cache.clone());
         let mut progress = Progress::new();
         let kernel = self.kernel.as_deref();
@@ -126,33 +129,32 @@ impl Ephemeral {
         let mut stdio = CallerStdio::new(wiring)?;
         let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
         let work = |tag| command::exec_started(&exec, tag, None);
-        let ceilings = Operator::load()?.network();
-        let record =
-            Record::begin(paths, spec, engine.engine, &Purpose { program: "bathy run", work: &work })?;
-        let id = record.id();
-        let start = launch::Ephemeral { id, spec, engine: engine.engine, assets: &assets, paths, ceilings };
-        let started = record.start(start).and_then(|started| {
-            stdio.enter()?;
-            Ok(started)
-        });
-        let (mut sandbox, network) = match started {
-            Ok(started) => started,
-            Err(error) => {
-                record.end(None).into_iter().for_each(output::note);
-                return Err(error);
-            }
+        let new = NewEphemeral {
+            program: "bathy run",
+            spec,
+            engine: engine.engine,
+            assets: &assets,
+            paths,
+            operator,
         };
-        let spawned = sandbox.spawned_unix_ns;
-        let what = What::Start { exec, tag: record.tag(), job: None, leave: false };
-        let finished = Attach::start(&mut sandbox.connection, what, command.timeout, stdio.stdio())
-            .and_then(Attach::run);
+        let denials = Denials::default();
+        let mut sandbox = ephemeral::Ephemeral::start(new, &work, Box::new(Narrator::new(denials.clone())))?;
+        let (id, spawned) = (sandbox.id().to_owned(), sandbox.spawned_unix_ns());
+        if let Err(error) = stdio.enter() {
+            sandbox.end(Ended::unknown()).into_iter().for_each(output::note);
+            return Err(error.into());
+        }
+        let what = What::Start { exec, tag: sandbox.tag(), job: None, leave: false };
+        let finished =
+            Attach::start(sandbox.connection(), what, command.timeout, stdio.stdio()).and_then(Attach::run);
         let last_words = if finished.is_err() { sandbox.failure() } else { None };
-        // Whatever happened, the sandbox is gone before anything is said about it.
-        let mut unrecorded = Vec::from_iter(record::end(sandbox, network));
         let finished =
             finished.map(|mut finished| (std::mem::take(&mut finished.times), Done::new(finished)));
+        let ended =
+            finished.as_ref().map_or_else(|_| Ended::unknown(), |(_, done)| Ended::of_command(&done.outcome));
+        // Whatever happened, the sandbox has ended before anything is said about it.
+        let unrecorded = sandbox.end(ended);
         let stop = stdio.close();
-        unrecorded.extend(record.end(finished.as_ref().ok().map(|(_, done)| &done.outcome)));
         if finished.is_err() {
             unrecorded.iter().for_each(output::note);
         }
@@ -171,10 +173,10 @@ impl Ephemeral {
                 "stdout": done.stdout,
                 "stderr": done.stderr,
                 "warnings": done.warnings,
-                "denied": record.denials(),
+                "denied": denials.lines(&id),
                 "engine": engine.engine,
                 "engine_reason": engine.reason,
-                "sandbox": record.id(),
+                "sandbox": id,
                 "kernel": times.timeline.kernel,
                 "phases_ms": phases(self.started, spawned, &times),
             }))?;
@@ -184,7 +186,7 @@ impl Ephemeral {
                 output::note(message);
             }
             // One that did its work has not missed them.
-            for line in record.denials().iter().filter(|_| code != 0) {
+            for line in denials.lines(&id).iter().filter(|_| code != 0) {
                 output::note(line);
             }
             host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);

@@ -8,6 +8,7 @@ pub mod host_files;
 pub mod images;
 pub mod interrupts;
 pub mod mistakes;
+pub mod narrator;
 pub mod output;
 pub mod progress;
 pub mod prompt;

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use bathy_protocol::cell::{Cell, CellEnded, CellError, Surroundings};
 pub use bathy_protocol::cell::{CellEnd, CellStarted, ContextInfo, Interrupter, Language, MAX_CODE};
-use bathy_protocol::cell::{CellEnded, CellError};
-use bathy_protocol::{Cause, Exit};
+use bathy_protocol::{Cause, Exit, Restriction};
 
 use crate::connection::ConnectionError;
 
@@ -116,6 +116,23 @@ impl CellRequest {
     /// The context's name.
     pub fn context_name(&self) -> &str {
         self.context.as_deref().unwrap_or_else(|| self.language.default_context())
+    }
+
+    /// What the agent is asked. `make` is what the default context is made with if it is not there.
+    pub fn cell(&self, make: Option<Surroundings>, restricted: Option<Restriction>) -> Cell {
+        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        Cell {
+            context: self.context_name().to_owned(),
+            language: self.language,
+            make,
+            restricted,
+            code: self.code.clone(),
+            env: self.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            cwd: self.cwd.clone(),
+            timeout_ms: self.timeout.map_or(0, |timeout| milliseconds(timeout).max(1)),
+            grace_ms: milliseconds(self.grace),
+            max_output: self.max_output,
+        }
     }
 
     /// Refuses what the agent would.

@@ -1,10 +1,6 @@
 //! Code in the interpreters of a running sandbox, each cell recorded.
 
-use std::time::Duration;
-
-use bathy_audit::What;
-use bathy_audit::event::{argv, digest};
-use bathy_client::command::{self, ExecOptions};
+use bathy_client::command;
 use bathy_client::interpreter::{
     self, CellEvent, CellOptions, CellOutcome, CellRequest, ContextInfo, InterpreterError, Language,
 };
@@ -47,37 +43,14 @@ impl Manager {
         request: &CellRequest,
     ) -> Result<BegunCell, ManagerError> {
         request.check()?;
-        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
         // A context that was made by hand has its surroundings already.
         let make = match request.context {
             None => Some(self.surroundings(sandbox, None)?),
             Some(_) => None,
         };
-        let cell = Cell {
-            context: request.context_name().to_owned(),
-            language: request.language,
-            make,
-            restricted: self.floor(sandbox),
-            code: request.code.clone(),
-            env: request.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-            cwd: request.cwd.clone(),
-            timeout_ms: request.timeout.map_or(0, |timeout| milliseconds(timeout).max(1)),
-            grace_ms: milliseconds(request.grace),
-            max_output: request.max_output,
-        };
+        let cell = request.cell(make, self.floor(sandbox));
         let tag = self.new_tag()?;
-        let shown = argv(&[&cell.code]);
-        self.note(
-            &sandbox.record,
-            What::CodeStarted {
-                exec: command::tag_text(tag),
-                language: cell.language.as_str().to_owned(),
-                context: cell.context.clone(),
-                code: shown.argv.into_iter().next().unwrap_or_default(),
-                code_bytes: u64::try_from(cell.code.len()).unwrap_or(u64::MAX),
-                code_digest: digest(cell.code.as_bytes()),
-            },
-        )?;
+        self.note(&sandbox.record, command::code_started(&cell, tag))?;
         Ok(BegunCell { cell, tag })
     }
 
@@ -116,9 +89,8 @@ impl Manager {
         cwd: Option<String>,
     ) -> Result<Surroundings, ManagerError> {
         let command = CommandSpec { cwd: cwd.map(String::into_bytes), ..CommandSpec::default() };
-        let options = ExecOptions { restricted: self.floor(sandbox), ..ExecOptions::default() };
-        let exec = command::request(&command, &sandbox.record.spec, &self.image_config(sandbox)?, options);
-        Ok(Surroundings { env: exec.env, cwd: exec.cwd, user: exec.user, restricted: exec.restricted })
+        let image = self.image_config(sandbox)?;
+        Ok(command::surroundings(&command, &sandbox.record.spec, &image, self.floor(sandbox)))
     }
 
     fn new_tag(&self) -> Result<u64, ManagerError> {

@@ -13,6 +13,7 @@ use bathy_audit::What;
 use bathy_image::Store as Cache;
 use bathy_protocol::unix_ns;
 use bathy_runtime::assets::{self, Assets};
+use bathy_runtime::audit::sandbox_created;
 use bathy_runtime::description::Description;
 use bathy_runtime::folder::Folder;
 use bathy_runtime::{disk, engine};
@@ -117,18 +118,7 @@ impl Manager {
         // If this is interrupted here, the next command that looks at it goes on: all of it is there.
         folder.finish(&unfinished).map_err(failed)?;
         let record = self.store.get(&new.id)?.ok_or_else(|| ManagerError::Busy(new.id.clone()))?;
-        let spec = &record.spec;
-        let created = What::SandboxCreated {
-            image: spec.image.clone(),
-            engine: new.engine.engine.as_str().to_owned(),
-            memory: spec.memory.0,
-            disk: spec.disk.0,
-            security: spec.security.as_str().to_owned(),
-            processes: Some(spec.processes.into()),
-            cpu: spec.cpu_quota.map(|quota| quota.to_string()),
-            max_duration_ms: spec.max_duration.map(|limit| limit.as_millis()),
-            idle_timeout_ms: spec.idle_timeout.map(|limit| limit.as_millis()),
-        };
+        let created = sandbox_created(&record.spec, new.engine.engine, record.spec.idle_timeout);
         self.note(&record, created)
     }
 

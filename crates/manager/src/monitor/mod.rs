@@ -17,17 +17,17 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fmt, process};
 
-use bathy_audit::{Actor, Event, LogError, What};
-use bathy_client::connection::{Arrival, ConnectionError};
+use bathy_audit::{Event, LogError, What};
 use bathy_image::{ImageConfig, Store as Cache};
 use bathy_jail::cgroup::CgroupError;
-use bathy_protocol::{FromKeeper, unix_ns};
+use bathy_protocol::unix_ns;
 use bathy_runtime::assets::{Assets, AssetsError};
 use bathy_runtime::folder::Folder;
 use bathy_runtime::freeze::Freezer;
 use bathy_runtime::launch::{LaunchError, PersistentFiles, Resources, Sandbox};
 use bathy_runtime::resource_group::ResourceGroup;
-use bathy_runtime::spool::Spool;
+use bathy_runtime::supervisor::network::SandboxGateways;
+use bathy_runtime::supervisor::{Journal, Observer, Subject, Supervisor, Unrecorded};
 use bathy_spec::Chosen;
 use bathy_spec::operator::{Operator, OperatorError};
 use bathy_spec::paths::{Paths, PathsError};
@@ -40,6 +40,8 @@ use crate::store::life::{Ending, Run, forget_ending, write_ending, write_running
 use crate::store::{Change, Record, State, Store, StoreError};
 pub use serve::POWER_OFF;
 
+/// The name of this program in the audit log.
+const PROGRAM: &str = "bathy monitor";
 /// How long those who only look at a disk's lock may have it.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// How much space is held for the monitor's own log.
@@ -75,12 +77,6 @@ pub enum MonitorError {
     /// Its cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// Its keeper's connection.
-    #[error(transparent)]
-    Connection(#[from] ConnectionError),
-    /// It ended before it was ready.
-    #[error("{0}")]
-    Ended(String),
     /// The audit log.
     #[error(transparent)]
     Audit(#[from] LogError),
@@ -148,8 +144,7 @@ struct Monitor {
     record: Record,
     folder: Folder,
     store: Store,
-    events: Spool,
-    sandbox: Sandbox,
+    supervisor: Supervisor<OwnedFd>,
     image_config: ImageConfig,
     freezer: Freezer,
     listener: std::os::unix::net::UnixListener,
@@ -176,25 +171,26 @@ impl Monitor {
         if !store.transition(id, &any, State::Running, &[started])? {
             return Err(MonitorError::Gone(id.to_owned()));
         }
-        let event = |what| Event::now(actor(), what).in_sandbox(id, record.name.clone());
+        let subject = Subject { program: PROGRAM, id: id.to_owned(), name: record.name.clone() };
+        let mut journal = Journal::new(audit, subject, Box::new(Complaints));
         // Not before: on a full disk the store may not have known of the last end.
         let forgotten = forget_ending(&life).map_err(MonitorError::Prepare);
         let launched = forgotten.and_then(|()| Self::launch(&record, &folder, &paths, &life, &policy));
         let launched = launched.and_then(|launched| {
             let changes = [
-                Change::Keeper(launched.sandbox.keeper_pid()),
+                Change::Keeper(launched.running.0.keeper_pid()),
                 Change::Enforcement(launched.enforcement.clone()),
             ];
             store.transition(id, &[State::Running], State::Running, &changes)?;
             let engine = Some(launched.engine.as_str().to_owned());
-            audit.append(&[event(What::SandboxStarted { engine })])?;
+            journal.begin([What::SandboxStarted { engine }])?;
             Ok((store.get(id)?, launched))
         });
         match launched {
             Ok((updated, launched)) => {
                 let spec = record.spec.clone();
                 let record = Record { spec, ..updated.unwrap_or(record) };
-                let keeper_pid = launched.sandbox.keeper_pid();
+                let keeper_pid = launched.running.0.keeper_pid();
                 let run = Run { started_ns: at_ns, monitor_pid: process::id(), keeper_pid };
                 if let Err(error) = write_running(&life, run) {
                     complain(error);
@@ -203,8 +199,7 @@ impl Monitor {
                     record,
                     folder,
                     store,
-                    events: Spool::new(audit),
-                    sandbox: launched.sandbox,
+                    supervisor: Supervisor::new(launched.running, journal),
                     image_config: launched.image_config,
                     freezer: launched.freezer,
                     listener,
@@ -218,9 +213,8 @@ impl Monitor {
                 let started_ns = Some(at_ns);
                 let ending = Ending { started_ns, at_ns: unix_ns(), cause: cause.clone(), exit_code: None };
                 write_end(&mut store, &life, id, &ending);
-                if let Err(error) = audit.append_last(&[event(What::SandboxEnded { cause })]) {
-                    complain(bathy_protocol::chain(&error));
-                }
+                journal.note(What::SandboxEnded { cause });
+                complain_about(&journal.finish());
                 let _ = std::fs::remove_file(folder.path().join(control::SOCKET));
                 Err(error)
             }
@@ -266,8 +260,8 @@ impl Monitor {
             ceilings: policy.network(),
             cure: format!("bathy policy allow {}", record.display_name()),
         };
-        let mut sandbox = Sandbox::start_with(spec, resources)?;
-        wait_until_ready(&mut sandbox, Duration::from_millis(spec.ready_timeout_ms))?;
+        let (mut sandbox, network) = Sandbox::start(spec, resources)?;
+        sandbox.wait_until_ready(Duration::from_millis(spec.ready_timeout_ms))?;
         let cgroup = sandbox.group().cgroup();
         let freezer = Freezer::new(cgroup, sandbox.keeper_pid(), engine, spec.mode());
         let enforcement = serde_json::json!({
@@ -276,9 +270,10 @@ impl Monitor {
             "memory": cgroup.enforced().memory,
             "processes": cgroup.enforced().processes,
             "freezer": freezer.describe(),
-            "ports": sandbox.ports(),
+            "ports": network.as_ref().map(SandboxGateways::ports).unwrap_or_default(),
         });
-        Ok(Launched { engine, sandbox, image_config: assets.image_config, freezer, enforcement })
+        let running = (sandbox, network);
+        Ok(Launched { engine, running, image_config: assets.image_config, freezer, enforcement })
     }
 }
 
@@ -307,7 +302,7 @@ fn open_disk(folder: &Folder) -> Result<File, MonitorError> {
 
 struct Launched {
     engine: Chosen,
-    sandbox: Sandbox,
+    running: (Sandbox, Option<SandboxGateways>),
     image_config: ImageConfig,
     freezer: Freezer,
     enforcement: serde_json::Value,
@@ -341,38 +336,23 @@ fn complain(about: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "bathy monitor: {about}");
 }
 
-/// Who writes down what no command did.
-fn actor() -> Actor {
-    Actor::this_process("bathy monitor")
+/// Complains about events that cannot be recorded.
+struct Complaints;
+
+impl Observer for Complaints {
+    fn on_event(&mut self, _event: &Event) {}
+
+    fn on_backlog(&mut self, failure: &str) {
+        complain(format_args!(
+            "{failure}; until there is, events wait and nothing new begins in the network"
+        ));
+    }
 }
 
-/// Waits for the guest's first word. The keeper has a deadline of its own; ours is for a keeper that is no longer ours.
-fn wait_until_ready(sandbox: &mut Sandbox, patience: Duration) -> Result<(), MonitorError> {
-    let deadline = Instant::now() + patience + Duration::from_secs(5);
-    loop {
-        if !serve::readable(sandbox.connection.fd(), deadline) {
-            return Err(MonitorError::Ended("the sandbox's keeper does not answer".to_owned()));
-        }
-        let arrivals = match sandbox.connection.receive() {
-            Err(ConnectionError::Gone) => {
-                let words = sandbox.failure().unwrap_or_else(|| "start: it is gone".to_owned());
-                return Err(MonitorError::Ended(format!("the sandbox's keeper could not {words}")));
-            }
-            other => other?,
-        };
-        for arrival in arrivals {
-            match arrival {
-                Arrival::Keeper(FromKeeper::Ready(_)) => return Ok(()),
-                Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
-                    let mut text = cause.to_string();
-                    if !console.is_empty() {
-                        text.push_str("; the guest kernel's last lines: ");
-                        text.push_str(&console);
-                    }
-                    return Err(MonitorError::Ended(text));
-                }
-                _ => {}
-            }
-        }
+/// Complains if there are events that are not recorded.
+fn complain_about(unrecorded: &Unrecorded) {
+    if unrecorded.events > 0 {
+        let Unrecorded { events, failure } = unrecorded;
+        complain(format_args!("{events} events are not in the audit log: {failure}"));
     }
 }

@@ -80,7 +80,7 @@ impl Monitor {
         if pause.frozen() || pause.failed || state.stopping.is_some() || !state.clients.is_empty() {
             return None;
         }
-        if !self.events.has_room() {
+        if !self.supervisor.journal.has_room() {
             return None;
         }
         state.idle_since?.checked_add(self.record.spec.pause_idle?.into())
@@ -100,8 +100,8 @@ impl Monitor {
 
     /// Somebody wants it to stand still.
     pub(super) fn pause_by_hand(&mut self, socket: OwnedFd, release_memory: bool, state: &mut Loop) {
-        if !self.events.has_room() {
-            return refuse(&socket, self.events.failure());
+        if !self.supervisor.journal.has_room() {
+            return refuse(&socket, self.supervisor.journal.failure());
         }
         match state.pause.motion {
             Motion::Runs => {}
@@ -183,7 +183,7 @@ impl Monitor {
         }
         if !state.pause.moving() && !state.waiting.is_empty() {
             // They asked meanwhile. It does not fail to encode.
-            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Usage);
+            let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Usage);
         }
     }
 
@@ -237,8 +237,8 @@ impl Monitor {
             && let Some((_, until)) = &mut state.stopping
         {
             *until = Instant::now() + Duration::from_millis(grace_ms.into()) + POWER_OFF;
-            if self.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms }).is_err() {
-                self.sandbox.kill();
+            if self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms }).is_err() {
+                self.supervisor.sandbox.kill();
             }
         }
     }
@@ -264,14 +264,14 @@ impl Monitor {
     fn park(&mut self, state: &mut Loop, release_memory: bool) {
         state.pause.motion = Motion::Parking;
         // It does not fail to encode.
-        let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Park { release_memory });
+        let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Park { release_memory });
     }
 
     /// Begins to bring the memory back. What is on its way to disk has to arrive first.
     fn wake(&mut self, state: &mut Loop) {
         if state.pause.motion == Motion::Still {
             state.pause.motion = Motion::Unparking;
-            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Unpark);
+            let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Unpark);
         }
     }
 

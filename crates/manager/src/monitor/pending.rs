@@ -72,7 +72,7 @@ impl Monitor {
     pub(super) fn connect(&mut self, socket: OwnedFd, state: &mut Loop) {
         let Ok(copy) = socket.try_clone() else { return refuse(&socket, "too many clients") };
         // The answer comes before anything that the keeper says.
-        if self.sandbox.connection.unsent() > 0 {
+        if self.supervisor.sandbox.connection.unsent() > 0 {
             return refuse(
                 &socket,
                 "the sandbox's keeper is busy and takes no clients; `bathy kill` ends it",
@@ -100,7 +100,7 @@ impl Monitor {
     }
 
     fn hand_over(&mut self, socket: &OwnedFd) -> io::Result<bool> {
-        match self.sandbox.connection.tell_with(&ToKeeper::Client, socket) {
+        match self.supervisor.sandbox.connection.tell_with(&ToKeeper::Client, socket) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(false),
             Err(error) => Err(error),

@@ -1,23 +1,23 @@
 //! The monitor's loop: clients of the control socket, the keeper's reports, time limits.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use bathy_audit::{Event, What};
+use bathy_audit::What;
 use bathy_client::command::{self, ExecOptions};
 use bathy_client::connection::{Arrival, ConnectionError};
+use bathy_client::wait::poll_until;
 use bathy_protocol::{Cause, FromKeeper, Request, ToKeeper, Usage, Work, WorkEnd, unix_ns};
 use bathy_runtime::folder::Folder;
-use bathy_runtime::spool::Spool;
+use bathy_runtime::supervisor::Unrecorded;
 use bathy_spec::CommandSpec;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
 
 use super::control::{FromMonitor, SOCKET, ToMonitor};
-use super::network::NetworkState;
+use super::network::answer_settled;
 use super::pause::Pause;
 use super::pending::{PendingClient, refuse, say};
-use super::{Monitor, actor, complain, write_end};
+use super::{Monitor, complain, complain_about, write_end};
 use crate::store::Store;
 use crate::store::life::Ending;
 
@@ -66,7 +66,6 @@ pub(super) struct Loop {
     warnings: u32,
     /// Ends of commands since when.
     ends: (u32, Option<Instant>),
-    pub network: NetworkState,
     pub ended: Option<String>,
 }
 
@@ -84,56 +83,40 @@ impl Monitor {
             self.turn(&mut state);
         }
         // All its processes are gone before anything says so. Some freezers keep even the killed.
-        self.sandbox.kill();
+        self.supervisor.sandbox.kill();
         let _ = self.freezer.thaw();
-        self.drain_gateway();
-        let unrecorded = self.events.finish();
-        let Self { record, folder, mut store, mut events, sandbox, life, .. } = self;
-        drop(sandbox);
+        let Self { record, folder, mut store, supervisor, life, .. } = self;
+        let mut journal = supervisor.end();
+        let unrecorded = journal.finish();
         let _ = std::fs::remove_file(folder.path().join(SOCKET));
         let cause = match (state.ended, state.stopping) {
             (_, Some((asked, _))) => asked,
             (Some(ended), None) => ended,
             (None, None) => String::new(),
         };
-        let cause = with_unrecorded(cause, unrecorded, events.failure());
+        let cause = with_unrecorded(cause, &unrecorded);
         let started_ns = record.started_ns;
         let exit_code = state.main_exit;
         let ending = Ending { started_ns, at_ns: unix_ns(), cause: cause.clone(), exit_code };
         write_end(&mut store, &life, &record.id, &ending);
-        let event = |what| Event::now(actor(), what).in_sandbox(&record.id, record.name.clone());
-        events.record([event(What::SandboxEnded { cause })], Instant::now());
+        journal.note(What::SandboxEnded { cause });
         if !record.spec.auto_remove {
-            return finish(&mut events);
+            return complain_about(&journal.finish());
         }
         // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
-        events.finish();
+        journal.finish();
         match remove(&folder, &mut store, &record.id) {
-            Ok(true) => events.record([event(What::SandboxRemoved)], Instant::now()),
+            Ok(true) => journal.note(What::SandboxRemoved),
             // By a command, which records it.
             Ok(false) => {}
             // The log that this goes to may be gone with the rest.
             Err(error) => complain(error),
         }
-        finish(&mut events);
+        complain_about(&journal.finish());
     }
 
     pub(super) fn note(&mut self, what: What) {
-        self.note_all(vec![what]);
-    }
-
-    /// Records what happened, or keeps it until that is possible.
-    pub(super) fn note_all(&mut self, all: Vec<What>) {
-        let (id, name) = (&self.record.id, &self.record.name);
-        let event = |what| Event::now(actor(), what).in_sandbox(id, name.clone());
-        let was_empty = self.events.is_empty();
-        self.events.record(all.into_iter().map(event), Instant::now());
-        if was_empty && !self.events.is_empty() {
-            let failure = self.events.failure();
-            complain(format_args!(
-                "{failure}; until there is, events wait and nothing new begins in the network"
-            ));
-        }
+        self.supervisor.journal.note(what);
     }
 
     /// Runs the main command, if there is one, as job 0.
@@ -156,9 +139,9 @@ impl Monitor {
         )?;
         self.note(command::exec_started(&exec, state.main_tag, Some(0)));
         let start = Request::Start { work: Work::Exec(exec), tag: state.main_tag, job: Some(0) };
-        self.sandbox.connection.tell(MAIN, &start)?;
-        self.sandbox.connection.tell(MAIN, &Request::Detach)?;
-        self.sandbox.connection.send()?;
+        self.supervisor.sandbox.connection.tell(MAIN, &start)?;
+        self.supervisor.sandbox.connection.tell(MAIN, &Request::Detach)?;
+        self.supervisor.sandbox.connection.send()?;
         Ok(())
     }
 
@@ -166,22 +149,18 @@ impl Monitor {
         let now = Instant::now();
         self.keep_time(state, now);
         let mut fds = vec![
-            PollFd::from_borrowed_fd(self.sandbox.connection.fd(), self.connection_events(state)),
+            PollFd::from_borrowed_fd(self.supervisor.sandbox.connection.fd(), self.connection_events(state)),
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
         ];
         let wanted = state.pending.iter().map(|client| (client.socket.as_fd(), PollFlags::IN));
         let leaving = state.clients.iter().map(|client| (client.as_fd(), PollFlags::RDHUP));
         fds.extend(wanted.chain(leaving).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-        if let Some(gateway) = self.sandbox.gateway.as_ref().filter(|_| self.reads_gateway(state)) {
-            fds.push(PollFd::from_borrowed_fd(gateway.fd(), PollFlags::IN));
+        if let Some(gateway) = self.supervisor.gateway_fd() {
+            fds.push(PollFd::from_borrowed_fd(gateway, PollFlags::IN));
         }
-        let timeout = self.next_alarm(state).map(|at| timespec(at.saturating_duration_since(now)));
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => {
-                state.ended = Some(format!("its monitor cannot wait: {error}"));
-                return;
-            }
+        if let Err(error) = poll_until(&mut fds, self.next_alarm(state)) {
+            state.ended = Some(format!("its monitor cannot wait: {error}"));
+            return;
         }
         let fired: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         drop(fds);
@@ -209,9 +188,9 @@ impl Monitor {
             self.on_keeper_messages(state);
         }
         if gateway {
-            self.on_gateway_messages(state);
+            answer_settled(self.supervisor.on_gateway_messages());
         }
-        if let Err(error) = self.sandbox.connection.send() {
+        if let Err(error) = self.supervisor.sandbox.connection.send() {
             state.ended = Some(bathy_protocol::chain(&error));
         }
     }
@@ -219,9 +198,9 @@ impl Monitor {
     /// What to wait for of the keeper. Its reports are not taken while too many events wait to be recorded, unless the sandbox
     /// is being stopped; its end is noticed in any case.
     fn connection_events(&self, state: &Loop) -> PollFlags {
-        let takes = self.events.has_room() || state.stopping.is_some();
+        let takes = self.supervisor.journal.has_room() || state.stopping.is_some();
         let reports = if takes { PollFlags::IN } else { PollFlags::empty() };
-        if self.sandbox.connection.unsent() > 0 { reports | PollFlags::OUT } else { reports }
+        if self.supervisor.sandbox.connection.unsent() > 0 { reports | PollFlags::OUT } else { reports }
     }
 
     fn next_alarm(&self, state: &Loop) -> Option<Instant> {
@@ -229,8 +208,7 @@ impl Monitor {
         let pending = pending.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().filter(|_| !state.overdue).map(|(_, until)| *until);
         let limits = if state.stopping.is_some() { [None, None] } else { self.limits(state) };
-        let network = state.network.due(self.events.is_empty());
-        let others = [pending, stopping, self.pause_due(state), network, self.events.due()];
+        let others = [pending, stopping, self.pause_due(state), self.supervisor.due()];
         limits.into_iter().chain(others).flatten().min()
     }
 
@@ -245,12 +223,12 @@ impl Monitor {
     fn keep_time(&mut self, state: &mut Loop, now: Instant) {
         state.pending.retain(|client| client.until > now);
         state.waiting.retain(|waiting| waiting.until > now);
-        self.keep_network(state, now);
+        answer_settled(self.supervisor.keep_time(now));
         if let Some((why, until)) = &mut state.stopping {
             if *until <= now && !state.overdue {
                 state.overdue = true;
                 why.push_str(OVERDUE);
-                self.sandbox.kill();
+                self.supervisor.sandbox.kill();
             }
             return;
         }
@@ -270,10 +248,10 @@ impl Monitor {
         if self.stop_when_awake(state, &why, grace_ms) {
             return;
         }
-        let asked = self.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms });
+        let asked = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms });
         let until = Instant::now() + Duration::from_millis(grace_ms.into()) + POWER_OFF;
         if state.pause.frozen() || asked.is_err() {
-            self.sandbox.kill();
+            self.supervisor.sandbox.kill();
         }
         state.stopping.get_or_insert((why, until));
     }
@@ -290,13 +268,13 @@ impl Monitor {
             ToMonitor::Kill => {
                 let killed = || ("it was killed".to_owned(), Instant::now() + POWER_OFF);
                 state.stopping.get_or_insert_with(killed);
-                self.sandbox.kill();
+                self.supervisor.sandbox.kill();
                 say(&socket, &FromMonitor::Done);
             }
             ToMonitor::Pause { release_memory } => self.pause_by_hand(socket, *release_memory, state),
             ToMonitor::Resume => self.resume(socket, state),
             ToMonitor::Usage => self.ask_usage(socket, state),
-            ToMonitor::Policy => self.change_policy(socket, state),
+            ToMonitor::Policy => self.change_policy(socket),
         }
     }
 
@@ -308,17 +286,17 @@ impl Monitor {
         // One that is busy with the memory is asked when it is done.
         if !state.pause.moving() {
             // It does not fail to encode; the client would run out of patience.
-            let _ = self.sandbox.connection.tell_keeper(&ToKeeper::Usage);
+            let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Usage);
         }
     }
 
     fn on_keeper_messages(&mut self, state: &mut Loop) {
-        let arrivals = match self.sandbox.connection.receive() {
+        let arrivals = match self.supervisor.sandbox.connection.receive() {
             Ok(arrivals) => arrivals,
             Err(ConnectionError::Gone) => {
                 // Its connection closes a moment before its end can be asked for.
                 std::thread::sleep(KEEPERS_END);
-                let ended = || format!("its keeper {}", self.sandbox.keepers_end());
+                let ended = || format!("its keeper {}", self.supervisor.sandbox.keepers_end());
                 state.ended.get_or_insert_with(ended);
                 return;
             }
@@ -403,40 +381,11 @@ fn remove(folder: &Folder, store: &mut Store, id: &str) -> Result<bool, String> 
 }
 
 /// What is said of a sandbox not all of whose events are in the audit log.
-fn with_unrecorded(cause: String, unrecorded: u64, failure: &str) -> String {
+fn with_unrecorded(cause: String, unrecorded: &Unrecorded) -> String {
     match unrecorded {
-        0 => cause,
-        count => format!("{cause}; {count} of its events are not in the audit log: {failure}"),
-    }
-}
-
-/// Records what is left, and says how much of it is not recorded.
-fn finish(events: &mut Spool) {
-    let unrecorded = events.finish();
-    if unrecorded > 0 {
-        complain(format_args!("{unrecorded} events are not in the audit log: {}", events.failure()));
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
-/// Waits until there is something to read; `false` when it is too late.
-pub(super) fn readable(fd: BorrowedFd<'_>, deadline: Instant) -> bool {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
-        }
-        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-        match poll(&mut fds, Some(&timespec(left))) {
-            Ok(0) => return false,
-            Err(Errno::INTR) => {}
-            Ok(_) | Err(_) => return true,
+        Unrecorded { events: 0, .. } => cause,
+        Unrecorded { events, failure } => {
+            format!("{cause}; {events} of its events are not in the audit log: {failure}")
         }
     }
 }

@@ -77,6 +77,15 @@ impl<S: Sink> Spool<S> {
         }
     }
 
+    /// Records events of something that is not done if they cannot be recorded.
+    ///
+    /// # Errors
+    /// When none of them was recorded.
+    pub fn append_now(&mut self, events: &[Event]) -> Result<(), LogError> {
+        self.write_some(AT_ONCE, S::append)?;
+        self.sink.append(events)
+    }
+
     /// Tries again what is kept, if it is time.
     pub fn retry(&mut self, now: Instant) {
         if self.retry.is_some_and(|(at, _)| at <= now) {

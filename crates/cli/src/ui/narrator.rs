@@ -1,0 +1,38 @@
+//! What the caller of an ephemeral sandbox is told about it while it runs, and what of it at its end.
+
+use bathy_audit::{Event, What};
+use bathy_runtime::supervisor::Observer;
+
+use crate::ui::denials::Denials;
+use crate::ui::{escape, output};
+
+/// Tells of the network's failures at once, and remembers denials.
+#[derive(Debug, Default)]
+pub struct Narrator {
+    denials: Denials,
+}
+
+impl Narrator {
+    /// Who remembers denials in `denials`.
+    pub fn new(denials: Denials) -> Self {
+        Self { denials }
+    }
+}
+
+impl Observer for Narrator {
+    fn on_event(&mut self, event: &Event) {
+        match &event.what {
+            What::GatewayLost { restarted: true, .. } => output::note("the sandbox has a network again"),
+            What::GatewayLost { reason, .. } => output::note(format_args!(
+                "the sandbox has lost its network: its gateway is gone: {}",
+                escape::text(reason)
+            )),
+            _ => {}
+        }
+        self.denials.record(event);
+    }
+
+    fn on_backlog(&mut self, failure: &str) {
+        output::note(format_args!("{failure}; until there is, nothing new begins in the sandbox's network"));
+    }
+}

@@ -1,0 +1,252 @@
+//! The supervisor of a sandbox whose owner waits for the guest itself: the network is watched by a thread.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use bathy_audit::{Log, LogError, What};
+use bathy_client::wait::poll_until;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+
+use super::journal::{Journal, Unrecorded};
+use super::network::{Gateways, NetworkWatch};
+use super::spool::Sink;
+use crate::sys;
+
+/// How long the end of the sandbox may go unnoticed while events wait to be recorded.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The record of a sandbox, and the thread that watches its network if it has one.
+#[derive(Debug)]
+pub struct Background<S = Log> {
+    journal: Arc<Mutex<Journal<S>>>,
+    watcher: Option<Watcher>,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    end: Arc<End>,
+    thread: JoinHandle<()>,
+}
+
+/// How far the sandbox's end has come.
+#[derive(Debug)]
+struct End {
+    /// It is expected.
+    is_expected: AtomicBool,
+    /// The sandbox has ended, and its gateway is about to.
+    has_come: AtomicBool,
+    /// Wakes the thread.
+    wake: OwnedFd,
+}
+
+impl<S: Sink + Send + 'static> Background<S> {
+    /// A sandbox that has no network yet.
+    pub fn new(journal: Journal<S>) -> Self {
+        Self { journal: Arc::new(Mutex::new(journal)), watcher: None }
+    }
+
+    /// Records the beginning of something that does not happen if it cannot be recorded.
+    ///
+    /// # Errors
+    /// When nothing was recorded.
+    pub fn begin(&self, what: impl IntoIterator<Item = What>) -> Result<(), LogError> {
+        lock(&self.journal).begin(what)
+    }
+
+    /// Watches the sandbox's network, if it has one, until [`Self::finish`].
+    ///
+    /// # Errors
+    /// When the host has no room for a thread.
+    pub fn watch<G: Gateways + Send + 'static>(&mut self, network: Option<G>) -> io::Result<()> {
+        if let Some(gateways) = network {
+            let watch = NetworkWatch::new(gateways).without_keeper();
+            self.watcher = Some(Watcher::start(watch, Arc::clone(&self.journal))?);
+        }
+        Ok(())
+    }
+
+    /// The gateway's end is expected from now on.
+    pub fn expect_end(&self) {
+        if let Some(watcher) = &self.watcher {
+            watcher.end.is_expected.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until what the gateway reports is recorded, then records these events, too. The sandbox has ended. What of all this
+    /// cannot be recorded.
+    pub fn finish(self, last: impl IntoIterator<Item = What>) -> Unrecorded {
+        self.expect_end();
+        if let Some(Watcher { end, thread }) = self.watcher {
+            end.has_come.store(true, Ordering::Relaxed);
+            // The counter is far from full.
+            let _ = rustix::io::write(&end.wake, &1_u64.to_ne_bytes());
+            // A panic would have ended the program.
+            let _ = thread.join();
+        }
+        let mut journal = lock(&self.journal);
+        journal.note_all(last);
+        journal.finish()
+    }
+}
+
+impl Watcher {
+    fn start<S: Sink + Send + 'static, G: Gateways + Send + 'static>(
+        network: NetworkWatch<Infallible, G>,
+        journal: Arc<Mutex<Journal<S>>>,
+    ) -> io::Result<Self> {
+        let end = Arc::new(End::new()?);
+        let work = Work { end: Arc::clone(&end), network, journal };
+        let builder = thread::Builder::new().name("network".to_owned());
+        let thread = sys::apart_from_signals(|| builder.spawn(move || work.run()))?;
+        Ok(Self { end, thread })
+    }
+}
+
+impl End {
+    fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { is_expected: AtomicBool::new(false), has_come: AtomicBool::new(false), wake })
+    }
+}
+
+/// What the thread does.
+struct Work<S, G> {
+    end: Arc<End>,
+    network: NetworkWatch<Infallible, G>,
+    journal: Arc<Mutex<Journal<S>>>,
+}
+
+impl<S: Sink, G: Gateways> Work<S, G> {
+    fn run(mut self) {
+        while !self.end.has_come.load(Ordering::Relaxed) {
+            if self.end.is_expected.load(Ordering::Relaxed) {
+                self.network.expect_end();
+            }
+            let mut journal = lock(&self.journal);
+            if self.network.fd(&journal).is_some() {
+                self.network.on_messages(&mut journal);
+            }
+            let now = Instant::now();
+            journal.retry(now);
+            self.network.keep_time(&mut journal, None, now);
+            self.wait(&journal);
+        }
+        self.network.drain(&mut lock(&self.journal));
+    }
+
+    /// Waits for the gateway, for the time to try something again, or for the sandbox's end.
+    fn wait(&self, journal: &Journal<S>) {
+        // Only whoever ends the sandbox wants the journal besides this thread, and wakes it first.
+        let mut due = [journal.due(), self.network.due(journal)].into_iter().flatten().min();
+        if !journal.is_empty() {
+            // The expected end is not waited for by a descriptor.
+            let look = Instant::now() + LOOK;
+            due = Some(due.map_or(look, |due| due.min(look)));
+        }
+        let mut fds = vec![PollFd::new(&self.end.wake, PollFlags::IN)];
+        fds.extend(self.network.fd(journal).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        // Whatever it was: it is looked at again.
+        let _ = poll_until(&mut fds, due);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use bathy_protocol::network::{FromGateway, NetEvent, Peer, Spent, ToGateway, Transport};
+
+    use super::super::testing::{Disk, Sockets, Started, event, journal, tell, told};
+    use super::*;
+
+    /// A sandbox's background with as many gateways, their ends of the sockets in order, and what each but the first was
+    /// started with.
+    fn scene_with(disk: &Disk, count: usize) -> (Background<Disk>, Vec<OwnedFd>, Started) {
+        let (sockets, gateways, started) = Sockets::new(count);
+        let mut background = Background::new(journal(disk));
+        background.watch(Some(sockets)).unwrap();
+        (background, gateways, started)
+    }
+
+    /// One with one gateway, and its end of the socket.
+    fn scene(disk: &Disk) -> (Background<Disk>, OwnedFd) {
+        let (background, mut gateways, _) = scene_with(disk, 1);
+        (background, gateways.remove(0))
+    }
+
+    #[test]
+    fn f1_the_gateway_of_an_ephemeral_sandbox_waits_until_its_events_are_recorded() {
+        let disk = Disk::default();
+        disk.set_full(true);
+        let (background, gateway) = scene(&disk);
+        tell(&gateway, &event(0));
+        assert_eq!(told(&gateway), ToGateway::Hold(true));
+        (1..40).for_each(|count| tell(&gateway, &event(count)));
+        disk.set_full(false);
+        assert_eq!(told(&gateway), ToGateway::Hold(false));
+        tell(&gateway, &FromGateway::Unplugged);
+        drop(gateway);
+        assert_eq!(background.finish([]).events, 0);
+        assert_eq!(disk.recorded(), (0..40).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn f1_what_cannot_be_recorded_of_a_sandbox_that_ends_is_counted() {
+        let disk = Disk::default();
+        disk.set_full(true);
+        let (background, gateway) = scene(&disk);
+        tell(&gateway, &event(0));
+        assert_eq!(told(&gateway), ToGateway::Hold(true));
+        background.expect_end();
+        (1..40).for_each(|count| tell(&gateway, &event(count)));
+        tell(&gateway, &FromGateway::Unplugged);
+        drop(gateway);
+        let unrecorded = background.finish([]);
+        assert_eq!(unrecorded.events, 40);
+        assert!(unrecorded.failure.contains("full"), "{unrecorded:?}");
+    }
+
+    #[test]
+    fn n9_an_ephemeral_sandbox_gets_another_gateway_and_no_new_budgets() {
+        let disk = Disk::default();
+        let (background, mut gateways, started) = scene_with(&disk, 2);
+        let first = gateways.remove(0);
+        let second = gateways.remove(0);
+        let address = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let peer = Peer { transport: Transport::Tcp, inbound: false, address, port: 80, name: None };
+        tell(&first, &FromGateway::Event(NetEvent::Allowed { number: 2, peer, rule: String::new() }));
+        tell(&first, &FromGateway::Spent(Spent { age_ms: 10, total: 500, most: 400 }));
+        drop(first);
+        tell(&second, &event(7));
+        let until = Instant::now() + Duration::from_secs(60);
+        while !disk.recorded().contains(&7) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        background.expect_end();
+        drop(second);
+        assert_eq!(background.finish([]).events, 0);
+        let spent = started.lock().unwrap().clone();
+        assert!(matches!(spent[..], [Some(Spent { total: 500, most: 400, .. })]), "{spent:?}");
+        let events = disk.events();
+        let [opened, closed, lost, back, What::NetDropped { count: 7, .. }] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert!(matches!(opened, What::NetAllowed { .. }), "{opened:?}");
+        assert!(matches!(closed, What::NetClosed { sent: None, received: None, .. }), "{closed:?}");
+        assert!(matches!(lost, What::GatewayLost { restarted: false, .. }), "{lost:?}");
+        assert!(matches!(back, What::GatewayLost { restarted: true, .. }), "{back:?}");
+    }
+
+    #[test]
+    fn a_gateway_that_does_not_leave_is_not_waited_for() {
+        let (background, _gateway) = scene(&Disk::default());
+        assert_eq!(background.finish([]).events, 0);
+    }
+}
