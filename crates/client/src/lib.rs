@@ -1,6 +1,7 @@
 //! The client side of a keeper: connections, streams, windows, deadlines and interrupts, for every caller in the same way.
 //!
 //! * [`connection`]: frames to and from a keeper.
+//! * [`stream`]: one piece of work on it.
 //! * [`command`]: requests for commands, and how commands end.
 //! * [`attach`]: one command with the caller's own standard input, output and error.
 //! * [`transfer`]: files into a sandbox and out of it.
@@ -11,6 +12,7 @@ pub mod attach;
 pub mod command;
 pub mod connection;
 pub mod interpreter;
+pub mod stream;
 pub mod transfer;
 pub mod wait;
 

@@ -8,14 +8,14 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use bathy_protocol::{
-    Answer, Cause, Channel, Exec, Exit, FromKeeper, Refused, Request, SendWindow, StdChannel, TerminalSize,
-    Timeline, Work, unix_ns,
+    Cause, Exec, Exit, Refused, Request, StdChannel, TerminalSize, Timeline, Work, unix_ns,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::connection::{Arrival, Connection, ConnectionError};
+use crate::connection::{Connection, ConnectionError};
+use crate::stream::{Event, Fired, Stream};
 use keys::DetachKeys;
 use output::Output;
 pub use output::{Filter, Sink};
@@ -43,9 +43,6 @@ pub enum AttachError {
     /// The command's output could not be passed on.
     #[error("Cannot write the command's output")]
     Output(#[source] io::Error),
-    /// Waiting failed.
-    #[error("Cannot wait for the sandbox")]
-    Wait(#[source] io::Error),
 }
 
 /// How it went.
@@ -110,9 +107,8 @@ pub enum What {
 
 /// A command being run.
 pub struct Attach<'c, 'a> {
-    connection: &'c mut Connection,
+    stream: Stream<'c>,
     stdin: Option<BorrowedFd<'a>>,
-    stdin_window: SendWindow,
     outputs: [Output<'a>; 2],
     interrupt: Option<BorrowedFd<'a>>,
     terminal: Option<Terminal<'a>>,
@@ -188,11 +184,9 @@ impl<'c, 'a> Attach<'c, 'a> {
             }
             What::Join { job } => (Request::Attach { job }, false),
         };
-        connection.tell(STREAM, &request)?;
         Ok(Self {
-            connection,
+            stream: Stream::open(connection, STREAM, &request)?,
             stdin: stdio.stdin.filter(|_| !leave),
-            stdin_window: SendWindow::default(),
             outputs: [
                 Output::new(StdChannel::Stdout, stdio.stdout),
                 Output::new(StdChannel::Stderr, stdio.stderr),
@@ -227,7 +221,7 @@ impl<'c, 'a> Attach<'c, 'a> {
     fn run_to_outcome(&mut self) -> Result<Outcome, AttachError> {
         let mut outcome = None;
         loop {
-            self.connection.send()?;
+            self.stream.send()?;
             let drained = self.outputs.iter().all(|output| output.pending.is_empty());
             if let Some(outcome) = outcome.take_if(|_| drained) {
                 return Ok(outcome);
@@ -252,82 +246,68 @@ impl<'c, 'a> Attach<'c, 'a> {
                 }
             }
             if ready.stdin && self.read_stdin()? {
-                self.connection.tell(STREAM, &Request::Detach)?;
-                self.connection.send()?;
+                self.stream.tell(&Request::Detach)?;
+                self.stream.send()?;
                 return Ok(Outcome::Detached);
             }
-            if ready.connection {
-                for arrival in self.connection.receive()? {
+            if ready.arrived {
+                for event in self.stream.receive()? {
                     // The first end counts: a sandbox may end right after its command.
-                    let end = self.take(arrival)?;
+                    let end = self.take(event)?;
                     outcome = outcome.or(end);
                 }
             }
         }
     }
 
-    fn take(&mut self, arrival: Arrival) -> Result<Option<Outcome>, AttachError> {
-        match arrival {
+    fn take(&mut self, event: Event) -> Result<Option<Outcome>, AttachError> {
+        match event {
             // Only once: a keeper that a guest has taken over must not move the deadline.
-            Arrival::Keeper(FromKeeper::Ready(timeline)) => {
+            Event::Ready(timeline) => {
                 if !std::mem::replace(&mut self.ready, true) {
                     self.times.timeline = timeline;
                     self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                     self.answer = Instant::now().checked_add(ANSWER);
                 }
             }
-            Arrival::Keeper(FromKeeper::Warning(text)) => {
+            Event::Warning(text) => {
                 if self.warnings.len() < MAX_WARNINGS {
                     self.warnings.push(text);
                 }
             }
-            Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
-                return Ok(Some(Outcome::SandboxEnded { cause, console }));
-            }
-            // What only a sandbox's owner cares about.
-            Arrival::Keeper(_) => {}
-            Arrival::Answer(STREAM, answer) => return self.take_answer(answer),
-            Arrival::Output(STREAM, channel, bytes) => {
-                if self.times.first_byte == 0 {
-                    self.times.first_byte = unix_ns();
-                }
-                let index = usize::from(channel == Channel::Stderr);
-                let Some(output) = self.outputs.get_mut(index) else { return Ok(None) };
-                output.window.received(bytes.len()).map_err(ConnectionError::from)?;
-                let done = output.take(&bytes);
-                self.grant(index, done)?;
-            }
-            // Nothing else was asked for.
-            Arrival::Answer(..) | Arrival::Output(..) => {}
-        }
-        Ok(None)
-    }
-
-    fn take_answer(&mut self, answer: Answer) -> Result<Option<Outcome>, AttachError> {
-        match answer {
-            Answer::Started { .. } => {
+            Event::Started => {
                 self.answer = None;
                 if self.leave {
-                    self.connection.tell(STREAM, &Request::Detach)?;
+                    self.stream.tell(&Request::Detach)?;
                     return Ok(Some(Outcome::Detached));
                 }
             }
-            Answer::Attached { input } => {
+            Event::Attached => {
                 self.answer = None;
-                self.stdin_window = SendWindow::with(input);
                 // Not again while the last one was not taken: a keeper may repeat itself.
-                if self.connection.unsent() == 0 {
+                if self.stream.is_sent() {
                     self.resize()?;
                 }
             }
-            Answer::Exited(exit) => {
+            Event::Output(channel, bytes) => {
+                if self.times.first_byte == 0 {
+                    self.times.first_byte = unix_ns();
+                }
+                let index = usize::from(channel == StdChannel::Stderr);
+                let Some(output) = self.outputs.get_mut(index) else { return Ok(None) };
+                let done = output.take(&bytes);
+                self.stream.consumed(channel, done)?;
+            }
+            Event::Exited(exit) => {
                 self.times.exited = unix_ns();
                 return Ok(Some(Outcome::Exited(exit)));
             }
-            Answer::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
-            Answer::Grant { bytes } => self.stdin_window.grant(bytes).map_err(ConnectionError::from)?,
-            Answer::Eof(_) => {}
-            Answer::TakenOver => return Ok(Some(Outcome::TakenOver)),
+            Event::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
+            Event::TakenOver => return Ok(Some(Outcome::TakenOver)),
+            Event::SandboxEnded { cause, console } => {
+                return Ok(Some(Outcome::SandboxEnded { cause, console }));
+            }
+            Event::Granted(_) => {}
         }
         Ok(None)
     }
@@ -339,7 +319,7 @@ impl<'c, 'a> Attach<'c, 'a> {
         let mut drain = [0u8; 512];
         let _ = rustix::io::read(terminal.resized, &mut drain);
         match terminal.size() {
-            Some(size) => Ok(self.connection.tell(STREAM, &Request::Resize(size))?),
+            Some(size) => Ok(self.stream.tell(&Request::Resize(size))?),
             None => Ok(()),
         }
     }
@@ -352,8 +332,8 @@ impl<'c, 'a> Attach<'c, 'a> {
         let chunk = chunk.get(..ATOMIC_WRITE.min(chunk.len())).unwrap_or_default();
         match rustix::io::write(fd, chunk) {
             Ok(count) => {
-                let done = output.written(count);
-                self.grant(index, done)?;
+                let (which, done) = (output.which, output.written(count));
+                self.stream.consumed(which, done)?;
                 Ok(true)
             }
             Err(Errno::INTR | Errno::AGAIN) => Ok(true),
@@ -362,84 +342,45 @@ impl<'c, 'a> Attach<'c, 'a> {
         }
     }
 
-    fn grant(&mut self, index: usize, count: usize) -> Result<(), AttachError> {
-        if let Some(output) = self.outputs.get_mut(index)
-            && let Some(bytes) = output.window.consumed(count)
-        {
-            self.connection.tell(STREAM, &Request::Grant { channel: output.which, bytes })?;
-        }
-        Ok(())
-    }
-
     /// Passes input on; `true` if the caller typed the keys that leave.
     fn read_stdin(&mut self) -> Result<bool, AttachError> {
         let Some(stdin) = self.stdin else { return Ok(false) };
         let mut buffer = [0u8; 16 * 1024];
         // A key that was held back may come on top.
-        let room = self.stdin_window.open().saturating_sub(1).min(buffer.len());
+        let room = self.stream.input_room().saturating_sub(1).min(buffer.len());
         match rustix::io::read(stdin, buffer.get_mut(..room).unwrap_or_default()) {
             Ok(count @ 1..) => {
                 let bytes = buffer.get(..count).unwrap_or_default();
                 let typed = self.keys.as_mut().map(|keys| keys.take(bytes));
                 let bytes = typed.as_ref().map_or(bytes, |typed| &typed.bytes);
-                self.stdin_window.sent(bytes.len());
-                if !bytes.is_empty() {
-                    self.connection.input(STREAM, bytes);
-                }
+                self.stream.input(bytes);
                 return Ok(typed.is_some_and(|typed| typed.leave));
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
             // An input that fails is an input that ended.
             Ok(_) | Err(_) => {
                 self.stdin = None;
-                self.connection.tell(STREAM, &Request::CloseStdin)?;
+                self.stream.tell(&Request::CloseStdin)?;
             }
         }
         Ok(false)
     }
 
-    fn wait(&self, running: bool) -> Result<Ready, AttachError> {
-        let mut fds = Vec::with_capacity(5);
-        let mut watch = |fd, flags| {
-            fds.push(PollFd::from_borrowed_fd(fd, flags));
-            fds.len() - 1
-        };
-        let interrupt = self.interrupt.map(|fd| watch(fd, PollFlags::IN));
-        let resized = self.terminal.map(|terminal| watch(terminal.resized, PollFlags::IN));
-        let outputs = self.outputs.each_ref().map(|output| match output.sink.fd() {
-            Some(fd) if !output.pending.is_empty() => Some(watch(fd, PollFlags::OUT)),
+    fn wait(&mut self, running: bool) -> Result<Ready, AttachError> {
+        let readable = |fd| (fd, PollFlags::IN);
+        let [stdout, stderr] = self.outputs.each_ref().map(|output| match output.sink.fd() {
+            Some(fd) if !output.pending.is_empty() => Some((fd, PollFlags::OUT)),
             _ => None,
         });
         let takes_input =
-            running && self.answer.is_none() && self.stdin_window.open() > 1 && self.connection.unsent() == 0;
-        let stdin = self.stdin.filter(|_| takes_input).map(|fd| watch(fd, PollFlags::IN));
-        // After the end there is nothing more to read, and the hang-up would only wake us.
-        let connection = running.then(|| {
-            let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
-            watch(self.connection.fd(), PollFlags::IN | out)
-        });
+            running && self.answer.is_none() && self.stream.input_room() > 1 && self.stream.is_sent();
+        let stdin = self.stdin.filter(|_| takes_input).map(readable);
+        let resized = self.terminal.map(|terminal| readable(terminal.resized));
+        let others = [self.interrupt.map(readable), resized, stdout, stderr, stdin];
         let deadline = self.deadline.into_iter().chain(self.answer).min().filter(|_| running);
-        let timeout = deadline.map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            }
-        });
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(AttachError::Wait(error.into())),
-        }
-        let fired = |index: Option<usize>| {
-            index.and_then(|index| fds.get(index)).is_some_and(|fd| !fd.revents().is_empty())
-        };
-        Ok(Ready {
-            interrupt: fired(interrupt),
-            resized: fired(resized),
-            outputs: outputs.map(fired),
-            stdin: fired(stdin),
-            connection: fired(connection),
-        })
+        let Fired { arrived, others } = self.stream.wait(running, others, deadline)?;
+        let [interrupt, resized, stdout, stderr, stdin] = others;
+        Ok(Ready { interrupt, resized, outputs: [stdout, stderr], stdin, arrived })
     }
 }
 
@@ -449,5 +390,5 @@ struct Ready {
     resized: bool,
     outputs: [bool; 2],
     stdin: bool,
-    connection: bool,
+    arrived: bool,
 }

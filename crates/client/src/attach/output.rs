@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use bathy_protocol::{ReceiveWindow, StdChannel};
+use bathy_protocol::StdChannel;
 
 /// Changes bytes on their way out, such as for a terminal that must not obey them.
 pub type Filter<'a> = Box<dyn FnMut(&[u8]) -> Vec<u8> + 'a>;
@@ -56,7 +56,6 @@ impl<'a> Sink<'a> {
 pub(super) struct Output<'a> {
     pub which: StdChannel,
     pub sink: Sink<'a>,
-    pub window: ReceiveWindow,
     pub pending: VecDeque<u8>,
     /// Bytes that came and whose filtered form waits.
     filtered: usize,
@@ -64,7 +63,7 @@ pub(super) struct Output<'a> {
 
 impl<'a> Output<'a> {
     pub fn new(which: StdChannel, sink: Sink<'a>) -> Self {
-        Self { which, sink, window: ReceiveWindow::default(), pending: VecDeque::new(), filtered: 0 }
+        Self { which, sink, pending: VecDeque::new(), filtered: 0 }
     }
 
     /// Takes bytes that came; returns how many of them are passed on already.

@@ -4,15 +4,15 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use bathy_protocol::cell::{self, CellEnd, CellEnded, CellStarted, ContextInfo, Kind, Records};
-use bathy_protocol::{Answer, Channel, FromKeeper, ReceiveWindow, Request, StdChannel, Work};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use bathy_protocol::{Request, StdChannel, Work};
+use rustix::event::PollFlags;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::values::{self, Room};
 use super::{Bundle, CellEvent, CellOutcome, InterpreterError};
-use crate::connection::{Arrival, Connection, ConnectionError};
+use crate::connection::{Connection, ConnectionError};
+use crate::stream::{Event, Fired, Stream};
 
 /// The most JSON of one cell, in bytes.
 const MAX_VALUES: usize = 34 << 20;
@@ -45,8 +45,9 @@ pub fn run_cell(
         grace: Duration::from_millis(request.grace_ms.into()),
         output: request.max_output,
     };
-    connection.tell(stream, &Request::Start { work: Work::Cell(request), tag, job: None })?;
-    let mut running = Running::new(connection, stream, limits, options.interrupt);
+    let stream =
+        Stream::open(connection, stream, &Request::Start { work: Work::Cell(request), tag, job: None })?;
+    let mut running = Running::new(stream, limits, options.interrupt);
     while let Some((kind, payload)) = running.next()? {
         running.take(kind, payload, on_event)?;
     }
@@ -65,9 +66,9 @@ pub fn run_contexts(
     request: cell::ContextsRequest,
     tag: u64,
 ) -> Result<Vec<ContextInfo>, InterpreterError> {
-    connection.tell(stream, &Request::Start { work: Work::Contexts(request), tag, job: None })?;
+    let request = Request::Start { work: Work::Contexts(request), tag, job: None };
     let limits = Limits { timeout: Some(ACCEPT), grace: Duration::ZERO, output: 0 };
-    let mut running = Running::new(connection, stream, limits, None);
+    let mut running = Running::new(Stream::open(connection, stream, &request)?, limits, None);
     let mut list = None;
     while let Some((kind, payload)) = running.next()? {
         if kind == Kind::Contexts {
@@ -94,11 +95,9 @@ struct Limits {
 
 /// A stream whose records are read.
 struct Running<'c, 'a> {
-    connection: &'c mut Connection,
-    stream: u32,
+    stream: Stream<'c>,
     limits: Limits,
     interrupt: Option<BorrowedFd<'a>>,
-    window: ReceiveWindow,
     records: Records,
     started: CellStarted,
     ended: Option<CellEnded>,
@@ -113,19 +112,12 @@ struct Running<'c, 'a> {
 }
 
 impl<'c, 'a> Running<'c, 'a> {
-    fn new(
-        connection: &'c mut Connection,
-        stream: u32,
-        limits: Limits,
-        interrupt: Option<BorrowedFd<'a>>,
-    ) -> Self {
+    fn new(stream: Stream<'c>, limits: Limits, interrupt: Option<BorrowedFd<'a>>) -> Self {
         let room = [limits.output; 3];
         Self {
-            connection,
             stream,
             limits,
             interrupt,
-            window: ReceiveWindow::default(),
             records: Records::default(),
             started: CellStarted::default(),
             ended: None,
@@ -152,72 +144,47 @@ impl<'c, 'a> Running<'c, 'a> {
     }
 
     fn turn(&mut self) -> Result<(), InterpreterError> {
-        self.connection.send()?;
-        let [arrived, interrupted] = self.wait()?;
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(ConnectionError::NoAnswer(ACCEPT.as_secs()).into());
+        }
+        let interrupt = self.interrupt.map(|fd| (fd, PollFlags::IN));
+        let Fired { arrived, others: [interrupted] } = self.stream.wait(true, [interrupt], self.deadline)?;
         if interrupted {
             // Once: the guest kills what does not react.
             self.interrupt = None;
-            self.connection.tell(self.stream, &Request::Signal(libc::SIGINT))?;
+            self.stream.tell(&Request::Signal(libc::SIGINT))?;
             self.deadline = Instant::now().checked_add(self.limits.grace + SLACK);
         }
-        if !arrived {
-            return Ok(());
-        }
-        for arrival in self.connection.receive()? {
-            match arrival {
-                Arrival::Answer(stream, answer) if stream == self.stream => self.answer(answer)?,
-                Arrival::Output(stream, Channel::Stdout, bytes) if stream == self.stream => {
-                    self.window.received(bytes.len()).map_err(ConnectionError::from)?;
-                    self.records.push(&bytes);
-                    if let Some(bytes) = self.window.consumed(bytes.len()) {
-                        let grant = Request::Grant { channel: StdChannel::Stdout, bytes };
-                        self.connection.tell(self.stream, &grant)?;
-                    }
-                }
-                Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
-                    return Err(InterpreterError::SandboxEnded { cause, console });
-                }
-                // Nothing else was asked for.
-                Arrival::Keeper(_) | Arrival::Answer(..) | Arrival::Output(..) => {}
+        if arrived {
+            for event in self.stream.receive()? {
+                self.on_event(event)?;
             }
         }
         Ok(())
     }
 
-    fn answer(&mut self, answer: Answer) -> Result<(), InterpreterError> {
-        match answer {
+    fn on_event(&mut self, event: Event) -> Result<(), InterpreterError> {
+        match event {
             // It may have to wait for others, whose time limits are theirs; each shows signs of life.
-            Answer::Started { .. } => self.deadline = None,
-            Answer::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
-            Answer::Exited(_) => self.over = true,
-            Answer::Attached { .. } | Answer::Grant { .. } | Answer::Eof(_) | Answer::TakenOver => {}
+            Event::Started => self.deadline = None,
+            Event::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
+            Event::Exited(_) => self.over = true,
+            Event::SandboxEnded { cause, console } => {
+                return Err(InterpreterError::SandboxEnded { cause, console });
+            }
+            Event::Output(StdChannel::Stdout, bytes) => {
+                self.records.push(&bytes);
+                self.stream.consumed(StdChannel::Stdout, bytes.len())?;
+            }
+            // Nothing else was asked for.
+            Event::Output(StdChannel::Stderr, _)
+            | Event::Ready(_)
+            | Event::Warning(_)
+            | Event::Attached
+            | Event::Granted(_)
+            | Event::TakenOver => {}
         }
         Ok(())
-    }
-
-    /// Waits for the sandbox and for the caller's interrupt: which of them is there.
-    fn wait(&self) -> Result<[bool; 2], InterpreterError> {
-        let events = match self.connection.unsent() {
-            0 => PollFlags::IN,
-            _ => PollFlags::IN | PollFlags::OUT,
-        };
-        let mut fds = vec![PollFd::from_borrowed_fd(self.connection.fd(), events)];
-        fds.extend(self.interrupt.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err(ConnectionError::NoAnswer(ACCEPT.as_secs()).into());
-        }
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok([false; 2]),
-            Err(error) => return Err(ConnectionError::Socket(error.into()).into()),
-        }
-        let fired = |index: usize, flags: PollFlags| {
-            fds.get(index).is_some_and(|fd: &PollFd<'_>| fd.revents().intersects(flags))
-        };
-        let some = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
-        Ok([fired(0, some), fired(1, some)])
     }
 
     fn take(

@@ -1,21 +1,17 @@
 //! A copy over the connection to a sandbox, until it is complete, or fails, or the caller has had enough.
 
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use bathy_protocol::{
-    Answer, Cause, Channel, Direction, Exit, FromKeeper, MAX_PAYLOAD, ReceiveWindow, Refused, Request,
-    SendWindow, StdChannel, Transfer, Work,
-};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use bathy_protocol::{Cause, Direction, Exit, MAX_PAYLOAD, Refused, Request, StdChannel, Transfer, Work};
+use rustix::event::PollFlags;
 use rustix::process::Signal;
 use thiserror::Error;
 
 use super::direct::DirectError;
 use super::{PackError, Packer, Summary, UnpackError, Unpacker};
-use crate::connection::{Arrival, Connection, ConnectionError};
+use crate::connection::{Connection, ConnectionError};
+use crate::stream::{Event, Fired, Stream};
 
 /// How much of the guest's complaint is kept.
 const MAX_COMPLAINT: usize = 4096;
@@ -65,9 +61,6 @@ pub enum TransferError {
         /// The guest kernel's last lines. Guest-controlled text: escape before showing.
         console: String,
     },
-    /// Waiting failed.
-    #[error("Cannot wait for the sandbox")]
-    Wait(#[source] io::Error),
 }
 
 /// The caller's side of a copy.
@@ -158,7 +151,7 @@ pub(super) fn receive<S: Sink>(mut session: Session<'_, '_>, mut sink: S) -> Res
         let outcome = session.wait().and_then(|news| {
             for bytes in &news.content {
                 sink.take(bytes)?;
-                session.consumed(StdChannel::Stdout, bytes.len())?;
+                session.stream.consumed(StdChannel::Stdout, bytes.len())?;
                 session.moved = Instant::now();
             }
             (session.progress)(sink.done(), sink.total());
@@ -193,12 +186,12 @@ impl Feed {
         source: &mut S,
         session: &mut Session<'_, '_>,
     ) -> Result<(), TransferError> {
-        while !self.closed && session.input.open() > 0 {
+        while !self.closed && session.stream.input_room() > 0 {
             if self.start == self.pending.len() {
                 self.pending.clear();
                 self.start = 0;
                 if !self.more {
-                    session.connection.tell(session.stream, &Request::CloseStdin)?;
+                    session.stream.tell(&Request::CloseStdin)?;
                     self.closed = true;
                     break;
                 }
@@ -206,9 +199,8 @@ impl Feed {
                 (session.progress)(source.done(), source.total());
             }
             let rest = self.pending.get(self.start..).unwrap_or_default();
-            let count = rest.len().min(session.input.open()).min(MAX_PAYLOAD as usize);
-            session.connection.input(session.stream, rest.get(..count).unwrap_or_default());
-            session.input.sent(count);
+            let count = rest.len().min(session.stream.input_room()).min(MAX_PAYLOAD as usize);
+            session.stream.input(rest.get(..count).unwrap_or_default());
             self.start += count;
         }
         Ok(())
@@ -225,8 +217,7 @@ struct News {
 
 /// One copy's stream.
 pub(super) struct Session<'c, 'o> {
-    connection: &'c mut Connection,
-    stream: u32,
+    stream: Stream<'c>,
     progress: &'o mut dyn FnMut(u64, Option<u64>),
     interrupt: Option<BorrowedFd<'o>>,
     stall: Duration,
@@ -234,9 +225,6 @@ pub(super) struct Session<'c, 'o> {
     moved: Instant,
     /// When patience ends, whatever moves.
     deadline: Option<Instant>,
-    input: SendWindow,
-    stdout: ReceiveWindow,
-    stderr: ReceiveWindow,
     complaint: Vec<u8>,
     /// Whether what the guest prints is the copy itself.
     outward: bool,
@@ -251,18 +239,14 @@ impl<'c, 'o> Session<'c, 'o> {
         options: Options<'o>,
     ) -> Result<Self, TransferError> {
         let outward = transfer.direction == Direction::OutOfGuest;
-        connection.tell(stream, &Request::Start { work: Work::Transfer(transfer), tag, job: None })?;
+        let request = Request::Start { work: Work::Transfer(transfer), tag, job: None };
         Ok(Self {
-            connection,
-            stream,
+            stream: Stream::open(connection, stream, &request)?,
             progress: options.progress,
             interrupt: options.interrupt,
             stall: options.stall,
             moved: Instant::now(),
             deadline: None,
-            input: SendWindow::default(),
-            stdout: ReceiveWindow::default(),
-            stderr: ReceiveWindow::default(),
             complaint: Vec::new(),
             outward,
         })
@@ -283,80 +267,47 @@ impl<'c, 'o> Session<'c, 'o> {
 
     /// Sends what is queued, waits until something can be done or patience ends, and takes what has arrived.
     fn wait(&mut self) -> Result<News, TransferError> {
-        self.connection.send()?;
-        let out = if self.connection.unsent() > 0 { PollFlags::OUT } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::from_borrowed_fd(self.connection.fd(), PollFlags::IN | out)];
-        fds.extend(self.interrupt.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let left = self.patience();
-        let timeout = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(TransferError::Wait(error.into())),
-        }
-        let [ready, interrupted] =
-            [0, 1].map(|index| fds.get(index).is_some_and(|fd: &PollFd<'_>| !fd.revents().is_empty()));
+        let interrupt = self.interrupt.map(|fd| (fd, PollFlags::IN));
+        let deadline = Instant::now() + self.patience();
+        let Fired { arrived, others: [interrupted] } = self.stream.wait(true, [interrupt], Some(deadline))?;
         if interrupted {
             return Err(TransferError::Interrupted);
         }
         let mut news = News::default();
-        if ready {
-            for arrival in self.connection.receive()? {
+        if arrived {
+            for event in self.stream.receive()? {
                 // The first end counts: the sandbox may end right after the copy.
                 if news.exit.is_none() {
-                    self.take(arrival, &mut news)?;
+                    self.take(event, &mut news)?;
                 }
             }
         }
         Ok(news)
     }
 
-    fn take(&mut self, arrival: Arrival, news: &mut News) -> Result<(), TransferError> {
-        match arrival {
-            Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
+    fn take(&mut self, event: Event, news: &mut News) -> Result<(), TransferError> {
+        match event {
+            Event::SandboxEnded { cause, console } => {
                 return Err(TransferError::SandboxEnded { cause, console });
             }
-            Arrival::Answer(stream, answer) if stream == self.stream => match answer {
-                Answer::Refused(refused) => return Err(TransferError::Refused(refused)),
-                Answer::Exited(exit) => news.exit = Some(exit),
-                Answer::Grant { bytes } => {
-                    self.input.grant(bytes).map_err(ConnectionError::from)?;
-                    if bytes > 0 {
-                        self.moved = Instant::now();
-                    }
-                }
-                _ => {}
-            },
-            Arrival::Output(stream, Channel::Stdout, bytes) if stream == self.stream => {
-                self.stdout.received(bytes.len()).map_err(ConnectionError::from)?;
-                if self.outward && !bytes.is_empty() {
-                    news.content.push(bytes);
-                } else {
-                    self.consumed(StdChannel::Stdout, bytes.len())?;
+            Event::Refused(refused) => return Err(TransferError::Refused(refused)),
+            Event::Exited(exit) => news.exit = Some(exit),
+            Event::Granted(bytes) => {
+                if bytes > 0 {
+                    self.moved = Instant::now();
                 }
             }
-            Arrival::Output(stream, Channel::Stderr, bytes) if stream == self.stream => {
-                self.stderr.received(bytes.len()).map_err(ConnectionError::from)?;
-                let room = MAX_COMPLAINT.saturating_sub(self.complaint.len()).min(bytes.len());
-                self.complaint.extend_from_slice(bytes.get(..room).unwrap_or_default());
-                self.consumed(StdChannel::Stderr, bytes.len())?;
+            Event::Output(StdChannel::Stdout, bytes) if self.outward && !bytes.is_empty() => {
+                news.content.push(bytes);
             }
-            // The keeper's other messages; and streams that are not ours.
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Bytes of an output were dealt with: there is room for more.
-    fn consumed(&mut self, channel: StdChannel, count: usize) -> Result<(), TransferError> {
-        let window = match channel {
-            StdChannel::Stdout => &mut self.stdout,
-            StdChannel::Stderr => &mut self.stderr,
-        };
-        if let Some(bytes) = window.consumed(count) {
-            self.connection.tell(self.stream, &Request::Grant { channel, bytes })?;
+            Event::Output(channel, bytes) => {
+                if channel == StdChannel::Stderr {
+                    let room = MAX_COMPLAINT.saturating_sub(self.complaint.len()).min(bytes.len());
+                    self.complaint.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                }
+                self.stream.consumed(channel, bytes.len())?;
+            }
+            Event::Ready(_) | Event::Warning(_) | Event::Started | Event::Attached | Event::TakenOver => {}
         }
         Ok(())
     }
@@ -385,7 +336,7 @@ impl<'c, 'o> Session<'c, 'o> {
                 | TransferError::Direct(_)
                 | TransferError::Interrupted
         );
-        if !ours || self.connection.tell(self.stream, request).is_err() {
+        if !ours || self.stream.tell(request).is_err() {
             return;
         }
         // Who wants to stop waits for nothing else.

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use bathy_audit::What;
 use bathy_client::command::{self, ExecOptions};
-use bathy_client::connection::{Arrival, Connection, ConnectionError};
+use bathy_client::connection::{Connection, ConnectionError};
+use bathy_client::stream::{Event, Stream};
 use bathy_image::ImageConfig;
-use bathy_protocol::{Answer, Exec, FromKeeper, Request, Restriction};
+use bathy_protocol::{Exec, Request, Restriction};
 use bathy_spec::{CommandSpec, Security};
 
 use super::{Manager, ManagerError, Sandboxed, Status};
@@ -122,9 +123,9 @@ impl Manager {
         signal: i32,
     ) -> Result<Result<(), String>, ManagerError> {
         let mut connection = self.connect(sandbox)?;
-        connection.tell(STREAM, &Request::SignalJob { job, signal })?;
-        match answer(&mut connection)? {
-            Answer::Refused(refused) => Ok(Err(refused.message)),
+        let request = Request::SignalJob { job, signal };
+        match answer(Stream::open(&mut connection, STREAM, &request)?)? {
+            Event::Refused(refused) => Ok(Err(refused.message)),
             _ => {
                 self.note_last(&sandbox.record, What::Killed { target: format!("job {job}"), signal });
                 Ok(Ok(()))
@@ -144,21 +145,19 @@ impl Manager {
 }
 
 /// The keeper's answer to the one request that was made.
-fn answer(connection: &mut Connection) -> Result<Answer, ConnectionError> {
+fn answer(mut stream: Stream<'_>) -> Result<Event, ConnectionError> {
     let deadline = Instant::now() + PATIENCE;
-    loop {
-        connection.send()?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ConnectionError::NoAnswer(PATIENCE.as_secs()));
+    while Instant::now() < deadline {
+        if !stream.wait(true, [], Some(deadline))?.arrived {
+            continue;
         }
-        connection.wait(left)?;
-        for arrival in connection.receive()? {
-            match arrival {
-                Arrival::Answer(STREAM, answer) => return Ok(answer),
-                Arrival::Keeper(FromKeeper::Ended { .. }) => return Err(ConnectionError::Gone),
-                _ => {}
+        for event in stream.receive()? {
+            match event {
+                Event::SandboxEnded { .. } => return Err(ConnectionError::Gone),
+                Event::Ready(_) | Event::Warning(_) => {}
+                answer => return Ok(answer),
             }
         }
     }
+    Err(ConnectionError::NoAnswer(PATIENCE.as_secs()))
 }
