@@ -4,12 +4,14 @@
 //! * [`Manager`]: the verbs: making them, entering them, finding and removing them.
 //! * [`monitor`]: the process that watches each.
 //! * [`stats`]: what they use.
+//! * [`pool`]: managers and connections that are used again.
 //! * [`ephemeral`]: sandboxes around one piece of work.
 //! * [`reserve`]: how these count beside the others.
 
 pub mod ephemeral;
 mod manager;
 pub mod monitor;
+pub mod pool;
 mod reserve;
 pub mod stats;
 pub mod store;

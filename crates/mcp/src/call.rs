@@ -119,7 +119,7 @@ pub struct Call {
 impl Call {
     /// Does something with a manager.
     pub fn manager<T>(&self, act: impl FnOnce(&mut Manager) -> Result<T, ToolError>) -> Result<T, ToolError> {
-        self.state.host.with(act)
+        self.state.host.pool.with(act)
     }
 
     /// The sandbox that the caller means, if it may use it.
@@ -227,7 +227,7 @@ impl Call {
 
     /// Removes a sandbox that nobody will ever hear of.
     pub fn discard(&self, sandbox: &Sandboxed) {
-        self.state.host.hang_up(sandbox);
+        self.state.host.pool.hang_up(sandbox);
         // If it stays, its idle time ends it.
         let _ = self.manager(|manager| host::remove(manager, sandbox));
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bathy_audit::Log;
+use bathy_manager::pool::CONNECTION_AGE;
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use rmcp::model::{
@@ -26,7 +27,7 @@ use crate::answer::Answer;
 use crate::audit::{self, Answered};
 use crate::call::{Call, Cancel, Progress};
 use crate::error::ToolError;
-use crate::host::{CONNECTION_AGE, Host};
+use crate::host::Host;
 use crate::outputs::{Outputs, SCHEME};
 use crate::schema::{self, Field};
 use crate::tools::{self, Spec, Toolsets};
@@ -126,7 +127,7 @@ impl Server {
     pub async fn keep_house(&self) {
         loop {
             tokio::time::sleep(CONNECTION_AGE / 2).await;
-            self.state.host.forget_idle();
+            self.state.host.pool.close_idle();
             bathy_manager::collect_ended();
         }
     }

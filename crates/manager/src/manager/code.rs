@@ -1,9 +1,7 @@
 //! Code in the interpreters of a running sandbox, each cell recorded.
 
 use bathy_client::command;
-use bathy_client::interpreter::{
-    self, CellEvent, CellOptions, CellOutcome, CellRequest, ContextInfo, InterpreterError, Language,
-};
+use bathy_client::interpreter::{self, CellRequest, ContextInfo, InterpreterError, Language};
 use bathy_protocol::Restriction;
 use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
 use bathy_spec::CommandSpec;
@@ -23,19 +21,6 @@ pub struct BegunCell {
 }
 
 impl Manager {
-    /// Runs code in a running sandbox and hands over what it does, as it does it.
-    pub fn run_code(
-        &mut self,
-        sandbox: &Sandboxed,
-        request: &CellRequest,
-        options: &CellOptions<'_>,
-        on_event: &mut dyn FnMut(CellEvent),
-    ) -> Result<CellOutcome, ManagerError> {
-        let begun = self.begin_cell(sandbox, request)?;
-        let mut connection = self.connect(sandbox)?;
-        Ok(interpreter::run_cell(&mut connection, STREAM, begun.cell, begun.tag, options, on_event)?)
-    }
-
     /// Records a cell and makes the request for it; [`interpreter::run_cell`] sends it on any connection.
     pub fn begin_cell(
         &mut self,

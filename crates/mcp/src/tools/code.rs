@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bathy_client::interpreter::{
-    self, CellEvent, CellOptions, CellOutcome, CellRequest, Collected, InterpreterError, MAX_CODE,
+    self, CellEvent, CellOptions, CellRequest, Collected, InterpreterError, MAX_CODE,
 };
-use bathy_manager::Sandboxed;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -99,14 +98,16 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let (sandbox, is_new, mut notes) = call.sandbox_or_new(given.sandbox_id.as_deref())?;
     call.progress.step("running");
     let mut collected = Collected::default();
-    let outcome = match run_cell(call, &sandbox, &request, &mut collected) {
+    let options = CellOptions { interrupt: Some(call.cancel.fd()) };
+    let mut on_event = |event: CellEvent| take(call, &mut collected, event);
+    let outcome = match call.state.host.pool.run_code(&sandbox, &request, &options, &mut on_event) {
         Ok(outcome) => outcome,
         Err(error) => {
             // Its id is told to nobody.
             if is_new {
                 call.discard(&sandbox);
             }
-            return Err(error);
+            return Err(error.into());
         }
     };
     // Nobody hears of the answer to a cancelled call.
@@ -126,37 +127,6 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
         "language": language.as_str(),
     });
     shown::answer(call, "run_code", &collected, &outcome, shown::object(about), notes)
-}
-
-/// Runs a cell on a connection that is open already, if there is one.
-fn run_cell(
-    call: &Call,
-    sandbox: &Sandboxed,
-    request: &CellRequest,
-    collected: &mut Collected,
-) -> Result<CellOutcome, ToolError> {
-    let host = &call.state.host;
-    let options = CellOptions { interrupt: Some(call.cancel.fd()) };
-    let (mut line, begun) = call.manager(|manager| {
-        let begun = manager.begin_cell(sandbox, request)?;
-        Ok((host.line(manager, sandbox)?, begun))
-    })?;
-    let mut on_event = |event: CellEvent| take(call, collected, event);
-    let stream = line.stream();
-    let connection = &mut line.connection;
-    // A connection that breaks now may have carried the cell: it is not run a second time.
-    match interpreter::run_cell(connection, stream, begun.cell, begun.tag, &options, &mut on_event) {
-        Ok(outcome) => {
-            host.keep(sandbox, line);
-            Ok(outcome)
-        }
-        // A refusal leaves the connection as it was.
-        Err(error @ InterpreterError::Refused(_)) => {
-            host.keep(sandbox, line);
-            Err(refused(error))
-        }
-        Err(error) => Err(refused(error)),
-    }
 }
 
 /// Takes what a cell does into account.

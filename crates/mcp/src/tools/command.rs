@@ -265,7 +265,7 @@ fn answer(
             return Err(ToolError::Failed(format!("The command was not started: {}", refused.message)));
         }
         Outcome::SandboxEnded { cause, .. } => {
-            call.state.host.hang_up(sandbox);
+            call.state.host.pool.hang_up(sandbox);
             return Err(ToolError::Failed(format!(
                 "The sandbox ended while the command ran: {}. Make a new one with sandbox_create.",
                 cause

@@ -261,7 +261,7 @@ fn repl_delete() -> Spec {
             }
             let given: Which = arguments(given)?;
             let repl = find(call, &given.repl_id)?;
-            call.state.host.hang_up(&repl.sandbox);
+            call.state.host.pool.hang_up(&repl.sandbox);
             let warnings = call.manager(|manager| host::remove(manager, &repl.sandbox))?;
             let told = host::told(format!("The REPL {} is deleted.", repl.name), &warnings);
             Ok(Answer::new(json!({ "repl_id": repl.name }), told))

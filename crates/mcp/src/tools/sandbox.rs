@@ -256,7 +256,7 @@ fn sandbox_delete() -> Spec {
         run: |call, given| {
             let sandbox = call.sandbox(&which(given)?)?;
             call.remember(&sandbox);
-            call.state.host.hang_up(&sandbox);
+            call.state.host.pool.hang_up(&sandbox);
             let warnings = call.manager(|manager| host::remove(manager, &sandbox))?;
             let id = &sandbox.record.id;
             let told = host::told(format!("The sandbox {id} is deleted."), &warnings);

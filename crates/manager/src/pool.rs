@@ -1,0 +1,167 @@
+//! Managers and connections that are used again, for programs that make many calls: MCP and servers.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bathy_client::connection::Connection;
+use bathy_client::interpreter::{self, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError};
+
+use crate::manager::{Manager, ManagerError, Sandboxed};
+
+/// How long a manager is used before the operator's settings are read anew.
+const MANAGER_AGE: Duration = Duration::from_secs(10);
+/// How many idle managers are kept.
+const IDLE_MANAGERS: usize = 4;
+/// How long a connection is kept for the next call. A sandbox with a connection is not idle, so not for long.
+pub const CONNECTION_AGE: Duration = Duration::from_secs(2);
+
+/// A connection to a sandbox, and the next stream on it that is free.
+struct Pooled {
+    connection: Connection,
+    next: u32,
+}
+
+impl Pooled {
+    fn new(connection: Connection) -> Self {
+        Self { connection, next: 1 }
+    }
+
+    /// A stream that was never used.
+    fn stream(&mut self) -> u32 {
+        let stream = self.next;
+        self.next += 1;
+        stream
+    }
+
+    /// Whether it has streams left.
+    fn is_useful(&self) -> bool {
+        self.next < u32::MAX / 2
+    }
+}
+
+struct Idle<T> {
+    since: Instant,
+    what: T,
+}
+
+/// Which run of a sandbox a connection belongs to.
+type Run = (String, Option<u64>);
+
+/// Shared by all calls of a program.
+pub struct Pool {
+    open: fn() -> Result<Manager, ManagerError>,
+    managers: Mutex<Vec<Idle<Manager>>>,
+    connections: Mutex<BTreeMap<Run, Vec<Idle<Pooled>>>>,
+}
+
+impl Pool {
+    /// An empty one, whose managers are opened like this.
+    pub fn new(open: fn() -> Result<Manager, ManagerError>) -> Self {
+        Self { open, managers: Mutex::default(), connections: Mutex::default() }
+    }
+
+    /// Does something with a manager of one's own.
+    ///
+    /// # Errors
+    /// When there is no manager, or `act` fails.
+    pub fn with<T, E: From<ManagerError>>(
+        &self,
+        act: impl FnOnce(&mut Manager) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let kept = {
+            let mut managers = lock(&self.managers);
+            managers.retain(|manager| manager.since.elapsed() < MANAGER_AGE);
+            managers.pop()
+        };
+        let mut manager = match kept {
+            Some(manager) => manager,
+            None => Idle { since: Instant::now(), what: (self.open)()? },
+        };
+        // Warnings about other calls do not concern this one.
+        drop(manager.what.take_warnings());
+        let result = act(&mut manager.what);
+        let mut managers = lock(&self.managers);
+        if managers.len() < IDLE_MANAGERS && manager.what.may_be_kept() {
+            managers.push(manager);
+        }
+        result
+    }
+
+    /// Runs code in a running sandbox and hands over what it does, as it does it: on a connection that is open already, if
+    /// there is one.
+    ///
+    /// # Errors
+    /// When the code could not be run. A connection that breaks may have carried it: it is not run a second time.
+    pub fn run_code(
+        &self,
+        sandbox: &Sandboxed,
+        request: &CellRequest,
+        options: &CellOptions<'_>,
+        on_event: &mut dyn FnMut(CellEvent),
+    ) -> Result<CellOutcome, ManagerError> {
+        let (mut pooled, begun) = self.with(|manager| {
+            let begun = manager.begin_cell(sandbox, request)?;
+            Ok::<_, ManagerError>((self.connection(manager, sandbox)?, begun))
+        })?;
+        let stream = pooled.stream();
+        let connection = &mut pooled.connection;
+        let outcome = interpreter::run_cell(connection, stream, begun.cell, begun.tag, options, on_event);
+        // A refusal leaves the connection as it was.
+        if matches!(outcome, Ok(_) | Err(InterpreterError::Refused(_))) && pooled.is_useful() {
+            let idle = Idle { since: Instant::now(), what: pooled };
+            lock(&self.connections).entry(run(sandbox)).or_default().push(idle);
+        }
+        Ok(outcome?)
+    }
+
+    /// A connection to a sandbox: one that is open already and was not closed by the other side since, or a new one.
+    fn connection(&self, manager: &mut Manager, sandbox: &Sandboxed) -> Result<Pooled, ManagerError> {
+        let kept = {
+            let mut connections = lock(&self.connections);
+            close_old(&mut connections);
+            let open = connections.get_mut(&run(sandbox)).map(std::mem::take);
+            let is_quiet = |idle: &Idle<Pooled>| idle.what.connection.is_quiet();
+            let mut open: Vec<_> = open.into_iter().flatten().filter(is_quiet).collect();
+            let kept = open.pop();
+            if !open.is_empty() {
+                connections.insert(run(sandbox), open);
+            }
+            kept
+        };
+        match kept {
+            Some(idle) => Ok(idle.what),
+            None => Ok(Pooled::new(manager.connect(sandbox)?)),
+        }
+    }
+
+    /// Closes connections that were not used for a while.
+    pub fn close_idle(&self) {
+        close_old(&mut lock(&self.connections));
+    }
+
+    /// Closes all connections to a sandbox.
+    pub fn hang_up(&self, sandbox: &Sandboxed) {
+        lock(&self.connections).retain(|(id, _), _| *id != sandbox.record.id);
+    }
+
+    /// Closes all connections.
+    pub fn close_all(&self) {
+        lock(&self.connections).clear();
+    }
+}
+
+fn run(sandbox: &Sandboxed) -> Run {
+    (sandbox.record.id.clone(), sandbox.record.started_ns)
+}
+
+fn close_old(connections: &mut BTreeMap<Run, Vec<Idle<Pooled>>>) {
+    connections.retain(|_, idle| {
+        idle.retain(|idle| idle.since.elapsed() < CONNECTION_AGE);
+        !idle.is_empty()
+    });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
