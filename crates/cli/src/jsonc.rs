@@ -1,12 +1,12 @@
 //! JSON files of other programs, with or without comments: changed in one place, with every other character kept.
-//!
-//! Comments and trailing commas are blanked in a copy of the same length. The copy is what `serde_json` checks, and what
-//! positions are looked up in; the changes are made to the original.
 
-use std::ops::Range;
-
+use jsonc_parser::ParseOptions;
+use jsonc_parser::cst::{CstInputValue, CstObject, CstObjectProp, CstRootNode};
+use jsonc_parser::errors::ParseError;
 use serde_json::Value;
 use thiserror::Error;
+
+const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// A file that cannot be changed.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -32,56 +32,35 @@ pub enum JsoncError {
     Unsafe,
 }
 
-/// A file's text, and where things are in it.
+impl From<ParseError> for JsoncError {
+    fn from(error: ParseError) -> Self {
+        let (line, column) = (error.line_display(), error.column_display());
+        Self::Syntax { line, column, what: error.kind().to_string() }
+    }
+}
+
+/// A file.
 #[derive(Debug)]
 pub struct Document {
     text: String,
-    /// As long as the text, with comments and trailing commas blanked.
-    plain: String,
-    trailing_commas: Vec<usize>,
     value: Value,
     comments: bool,
-}
-
-/// A key of an object and its value.
-struct Member {
-    key: String,
-    key_at: usize,
-    value: Range<usize>,
-}
-
-struct Object {
-    members: Vec<Member>,
-    /// Where its bracket closes.
-    close: usize,
 }
 
 impl Document {
     /// Reads a file; one without any value counts as an empty object. `comments` are only read for programs that
     /// allow them.
+    ///
+    /// # Errors
+    /// When it is no JSON object.
     pub fn parse(text: &str, comments: bool) -> Result<Self, JsoncError> {
-        let blank = blank(text, comments)?;
-        if blank.plain.trim_start_matches('\u{feff}').trim().is_empty() {
-            let line = if text.is_empty() || text.ends_with('\n') || text == "\u{feff}" { "" } else { "\n" };
-            return Self::parse(&format!("{text}{line}{{}}\n"), comments);
-        }
-        let json = blank.plain.replacen('\u{feff}', "   ", usize::from(blank.plain.starts_with('\u{feff}')));
-        let value: Value = serde_json::from_str(&json).map_err(|error| {
-            let line_text = text.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
-            // It counts bytes; people count characters.
-            let before = line_text.as_bytes().get(..error.column().min(line_text.len())).unwrap_or_default();
-            let what = error.to_string();
-            JsoncError::Syntax {
-                line: error.line(),
-                column: String::from_utf8_lossy(before).chars().count().max(1),
-                what: what.split(" at line ").next().unwrap_or_default().to_owned(),
-            }
-        })?;
-        if !value.is_object() {
-            return Err(JsoncError::NotObject("the file".to_owned()));
-        }
-        let Blank { trailing_commas, .. } = blank;
-        Ok(Self { text: text.to_owned(), plain: json, trailing_commas, value, comments })
+        let root = tree(text, comments)?;
+        let value = match root.to_serde_value() {
+            Some(value @ Value::Object(_)) => value,
+            None => Value::Object(serde_json::Map::new()),
+            Some(_) => return Err(JsoncError::NotObject("the file".to_owned())),
+        };
+        Ok(Self { text: text.to_owned(), value, comments })
     }
 
     /// The value of `name` in the object `section`.
@@ -90,32 +69,31 @@ impl Document {
     }
 
     /// The text with `name` in the object `section` set to `entry`. Both are made if they are not there.
+    ///
+    /// # Errors
+    /// When the section is no object, or one of them is there twice.
     pub fn set(&self, section: &str, name: &str, entry: &[(&str, Value)]) -> Result<String, JsoncError> {
-        let start = self.plain.len() - self.plain.trim_start().len();
-        let root = self.object(start);
-        let new = match only(&root, section)? {
-            None => self.insert(start, &root, section, &|unit, base| {
-                let inner = format!("{base}{unit}");
-                format!("{{\n{inner}{}: {}\n{base}}}", quoted(name), render(entry, unit, &inner))
-            }),
+        let root = tree(&self.text, self.comments)?;
+        let file = root.object_value_or_create().ok_or(JsoncError::Unsafe)?;
+        let servers = match only(&file, section)? {
+            None => file.object_value_or_set(section),
             Some(found) => {
-                let open = found.value.start;
-                if self.plain.as_bytes().get(open) != Some(&b'{') {
-                    return Err(JsoncError::NotObject(format!("{section:?}")));
-                }
-                let inner = self.object(open);
-                match only(&inner, name)? {
-                    None => self.insert(open, &inner, name, &|unit, base| render(entry, unit, base)),
-                    Some(old) => {
-                        let rendered =
-                            self.newlines(&render(entry, &self.unit(), self.indent_at(old.key_at)));
-                        splice(&self.text, old.value.clone(), &rendered)
-                    }
-                }
+                found.object_value().ok_or_else(|| JsoncError::NotObject(format!("{section:?}")))?
             }
         };
-        self.check(&new, section, name, entry)?;
-        Ok(new)
+        let input = CstInputValue::Object(
+            entry.iter().map(|(key, value)| ((*key).to_owned(), input_value(value))).collect(),
+        );
+        match only(&servers, name)? {
+            None => drop(servers.append(name, input)),
+            Some(old) => old.set_value(input),
+        }
+        let mark = if self.text.starts_with(BYTE_ORDER_MARK) { "\u{feff}" } else { "" };
+        let end = if self.value.as_object().is_some_and(|members| !members.is_empty()) { "" } else { "\n" };
+        let changed = format!("{mark}{}", root.to_string().trim_start_matches(BYTE_ORDER_MARK));
+        let changed = if changed.ends_with('\n') { changed } else { changed + end };
+        self.check(&changed, section, name, entry)?;
+        Ok(changed)
     }
 
     /// Whatever the text looked like: the result differs from it in what was wanted, and in nothing else.
@@ -131,231 +109,56 @@ impl Document {
             _ => Err(JsoncError::Unsafe),
         }
     }
-
-    /// Adds a member at the end of an object. `value` writes it, given one step of indentation and the member's own.
-    fn insert(
-        &self,
-        open: usize,
-        object: &Object,
-        key: &str,
-        value: &dyn Fn(&str, &str) -> String,
-    ) -> String {
-        let unit = self.unit();
-        let base = self.indent_at(open).to_owned();
-        let own_line = object.members.first().filter(|first| self.begins_line(first.key_at));
-        let indent =
-            own_line.map_or_else(|| format!("{base}{unit}"), |first| self.indent_at(first.key_at).to_owned());
-        // Comments after the last member stay with it.
-        let inside = self.text.get(..object.close).unwrap_or_default();
-        let end = inside.trim_end().len();
-        let rest = inside.get(end..).unwrap_or_default();
-        let closing = if rest.contains('\n') { rest.to_owned() } else { self.newlines(&format!("\n{base}")) };
-        let member = self.newlines(&format!("\n{indent}{}: {}", quoted(key), value(&unit, &indent)));
-        let with_member = splice(&self.text, end..object.close, &format!("{member}{closing}"));
-        match object.members.last() {
-            Some(last) if !self.has_trailing_comma(last.value.end..object.close) => {
-                splice(&with_member, last.value.end..last.value.end, ",")
-            }
-            _ => with_member,
-        }
-    }
-
-    fn has_trailing_comma(&self, range: Range<usize>) -> bool {
-        self.trailing_commas.iter().any(|at| range.contains(at))
-    }
-
-    /// Line ends as the file has them.
-    fn newlines(&self, text: &str) -> String {
-        if self.text.contains("\r\n") { text.replace('\n', "\r\n") } else { text.to_owned() }
-    }
-
-    /// One step of indentation, as the file's first member has it.
-    fn unit(&self) -> String {
-        let start = self.plain.len() - self.plain.trim_start().len();
-        let first = self.object(start).members.into_iter().next();
-        let indent = first.filter(|first| self.begins_line(first.key_at));
-        let indent = indent.map(|first| self.indent_at(first.key_at).to_owned()).unwrap_or_default();
-        if indent.is_empty() { "  ".to_owned() } else { indent }
-    }
-
-    fn line_start(&self, at: usize) -> usize {
-        self.text.get(..at).and_then(|before| before.rfind('\n')).map_or(0, |newline| newline + 1)
-    }
-
-    /// Whether nothing stands before it in its line.
-    fn begins_line(&self, at: usize) -> bool {
-        self.text.get(self.line_start(at)..at).is_some_and(|before| before.trim().is_empty())
-    }
-
-    /// White space at the beginning of the line.
-    fn indent_at(&self, at: usize) -> &str {
-        let line = self.text.get(self.line_start(at)..).unwrap_or_default();
-        let blank = line.len() - line.trim_start_matches([' ', '\t']).len();
-        line.get(..blank).unwrap_or_default()
-    }
-
-    /// The object that opens at `open`. The text is known to be JSON.
-    fn object(&self, open: usize) -> Object {
-        let bytes = self.plain.as_bytes();
-        let mut members = Vec::new();
-        let mut at = open + 1;
-        loop {
-            at = skip(bytes, at, |byte| byte.is_ascii_whitespace() || byte == b',');
-            if bytes.get(at) != Some(&b'"') {
-                return Object { members, close: at };
-            }
-            let key_at = at;
-            let key_end = string_end(bytes, at);
-            let key =
-                serde_json::from_str(self.plain.get(key_at..key_end).unwrap_or_default()).unwrap_or_default();
-            let start = skip(bytes, key_end, |byte| byte.is_ascii_whitespace() || byte == b':');
-            at = value_end(bytes, start);
-            members.push(Member { key, key_at, value: start..at });
-        }
-    }
 }
 
-fn only<'a>(object: &'a Object, key: &str) -> Result<Option<&'a Member>, JsoncError> {
-    let mut found = object.members.iter().filter(|member| member.key == key);
+/// Strict JSON, or JSON with comments and trailing commas, as the editors of such files read it.
+fn tree(text: &str, comments: bool) -> Result<CstRootNode, JsoncError> {
+    let text = text.trim_start_matches(BYTE_ORDER_MARK);
+    let options = ParseOptions {
+        allow_comments: true,
+        allow_trailing_commas: true,
+        allow_loose_object_property_names: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    };
+    let root = CstRootNode::parse(text, &options)?;
+    if !comments && !text.trim().is_empty() {
+        serde_json::from_str::<Value>(text).map_err(|error| JsoncError::Syntax {
+            line: error.line(),
+            column: error.column().max(1),
+            what: "the program whose file this is reads no comments and no trailing commas".to_owned(),
+        })?;
+    }
+    Ok(root)
+}
+
+/// The only member of this name.
+fn only(object: &CstObject, name: &str) -> Result<Option<CstObjectProp>, JsoncError> {
+    let is_named = |member: &CstObjectProp| member.decoded_name().is_some_and(|found| found == name);
+    let mut found = object.properties().into_iter().filter(is_named);
     match (found.next(), found.next()) {
         (first, None) => Ok(first),
-        _ => Err(JsoncError::Twice(key.to_owned())),
+        _ => Err(JsoncError::Twice(name.to_owned())),
     }
 }
 
-fn splice(text: &str, range: Range<usize>, new: &str) -> String {
-    [text.get(..range.start).unwrap_or_default(), new, text.get(range.end..).unwrap_or_default()].concat()
-}
-
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// An object over several lines, whose own line is indented by `base`.
-fn render(entry: &[(&str, Value)], unit: &str, base: &str) -> String {
-    let line = |(key, value): &(&str, Value)| {
-        let value = match value {
-            Value::Array(items) => {
-                let items: Vec<String> = items.iter().map(Value::to_string).collect();
-                format!("[{}]", items.join(", "))
-            }
-            other => other.to_string(),
-        };
-        format!("{base}{unit}{}: {value}", quoted(key))
-    };
-    let lines: Vec<String> = entry.iter().map(line).collect();
-    format!("{{\n{}\n{base}}}", lines.join(",\n"))
-}
-
-fn skip(bytes: &[u8], from: usize, skipped: impl Fn(u8) -> bool) -> usize {
-    let rest = bytes.get(from..).unwrap_or_default();
-    from + rest.iter().position(|byte| !skipped(*byte)).unwrap_or(rest.len())
-}
-
-/// Behind the string that begins at `start`.
-fn string_end(bytes: &[u8], start: usize) -> usize {
-    let mut at = start + 1;
-    while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'"' => return at + 1,
-            b'\\' => at += 2,
-            _ => at += 1,
+fn input_value(value: &Value) -> CstInputValue {
+    match value {
+        Value::Null => CstInputValue::Null,
+        Value::Bool(value) => CstInputValue::Bool(*value),
+        Value::Number(number) => CstInputValue::Number(number.to_string()),
+        Value::String(text) => CstInputValue::String(text.clone()),
+        Value::Array(items) => CstInputValue::Array(items.iter().map(input_value).collect()),
+        Value::Object(members) => {
+            let member = |(key, value): (&String, &Value)| (key.clone(), input_value(value));
+            CstInputValue::Object(members.iter().map(member).collect())
         }
     }
-    bytes.len()
-}
-
-/// Behind the value that begins at `start`.
-fn value_end(bytes: &[u8], start: usize) -> usize {
-    let mut depth = 0usize;
-    let mut at = start;
-    while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'"' => at = string_end(bytes, at),
-            b'{' | b'[' => {
-                depth += 1;
-                at += 1;
-            }
-            b'}' | b']' if depth > 0 => {
-                depth -= 1;
-                at += 1;
-            }
-            b'}' | b']' | b',' if depth == 0 => return at,
-            byte if depth == 0 && byte.is_ascii_whitespace() => return at,
-            _ => at += 1,
-        }
-        let closed = matches!(byte, b'"' | b'}' | b']');
-        if depth == 0 && closed {
-            return at;
-        }
-    }
-    bytes.len()
-}
-
-struct Blank {
-    plain: String,
-    trailing_commas: Vec<usize>,
-}
-
-/// A copy of the same length without comments and trailing commas.
-fn blank(text: &str, comments: bool) -> Result<Blank, JsoncError> {
-    let bytes = text.as_bytes();
-    let mut plain = bytes.to_vec();
-    let mut trailing_commas = Vec::new();
-    let mut comma = None;
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        let end = match (byte, bytes.get(at + 1)) {
-            (b'"', _) => {
-                comma = None;
-                string_end(bytes, at)
-            }
-            (b'/', Some(b'/' | b'*')) if !comments => {
-                return Err(syntax(text, at, "a comment, which this program does not read"));
-            }
-            (b'/', Some(b'/')) => blanked(&mut plain, at, skip(bytes, at, |byte| byte != b'\n')),
-            (b'/', Some(b'*')) => {
-                let body = text.get(at + 2..).unwrap_or_default();
-                let length = body.find("*/").ok_or_else(|| syntax(text, at, "a comment that never ends"))?;
-                blanked(&mut plain, at, at + 2 + length + 2)
-            }
-            (b',', _) => {
-                comma = Some(at);
-                at + 1
-            }
-            (b'}' | b']', _) => {
-                if let Some(comma) = comma.take().filter(|_| comments) {
-                    blanked(&mut plain, comma, comma + 1);
-                    trailing_commas.push(comma);
-                }
-                at + 1
-            }
-            (byte, _) => {
-                if !byte.is_ascii_whitespace() {
-                    comma = None;
-                }
-                at + 1
-            }
-        };
-        at = end;
-    }
-    // Only whole characters were replaced, and by spaces.
-    let plain = String::from_utf8(plain).map_err(|_| JsoncError::Unsafe)?;
-    Ok(Blank { plain, trailing_commas })
-}
-
-fn blanked(plain: &mut [u8], from: usize, to: usize) -> usize {
-    for byte in plain.iter_mut().take(to).skip(from).filter(|byte| !matches!(byte, b'\n' | b'\r')) {
-        *byte = b' ';
-    }
-    to
-}
-
-fn syntax(text: &str, at: usize, what: &str) -> JsoncError {
-    let before = text.get(..at).unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-    JsoncError::Syntax { line, column, what: what.to_owned() }
 }
 
 #[cfg(test)]
@@ -383,7 +186,7 @@ mod tests {
         let text = "// mine\n{\n\t\"a\": 1e400, // note\n\t/* b */ \"servers\": {\n\t\t\"x\": {\"command\": \"}\"}, // last\n\t},\n}\n";
         // 1e400 is out of range for serde_json, so use a number that is not.
         let text = text.replace("1e400", "1.50");
-        let expected = "// mine\n{\n\t\"a\": 1.50, // note\n\t/* b */ \"servers\": {\n\t\t\"x\": {\"command\": \"}\"}, // last\n\t\t\"b\": {\n\t\t\t\"command\": \"/bin/bathy\",\n\t\t\t\"args\": [\"mcp\", \"-x\"]\n\t\t}\n\t},\n}\n";
+        let expected = "// mine\n{\n\t\"a\": 1.50, // note\n\t/* b */ \"servers\": {\n\t\t\"x\": {\"command\": \"}\"}, // last\n\t\t\"b\": {\n\t\t\t\"command\": \"/bin/bathy\",\n\t\t\t\"args\": [\"mcp\", \"-x\"],\n\t\t},\n\t},\n}\n";
         assert_eq!(set(&text).unwrap(), expected);
     }
 
@@ -433,7 +236,7 @@ mod tests {
         };
         assert_eq!(place("{\n  \"ä\": x\n}"), (2, 8));
         assert_eq!(place("{\n  /* open"), (2, 3));
-        assert_eq!(place("{\"a\": 1"), (1, 7));
+        assert_eq!(place("{\"a\": 1"), (1, 1), "where it opens");
         let nested = "[".repeat(10_000);
         assert!(Document::parse(&nested, true).is_err());
         assert_eq!(Document::parse("[1]", true).unwrap_err(), JsoncError::NotObject("the file".to_owned()));

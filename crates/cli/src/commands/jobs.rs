@@ -9,7 +9,7 @@ use bathy_protocol::unix_ns;
 
 use crate::commands::exec::Done;
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::table::{Side, Table, cut};
+use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{exit_code, output, signals, time};
 
 /// How much of a command is shown.
@@ -61,7 +61,7 @@ pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
     if args.json {
         output::json(&jobs)?;
     } else {
-        for line in table(&jobs, unix_ns()).lines() {
+        for line in table(&jobs, unix_ns()).fit(output_width(), &["USER", "STARTED"]).lines() {
             output::line(line)?;
         }
     }

@@ -1,4 +1,4 @@
-//! The verbs that change a kept sandbox's state: start, stop, restart, rm, adopt, pause, resume, wait.
+//! The verbs that change a persistent sandbox's state: start, stop, restart, rm, adopt, pause, resume, wait.
 
 use std::error::Error;
 use std::io;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use bathy_manager::{Manager, ManagerError, Sandboxed, Status};
 use serde_json::{Value, json};
 
+use crate::commands::list::Filter;
 use crate::ui::progress::Progress;
 use crate::ui::{escape, output, time};
 
@@ -51,8 +52,18 @@ pub struct RemoveArgs {
     /// Also a sandbox that is running: it is ended at once.
     #[arg(short, long)]
     force: bool,
-    #[command(flatten)]
-    names: Names,
+    /// All sandboxes; without --force only those that are not running.
+    #[arg(short, long, conflicts_with = "names")]
+    all: bool,
+    /// All that fit, as in `bathy ls`: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Repeated, all of them must fit.
+    #[arg(long, value_name = "FILTER", conflicts_with = "names")]
+    filter: Vec<Filter>,
+    /// The sandboxes: names, ids or beginnings of ids.
+    #[arg(required_unless_present_any = ["all", "filter"], value_name = "NAME")]
+    names: Vec<String>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Arguments of `bathy pause`.
@@ -75,6 +86,10 @@ pub struct WaitArgs {
 /// Starts sandboxes.
 pub fn start(names: &Names) -> Result<u8, Box<dyn Error>> {
     each("bathy start", names, |manager, sandbox| {
+        if sandbox.status == Status::Running {
+            output::note(format_args!("the sandbox `{}` is running already", sandbox.name()));
+            return Ok(());
+        }
         let mut progress = Progress::new();
         manager.start(sandbox, &mut |step| progress.step(step))?;
         Ok(())
@@ -99,19 +114,38 @@ pub fn restart(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
 
 /// Removes sandboxes with everything they hold, also those that the store does not know.
 pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
-    each_found("bathy rm", &args.names, Manager::open_to_end, Manager::find_any, |manager, sandbox| {
+    let mut manager = Manager::open_to_end("bathy rm")?;
+    let chosen = if args.names.is_empty() { chosen(&mut manager, args)? } else { args.names.clone() };
+    let mut results = Results::new(args.json);
+    results.each(&mut manager, &chosen, Manager::find_any, |manager, sandbox| {
         Ok(manager.remove(sandbox, args.force)?)
-    })
+    })?;
+    results.finish()
+}
+
+/// The ids of the sandboxes that are to be removed, if they are not named.
+fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, ManagerError> {
+    let fits = |sandbox: &Sandboxed| {
+        (args.force || !sandbox.is_alive()) && args.filter.iter().all(|filter| filter.fits(sandbox))
+    };
+    let (fitting, others): (Vec<_>, Vec<_>) = manager.list()?.into_iter().partition(fits);
+    let running = others.iter().filter(|sandbox| sandbox.is_alive()).count();
+    if args.all && running > 0 {
+        output::note(format_args!(
+            "sandboxes that are running and stay: {running}; `bathy rm --all --force` ends them, too"
+        ));
+    }
+    Ok(fitting.into_iter().map(|sandbox| sandbox.record.id).collect())
 }
 
 /// Takes sandboxes back that the store does not know, and prints what they are called now.
 pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy adopt")?;
-    let mut results = Results::new(names);
+    let mut results = Results::new(names.json);
     for name in &names.names {
         let adopted = adopt_one(&mut manager, name);
         output::warnings(&mut manager);
-        results.add(name, adopted)?;
+        results.add(name, adopted.map(|sandbox| (sandbox.name().to_owned(), sandbox)))?;
     }
     results.finish()
 }
@@ -124,18 +158,38 @@ struct Results {
 }
 
 impl Results {
-    fn new(names: &Names) -> Self {
-        Self { json: names.json.then(Vec::new), code: 0 }
+    fn new(json: bool) -> Self {
+        Self { json: json.then(Vec::new), code: 0 }
     }
 
-    /// Shows one: what it is called, or why nothing was done to `wanted`.
-    fn add(&mut self, wanted: &str, result: Result<String, Box<dyn Error>>) -> io::Result<()> {
+    /// Does something to every sandbox. One that fails does not keep the others from it.
+    fn each(
+        &mut self,
+        manager: &mut Manager,
+        names: &[String],
+        find: impl Fn(&mut Manager, &str) -> Result<Sandboxed, ManagerError>,
+        mut act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
+    ) -> io::Result<()> {
+        for name in names {
+            let found = find(manager, name).map_err(Box::<dyn Error>::from);
+            let done = found.and_then(|sandbox| act(manager, &sandbox).map(|()| (name.clone(), sandbox)));
+            output::warnings(manager);
+            self.add(name, done)?;
+        }
+        Ok(())
+    }
+
+    /// Shows one: as it was named, or why nothing was done to `wanted`.
+    fn add(&mut self, wanted: &str, result: Result<(String, Sandboxed), Box<dyn Error>>) -> io::Result<()> {
         match (&mut self.json, result) {
-            (Some(all), Ok(name)) => all.push(json!({ "name": name, "error": null })),
-            (None, Ok(name)) => output::line(name)?,
+            (Some(all), Ok((_, Sandboxed { record, .. }))) => {
+                all.push(json!({ "id": record.id, "name": record.name, "error": null }));
+            }
+            (None, Ok((named, _))) => output::line(named)?,
             (all, Err(error)) => {
                 if let Some(all) = all {
-                    all.push(json!({ "name": wanted, "error": bathy_protocol::chain(error.as_ref()) }));
+                    let error = bathy_protocol::chain(error.as_ref());
+                    all.push(json!({ "id": null, "name": wanted, "error": error }));
                 }
                 output::failure(error.as_ref());
                 self.code = crate::OUR_FAILURE;
@@ -152,7 +206,7 @@ impl Results {
     }
 }
 
-fn adopt_one(manager: &mut Manager, name: &str) -> Result<String, Box<dyn Error>> {
+fn adopt_one(manager: &mut Manager, name: &str) -> Result<Sandboxed, Box<dyn Error>> {
     let found = manager.find_any(name)?;
     match found.status {
         Status::Orphaned => {}
@@ -163,7 +217,7 @@ fn adopt_one(manager: &mut Manager, name: &str) -> Result<String, Box<dyn Error>
     for note in adopted.notes {
         output::note(escape::text(&note));
     }
-    Ok(adopted.sandbox.name().to_owned())
+    Ok(adopted.sandbox)
 }
 
 /// Freezes sandboxes.
@@ -215,15 +269,10 @@ fn each_found(
     names: &Names,
     open: impl FnOnce(&str) -> Result<Manager, ManagerError>,
     find: impl Fn(&mut Manager, &str) -> Result<Sandboxed, ManagerError>,
-    mut act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
+    act: impl FnMut(&mut Manager, &Sandboxed) -> Result<(), Box<dyn Error>>,
 ) -> Result<u8, Box<dyn Error>> {
     let mut manager = open(program)?;
-    let mut results = Results::new(names);
-    for name in &names.names {
-        let done =
-            find(&mut manager, name).map_err(Into::into).and_then(|sandbox| act(&mut manager, &sandbox));
-        output::warnings(&mut manager);
-        results.add(name, done.map(|()| name.clone()))?;
-    }
+    let mut results = Results::new(names.json);
+    results.each(&mut manager, &names.names, find, act)?;
     results.finish()
 }

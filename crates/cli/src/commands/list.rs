@@ -7,11 +7,14 @@ use bathy_manager::{Manager, Sandboxed, Status};
 use bathy_protocol::unix_ns;
 
 use crate::commands::lifecycle::Names;
-use crate::ui::table::{Side, Table, cut};
+use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{escape, output, time};
 
 /// How much of a command is shown.
 const COMMAND_WIDTH: usize = 40;
+
+/// What is left out where there is no room, the first one first.
+const LEAST_IMPORTANT: [&str; 4] = ["IMAGE", "MEMORY", "CREATED", "COMMAND"];
 
 /// Arguments of `bathy ls` and `bathy ps`.
 #[derive(clap::Args)]
@@ -22,6 +25,9 @@ pub struct Args {
     /// Only those that fit: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Repeated, all of them must fit.
     #[arg(short, long, value_name = "FILTER")]
     filter: Vec<Filter>,
+    /// All columns, also those for which the terminal is too narrow.
+    #[arg(long)]
+    wide: bool,
     /// Print ids only.
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
@@ -70,7 +76,8 @@ impl FromStr for Filter {
 }
 
 impl Filter {
-    fn fits(&self, sandbox: &Sandboxed) -> bool {
+    /// Whether a sandbox fits.
+    pub fn fits(&self, sandbox: &Sandboxed) -> bool {
         match self {
             Self::Label(key, wanted) => {
                 let value = sandbox.record.spec.labels.get(key);
@@ -102,7 +109,8 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
             output::line(&sandbox.record.id)?;
         }
     } else {
-        for line in table(&sandboxes, unix_ns()).lines() {
+        let width = if args.wide { None } else { output_width() };
+        for line in table(&sandboxes, unix_ns()).fit(width, &LEAST_IMPORTANT).lines() {
             output::line(line)?;
         }
         if let Some(hint) = hint {

@@ -13,7 +13,7 @@ use crate::commands::code::Source;
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
 use crate::ui::progress::Progress;
-use crate::ui::table::{Side, Table};
+use crate::ui::table::{Side, Table, output_width};
 use crate::ui::{escape, output, prompt, time};
 
 /// The name of this verb in the record.
@@ -154,6 +154,9 @@ fn new(args: NewArgs) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
+/// What is left out where there is no room, the first one first.
+const LEAST_IMPORTANT: [&str; 4] = ["LANGUAGE", "SANDBOX", "CREATED", "MEMORY"];
+
 fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
     let repls = Manager::open_to_end(PROGRAM)?.list_repls()?;
     if args.json {
@@ -161,7 +164,8 @@ fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
     } else if args.quiet {
         repls.iter().try_for_each(|repl| output::line(&repl.name))?;
     } else {
-        table(&repls, unix_ns()).lines().iter().try_for_each(output::line)?;
+        let table = table(&repls, unix_ns()).fit(output_width(), &LEAST_IMPORTANT);
+        table.lines().iter().try_for_each(output::line)?;
     }
     Ok(0)
 }

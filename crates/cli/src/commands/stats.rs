@@ -9,15 +9,22 @@ use bathy_manager::stats::Stats;
 use bathy_manager::{Manager, Sandboxed};
 use serde_json::{Value, json};
 
-use crate::ui::table::{Side, Table, bytes};
+use crate::ui::table::{Side, Table, bytes, output_width};
 use crate::ui::{output, time};
 
 /// Between the two looks whose difference is the use of processors.
 const SAMPLE: Duration = Duration::from_millis(500);
 
+/// What is left out where there is no room, the first one first.
+pub const LEAST_IMPORTANT: [&str; 8] =
+    ["CLIENTS", "READ", "WRITTEN", "OF DISK", "COMMANDS", "DISK", "PROCESSES", "OF"];
+
 /// Arguments of `bathy stats`.
 #[derive(clap::Args)]
 pub struct Args {
+    /// All columns, also those for which the terminal is too narrow.
+    #[arg(long)]
+    wide: bool,
     /// Print as JSON.
     #[arg(long)]
     json: bool,
@@ -36,7 +43,8 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     if args.json {
         output::json(&rows.iter().map(Row::document).collect::<Result<Vec<_>, _>>()?)?;
     } else {
-        for line in table(&rows).lines() {
+        let width = if args.wide { None } else { output_width() };
+        for line in table(&rows).fit(width, &LEAST_IMPORTANT).lines() {
             output::line(line)?;
         }
     }
@@ -112,9 +120,9 @@ pub fn table(rows: &[Row]) -> Table {
         ("STATUS", Side::Left),
         ("CPU", Side::Right),
         ("MEMORY", Side::Right),
-        ("LIMIT", Side::Right),
+        ("OF", Side::Right),
         ("DISK", Side::Right),
-        ("LIMIT", Side::Right),
+        ("OF DISK", Side::Right),
         ("READ", Side::Right),
         ("WRITTEN", Side::Right),
         ("PROCESSES", Side::Right),

@@ -5,12 +5,13 @@ use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use bathy_client::wait::poll_until;
 use bathy_manager::Manager;
 use bathy_protocol::unix_ns;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::commands::stats::{Watch, table};
+use crate::commands::stats::{LEAST_IMPORTANT, Watch, table};
 use crate::sys;
 use crate::ui::terminal::{self, Raw};
 use crate::ui::{screen, time};
@@ -65,7 +66,8 @@ fn show(
     let mut due = Instant::now();
     loop {
         if due <= Instant::now() {
-            lines = table(&watch.look(manager, names)?).lines();
+            let width = terminal::size().columns.into();
+            lines = table(&watch.look(manager, names)?).fit(Some(width), &LEAST_IMPORTANT).lines();
             due = Instant::now() + REFRESH;
         }
         let title =
@@ -93,15 +95,7 @@ fn wait(due: Instant, stop: BorrowedFd<'_>, resize: BorrowedFd<'_>) -> io::Resul
         PollFd::from_borrowed_fd(resize, PollFlags::IN),
         PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN),
     ];
-    let left = due.saturating_duration_since(Instant::now());
-    let timeout = Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    };
-    match poll(&mut fds, Some(&timeout)) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
-    }
+    poll_until(&mut fds, Some(due))?;
     let [stopped, resized, key] = fds.each_ref().map(|fd| !fd.revents().is_empty());
     if stopped {
         return Ok(Event::Stop);

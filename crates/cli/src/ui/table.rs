@@ -1,8 +1,10 @@
 //! Tables of text: columns as wide as their widest cell.
 
-use unicode::width;
+use std::io::{self, IsTerminal};
 
-use crate::ui::escape;
+use unicode_width::UnicodeWidthStr;
+
+use crate::ui::{escape, terminal};
 
 /// Space between columns.
 const GAP: usize = 2;
@@ -34,25 +36,50 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| escape::word(cell)).collect());
     }
 
+    /// Leaves these columns out, the first of them first, until the others fit into so many cells of a terminal. Without a
+    /// width all stay.
+    #[must_use]
+    pub fn fit(mut self, cells: Option<usize>, least_important: &[&str]) -> Self {
+        let Some(cells) = cells else { return self };
+        for name in least_important {
+            let needed: usize = self.widths().iter().map(|width| width + GAP).sum();
+            if needed <= cells + GAP {
+                break;
+            }
+            if let Some(index) = self.columns.iter().position(|(heading, _)| heading == name) {
+                self.columns.remove(index);
+                self.rows.iter_mut().for_each(|row| drop(row.remove(index)));
+            }
+        }
+        self
+    }
+
     /// The lines of the table, headings first.
     pub fn lines(&self) -> Vec<String> {
-        let headings: Vec<String> = self.columns.iter().map(|(heading, _)| (*heading).to_owned()).collect();
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|column| {
-                let cells = std::iter::once(&headings).chain(&self.rows).filter_map(|row| row.get(column));
-                cells.map(|cell| width(cell)).max().unwrap_or_default()
-            })
-            .collect();
+        let (headings, widths) = (self.headings(), self.widths());
         std::iter::once(&headings).chain(&self.rows).map(|row| self.line(row, &widths)).collect()
+    }
+
+    fn headings(&self) -> Vec<String> {
+        self.columns.iter().map(|(heading, _)| (*heading).to_owned()).collect()
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let headings = self.headings();
+        let widest = |column: usize| {
+            let cells = std::iter::once(&headings).chain(&self.rows).filter_map(|row| row.get(column));
+            cells.map(|cell| cell.width()).max().unwrap_or_default()
+        };
+        (0..self.columns.len()).map(widest).collect()
     }
 
     fn line(&self, row: &[String], widths: &[usize]) -> String {
         let mut line = String::new();
-        for ((cell, wanted), (_, side)) in row.iter().zip(widths).zip(&self.columns) {
-            if !line.is_empty() {
+        for (index, ((cell, wanted), (_, side))) in row.iter().zip(widths).zip(&self.columns).enumerate() {
+            if index > 0 {
                 line.push_str(&" ".repeat(GAP));
             }
-            let padding = " ".repeat(wanted.saturating_sub(width(cell)));
+            let padding = " ".repeat(wanted.saturating_sub(cell.width()));
             match side {
                 Side::Left => line.extend([cell.as_str(), &padding]),
                 Side::Right => line.extend([padding.as_str(), cell]),
@@ -61,6 +88,11 @@ impl Table {
         line.truncate(line.trim_end().len());
         line
     }
+}
+
+/// How many cells a line on standard output has: of a terminal. In a file or a pipe lines may be long.
+pub fn output_width() -> Option<usize> {
+    io::stdout().is_terminal().then(|| terminal::size().columns.into())
 }
 
 /// Cuts `text` to `limit` characters, with an ellipsis if something is left out.
@@ -84,32 +116,6 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} {name}") } else { format!("{value:.1} {name}") }
 }
 
-mod unicode {
-    /// How many cells a terminal uses for `text`: wide for the scripts and pictures that are, as far as ranges tell.
-    pub fn width(text: &str) -> usize {
-        text.chars().map(|c| if is_wide(c) { 2 } else { usize::from(!is_combining(c)) }).sum()
-    }
-
-    fn is_combining(c: char) -> bool {
-        matches!(c, '\u{300}'..='\u{36f}' | '\u{200b}'..='\u{200d}' | '\u{20d0}'..='\u{20ff}' | '\u{fe00}'..='\u{fe0f}')
-    }
-
-    fn is_wide(c: char) -> bool {
-        matches!(
-            c,
-            '\u{1100}'..='\u{115f}'
-                | '\u{2e80}'..='\u{a4cf}'
-                | '\u{ac00}'..='\u{d7a3}'
-                | '\u{f900}'..='\u{faff}'
-                | '\u{fe30}'..='\u{fe6f}'
-                | '\u{ff00}'..='\u{ff60}'
-                | '\u{ffe0}'..='\u{ffe6}'
-                | '\u{1f300}'..='\u{1faff}'
-                | '\u{20000}'..='\u{3fffd}'
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +126,24 @@ mod tests {
         table.row(["web".to_owned(), "100 %".to_owned(), "running".to_owned()]);
         table.row(["深海".to_owned(), "2 %".to_owned(), String::new()]);
         assert_eq!(table.lines(), ["NAME    CPU  STATUS", "web   100 %  running", "深海    2 %"]);
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_are_left_out_by_importance() {
+        let table = || {
+            let mut table =
+                Table::new(&[("NAME", Side::Left), ("IMAGE", Side::Left), ("COMMAND", Side::Left)]);
+            table.row(["web".to_owned(), "default".to_owned(), "sleep 100".to_owned()]);
+            table
+        };
+        let least = ["IMAGE", "COMMAND"];
+        let headings = |cells| table().fit(cells, &least).lines().remove(0);
+        assert_eq!(headings(None), "NAME  IMAGE    COMMAND");
+        assert_eq!(headings(Some(24)), "NAME  IMAGE    COMMAND", "4 + 2 + 7 + 2 + 9");
+        assert_eq!(headings(Some(23)), "NAME  COMMAND");
+        assert_eq!(headings(Some(14)), "NAME");
+        assert_eq!(headings(Some(1)), "NAME", "what is important stays");
+        assert_eq!(table().fit(Some(23), &least).lines(), ["NAME  COMMAND", "web   sleep 100"]);
     }
 
     #[test]
