@@ -84,6 +84,15 @@ fn a_file_both_ways_with_its_mode_and_digest() {
             );
         }
     }
+    // A relative path begins at home, for whoever it is; of several sources each keeps its name.
+    home.ok(&["cp", text(&file), "box:below"]);
+    home.ok(&["cp", "-u", "root", text(&file), "box:below"]);
+    assert_eq!(home.root_sh("box", "cmp /root/below /home/user/below && echo same"), "same\n");
+    home.sh("box", "mkdir both");
+    home.ok(&["cp", text(&file), text(&back), "box:both"]);
+    assert_eq!(home.sh("box", "ls both"), "back\nfile\n");
+    home.ok(&["cp", "box:both/file", "box:below", text(home.path())]);
+    assert_eq!(fs::read(home.path().join("below")).unwrap(), fs::read(&file).unwrap());
     // A file of the same name is replaced, as a whole.
     fs::write(&back, "short").unwrap();
     home.ok(&["cp", text(&back), "box:/home/user/in"]);

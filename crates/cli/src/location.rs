@@ -4,6 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+/// What is said about `-`, which would otherwise be a file of that name.
+const STREAM: &str = "`bathy cp` copies no streams: `bathy exec NAME cat PATH` prints a file, `bathy exec -i NAME tee PATH` writes \
+    standard input to one. A file that is called - is written ./-";
+
 /// Where something is copied from or to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
@@ -47,6 +51,9 @@ pub fn parse(text: &OsStr) -> Result<Location, String> {
     if bytes.is_empty() {
         return Err("An empty path is no place to copy from or to".to_owned());
     }
+    if bytes == b"-" {
+        return Err(STREAM.to_owned());
+    }
     let Some((name, path)) = split(bytes) else { return Ok(Location::Host(PathBuf::from(text))) };
     let name = std::str::from_utf8(name)
         .ok()
@@ -67,10 +74,25 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     (!name.contains(&b'/')).then_some((name, rest))
 }
 
-/// Reads both sides: exactly one of them is in a sandbox.
-pub fn parse_copy(from: &OsString, to: &OsString) -> Result<Copy, String> {
+/// Reads both sides: exactly one of them is in a sandbox. Of several sources all are on the same side, and the destination is a
+/// folder.
+pub fn parse_copies(sources: &[OsString], to: &OsString) -> Result<Vec<Copy>, String> {
+    let several = sources.len() > 1;
+    sources.iter().map(|from| parse_copy(from, to, several)).collect()
+}
+
+fn parse_copy(from: &OsString, to: &OsString, into_folder: bool) -> Result<Copy, String> {
     match (parse(from)?, parse(to)?) {
-        (Location::Host(from), Location::Guest { name, path }) => Ok(Copy::In { from, name, to: path }),
+        (Location::Host(from), Location::Guest { name, mut path }) => {
+            if into_folder {
+                // Whatever is not a folder has no such entry.
+                path.extend(b"/.");
+            }
+            Ok(Copy::In { from, name, to: path })
+        }
+        (Location::Guest { .. }, Location::Host(to)) if into_folder && !to.is_dir() => {
+            Err(format!("Several sources need a folder to go to, and {} is none", to.display()))
+        }
         (Location::Guest { name, path }, Location::Host(to)) => Ok(Copy::Out { name, from: path, to }),
         (Location::Host(_), Location::Host(_)) => {
             Err("Neither side is in a sandbox. Write one of them as NAME:PATH".to_owned())
@@ -122,7 +144,7 @@ mod tests {
 
     #[test]
     fn exactly_one_side_is_in_a_sandbox() {
-        let copy = |from: &str, to: &str| parse_copy(&from.into(), &to.into());
+        let copy = |from: &str, to: &str| parse_copy(&from.into(), &to.into(), false);
         assert_eq!(
             copy("a", "web:/b"),
             Ok(Copy::In { from: "a".into(), name: "web".to_owned(), to: b"/b".to_vec() })
@@ -133,5 +155,33 @@ mod tests {
         );
         assert!(copy("a", "b").unwrap_err().contains("Neither"));
         assert!(copy("a:b", "c:d").unwrap_err().contains("Both"));
+    }
+
+    #[test]
+    fn several_sources_need_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let copies = |from: &[&str], to: &str| {
+            let from: Vec<_> = from.iter().map(Into::into).collect();
+            parse_copies(&from, &to.into())
+        };
+        let to = |copy: &Copy| match copy {
+            Copy::In { to, .. } => String::from_utf8(to.clone()).unwrap(),
+            Copy::Out { to, .. } => to.display().to_string(),
+        };
+        let into: Vec<_> = copies(&["a", "b"], "web:/tmp").unwrap().iter().map(to).collect();
+        assert_eq!(into, ["/tmp/.", "/tmp/."]);
+        assert_eq!(copies(&["a"], "web:/tmp").unwrap().iter().map(to).collect::<Vec<_>>(), ["/tmp"]);
+        let here = folder.path().to_str().unwrap();
+        assert_eq!(copies(&["web:a", "web:b"], here).unwrap().len(), 2);
+        assert!(copies(&["web:a", "web:b"], &format!("{here}/none")).unwrap_err().contains("folder"));
+        assert!(copies(&["a", "web:b"], "web:/tmp").unwrap_err().contains("Both"));
+    }
+
+    #[test]
+    fn a_dash_is_no_file() {
+        for (from, to) in [("-", "web:/x"), ("web:/x", "-")] {
+            assert!(parse_copy(&from.into(), &to.into(), false).unwrap_err().contains("exec"));
+        }
+        assert!(parse_copy(&"web:/x".into(), &"./-".into(), false).is_ok());
     }
 }

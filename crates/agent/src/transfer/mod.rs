@@ -80,20 +80,20 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn put_item(path: &[u8], name: &[u8]) -> Result<(), TransferError> {
-    let mut input = unbuffered(io::stdin().as_fd())?;
-    if name.is_empty() { put::write(&mut input, &from_home(path)) } else { put::put(&mut input, path, name) }
+    let (mut input, path) = (unbuffered(io::stdin().as_fd())?, from_home(path));
+    if name.is_empty() { put::write(&mut input, &path) } else { put::put(&mut input, &path, name) }
 }
 
 fn get_part(path: &[u8], part: Part) -> Result<(), TransferError> {
-    let mut output = unbuffered(io::stdout().as_fd())?;
+    let (mut output, path) = (unbuffered(io::stdout().as_fd())?, from_home(path));
     match part {
-        Part::Whole => get::get(&mut output, path),
-        Part::Range { offset, limit } => range::range(&mut output, &from_home(path), offset, limit),
-        Part::Listing { limit } => list::list(&mut output, &from_home(path), limit),
+        Part::Whole => get::get(&mut output, &path),
+        Part::Range { offset, limit } => range::range(&mut output, &path, offset, limit),
+        Part::Listing { limit } => list::list(&mut output, &path, limit),
     }
 }
 
-/// A path that begins nowhere begins at home, as it does for a command.
+/// A relative path begins at the user's home, as it does for a command.
 fn from_home(path: &[u8]) -> Vec<u8> {
     if path.starts_with(b"/") {
         return path.to_vec();

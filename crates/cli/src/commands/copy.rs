@@ -2,15 +2,15 @@
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use bathy_client::transfer::{Limits, Summary};
-use bathy_manager::{CopyOptions, Manager};
+use bathy_manager::{CopyOptions, Manager, ManagerError};
 use bathy_spec::Size;
 use serde_json::json;
 
-use crate::location::{Copy, parse_copy};
+use crate::location::{Copy, parse_copies};
 use crate::sys;
 use crate::ui::progress::{Bar, rate};
 use crate::ui::{escape, output, table};
@@ -30,9 +30,10 @@ pub struct Args {
     /// Print what was copied as JSON.
     #[arg(long)]
     json: bool,
-    /// What to copy: PATH on this machine or NAME:PATH in a sandbox. A path with a colon in it is written ./PATH.
-    #[arg(value_name = "SOURCE")]
-    from: OsString,
+    /// What to copy: PATH on this machine or NAME:PATH in a sandbox, where a relative one begins at the user's home. A path with a
+    /// colon in it is written ./PATH.
+    #[arg(value_name = "SOURCE", required = true)]
+    from: Vec<OsString>,
     /// Where to: an existing folder receives the copy under its old name, anything else is its new name.
     #[arg(value_name = "DESTINATION")]
     to: OsString,
@@ -40,19 +41,49 @@ pub struct Args {
 
 /// Copies.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let copy = parse_copy(&args.from, &args.to)?;
+    let copies = parse_copies(&args.from, &args.to)?;
     let mut manager = Manager::open("bathy cp")?;
     // A copy that is interrupted cleans up behind itself.
     let stop = sys::stop_signals()?;
-    let started = Instant::now();
+    let mut summaries = Vec::new();
+    for copy in &copies {
+        let started = Instant::now();
+        let copied = copy_one(&mut manager, args, copy, stop.as_fd());
+        output::warnings(&mut manager);
+        match copied {
+            Ok(summary) if args.json => summaries.push(document(&summary)),
+            Ok(summary) if args.quiet => drop(summary),
+            Ok(summary) => report(&summary, started.elapsed()),
+            Err(error) => {
+                output::failure(&error);
+                // Nothing is there to be read unless the caller asked us to stop.
+                let signal = sys::read_signal(&stop);
+                return Ok(signal.map_or(crate::OUR_FAILURE, |signal| 128u8.saturating_add(signal)));
+            }
+        }
+    }
+    match summaries.as_slice() {
+        [] => {}
+        [one] => output::json(one)?,
+        several => output::json(&several)?,
+    }
+    Ok(0)
+}
+
+fn copy_one(
+    manager: &mut Manager,
+    args: &Args,
+    copy: &Copy,
+    interrupt: BorrowedFd<'_>,
+) -> Result<Summary, ManagerError> {
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
         limits: Limits { bytes: args.limit.0, ..Limits::default() },
         progress: &mut |done, total| bar.show(done, total),
-        interrupt: Some(stop.as_fd()),
+        interrupt: Some(interrupt),
     };
-    let copied = match &copy {
+    match copy {
         Copy::In { from, name, to } => {
             let sandbox = manager.find(name)?;
             manager.copy_in(&sandbox, from, to, options)
@@ -61,32 +92,18 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             let sandbox = manager.find(name)?;
             manager.copy_out(&sandbox, from, to, options)
         }
-    };
-    drop(bar);
-    output::warnings(&mut manager);
-    let summary = match copied {
-        Ok(summary) => summary,
-        Err(error) => {
-            output::failure(&error);
-            // Nothing is there to be read unless somebody asked us to stop.
-            return Ok(
-                sys::read_signal(&stop).map_or(crate::OUR_FAILURE, |signal| 128u8.saturating_add(signal))
-            );
-        }
-    };
-    if args.json {
-        output::json(&document(&summary))?;
-    } else if !args.quiet {
-        for (path, reason) in &summary.skipped {
-            output::note(format_args!("left out {}: {}", escape::word(path), escape::word(reason)));
-        }
-        let untold = summary.skipped_count.saturating_sub(summary.skipped.len() as u64);
-        if untold > 0 {
-            output::note(format_args!("left out {untold} more"));
-        }
-        output::note(said(&summary, started.elapsed()));
     }
-    Ok(0)
+}
+
+fn report(summary: &Summary, elapsed: Duration) {
+    for (path, reason) in &summary.skipped {
+        output::note(format_args!("left out {}: {}", escape::word(path), escape::word(reason)));
+    }
+    let others = summary.skipped_count.saturating_sub(summary.skipped.len() as u64);
+    if others > 0 {
+        output::note(format_args!("left out {others} more"));
+    }
+    output::note(said(summary, elapsed));
 }
 
 fn said(summary: &Summary, elapsed: Duration) -> String {
