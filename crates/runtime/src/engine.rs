@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
+use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Choice, Chosen, Engine};
 use thiserror::Error;
@@ -40,8 +41,11 @@ pub enum EngineError {
 }
 
 /// Decides. Where the choice is open this takes microseconds, but for the first time since the machine was started.
-pub fn choose(wanted: Engine, paths: &Paths) -> Result<Choice, EngineError> {
-    let asked = Asked::of(wanted, env::var_os(VARIABLE))?;
+pub fn choose(wanted: Engine, operator: &Operator, paths: &Paths) -> Result<Choice, EngineError> {
+    let asked = match operator.engine_floor() {
+        Some(engine) => Asked { engine, by: By::Operator },
+        None => Asked::of(wanted, env::var_os(VARIABLE))?,
+    };
     decide(&asked, || match asked.engine {
         // A refusal has to be right, so it is founded on a guest that has just been tried.
         Engine::Kvm => look(paths, |known, _| known.is_some_and(|verdict| verdict.is_hardware())),
@@ -60,12 +64,19 @@ pub fn examine(paths: &Paths) -> (Result<Choice, EngineError>, Verdict) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     engine: Engine,
-    by_variable: bool,
+    by: By,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Caller,
+    Variable,
+    Operator,
 }
 
 impl Asked {
     fn of(wanted: Engine, variable: Option<OsString>) -> Result<Self, EngineError> {
-        let plain = Self { engine: wanted, by_variable: false };
+        let plain = Self { engine: wanted, by: By::Caller };
         let Some(variable) = variable.filter(|value| wanted == Engine::Auto && !value.is_empty()) else {
             return Ok(plain);
         };
@@ -74,20 +85,24 @@ impl Asked {
             .find(|engine| variable.to_str() == Some(engine.as_str()));
         match named {
             Some(Engine::Auto) => Ok(plain),
-            Some(engine) => Ok(Self { engine, by_variable: true }),
+            Some(engine) => Ok(Self { engine, by: By::Variable }),
             None => Err(EngineError::Variable(variable)),
         }
     }
 
     fn in_words(self) -> String {
-        if self.by_variable { format!("asked for by {VARIABLE}") } else { "asked for".to_owned() }
+        match self.by {
+            By::Caller => "asked for".to_owned(),
+            By::Variable => format!("asked for by {VARIABLE}"),
+            By::Operator => "required by the operator".to_owned(),
+        }
     }
 
     fn cure(self, found: &Verdict) -> String {
-        let other = if self.by_variable {
-            format!("Without it: set {VARIABLE} to uml, or unset it")
-        } else {
-            "Without it: use --engine uml, or leave --engine out".to_owned()
+        let other = match self.by {
+            By::Caller => "Without it: use --engine uml, or leave --engine out".to_owned(),
+            By::Variable => format!("Without it: set {VARIABLE} to uml, or unset it"),
+            By::Operator => "The operator's settings allow no other engine: ask your operator".to_owned(),
         };
         found.cure().map_or_else(|| other.clone(), |cure| format!("{cure}. {other}"))
     }

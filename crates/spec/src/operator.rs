@@ -214,9 +214,9 @@ impl Operator {
         Ok(Allowed { spec, notes })
     }
 
-    /// The engine for somebody who wants this one. A sandbox may be older than the operator's floor.
-    pub fn engine(&self, wanted: Engine) -> Engine {
-        if self.only_kvm.is_some() { Engine::Kvm } else { wanted }
+    /// The engine that every sandbox has to use, whatever its description says: that may be older than this floor.
+    pub fn engine_floor(&self) -> Option<Engine> {
+        self.only_kvm.as_ref().map(|_| Engine::Kvm)
     }
 
     /// The refusal of a path of the host, of which sandboxes get none.

@@ -64,7 +64,7 @@ pub enum SpecError {
     #[error("{0} of memory is too little for a guest. The least is {MIN_MEMORY}")]
     LittleMemory(Size),
     /// More memory than there is.
-    #[error("{wanted} of memory is more than this machine has ({available})")]
+    #[error("{wanted} of memory is more than this machine has ({})", available.rounded())]
     MuchMemory {
         /// Asked for.
         wanted: Size,

@@ -127,6 +127,23 @@ impl SpecArgs {
         Ok(allowed.spec.checked()?)
     }
 
+    /// Warns of options that do nothing for a sandbox that ends with its command.
+    pub fn warn_of_no_effect(&self) {
+        let given = [
+            ("--idle-timeout", self.idle_timeout.is_some()),
+            ("--pause-idle", self.pause_idle.is_some()),
+            ("--log-size", self.log_size.is_some()),
+            ("--label", !self.label.is_empty()),
+        ];
+        let names: Vec<_> = given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect();
+        if !names.is_empty() {
+            output::note(format_args!(
+                "warning: {} without effect on a sandbox that ends with its command; `bathy run --detach` makes one that stays",
+                names.join(", ")
+            ));
+        }
+    }
+
     /// The variables and the working directory alone: for work in a sandbox that exists.
     pub fn variables_and_folder(&self) -> Result<(BTreeMap<String, String>, Option<String>), String> {
         Ok((self.variables()?, self.workdir.clone()))

@@ -99,6 +99,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
         }
         None => {
             let spec = args.spec.spec(&[])?;
+            args.spec.warn_of_no_effect();
             // The sandbox lives as long as its cell, so the shorter time ends both.
             let life = spec.max_duration.map(Duration::from);
             request.timeout = request.timeout.into_iter().chain(life).min();
@@ -264,7 +265,7 @@ fn failure(error: &InterpreterError) -> Box<dyn Error> {
 fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
     request.check()?;
     let (paths, operator) = (Paths::of_user()?, Operator::load()?);
-    let choice = engine::choose(spec.engine, &paths)?;
+    let choice = engine::choose(spec.engine, &operator, &paths)?;
     let (engine, spec) = (choice.engine, &spec.checked_for(&choice)?);
     let store = Store::new(paths.cache.clone());
     let mut progress = Progress::new();

@@ -78,6 +78,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let started = bathy_protocol::unix_ns();
     // The command itself need not be text here.
     let spec = args.spec.spec(&[])?;
+    args.spec.warn_of_no_effect();
     let argv = if args.command.is_empty() {
         spec.command.iter().map(|word| word.clone().into_bytes()).collect()
     } else {
@@ -96,9 +97,10 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     }
     let wiring = Wiring { stdin: true, terminal: args.tty, json: args.json, detachable: false };
     let paths = Paths::of_user()?;
-    let engine = engine::choose(spec.engine, &paths)?;
+    let operator = Operator::load()?;
+    let engine = engine::choose(spec.engine, &operator, &paths)?;
     let spec = spec.checked_for(&engine)?;
-    Ephemeral { spec, engine, paths, command, wiring, limit, kernel: args.kernel, started }.run()
+    Ephemeral { spec, engine, paths, operator, command, wiring, limit, kernel: args.kernel, started }.run()
 }
 
 /// A sandbox for one command.
@@ -106,6 +108,7 @@ struct Ephemeral {
     spec: SandboxSpec,
     engine: Choice,
     paths: Paths,
+    operator: Operator,
     command: CommandSpec,
     wiring: Wiring,
     limit: Option<TimeLimit>,
@@ -118,7 +121,7 @@ impl Ephemeral {
     fn run(&self) -> Result<u8, Box<dyn Error>> {
         let (spec, command, wiring) = (&self.spec, &self.command, self.wiring);
         let (engine, paths) = (&self.engine, &self.paths);
-        let operator = &Operator::load()?;
+        let operator = &self.operator;
         let store = Store::new(paths.cache.clone());
         let mut progress = Progress::new();
         let kernel = self.kernel.as_deref();

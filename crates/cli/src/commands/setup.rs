@@ -6,6 +6,7 @@ use std::error::Error;
 use bathy_image::{Recipe, Store};
 use bathy_runtime::assets::{IMAGE_CONFIG, IMAGE_FILE, ensure_kernel};
 use bathy_runtime::engine;
+use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, Engine};
 use serde_json::json;
@@ -41,7 +42,7 @@ enum Engines {
 impl Engines {
     fn list(self, paths: &Paths) -> Result<Vec<Chosen>, engine::EngineError> {
         Ok(match self {
-            Self::Auto => vec![engine::choose(Engine::Auto, paths)?.engine],
+            Self::Auto => vec![engine::choose(Engine::Auto, &Operator::default(), paths)?.engine],
             Self::Kvm => vec![Chosen::Kvm],
             Self::Uml => vec![Chosen::Uml],
             Self::All => Chosen::ALL.to_vec(),

@@ -60,7 +60,7 @@ impl Manager {
     ) -> Result<(Sandboxed, Vec<String>), ManagerError> {
         let allowed = self.operator.apply(new.spec)?;
         let spec = allowed.spec.checked()?;
-        let engine = engine::choose(spec.engine, &self.paths)?;
+        let engine = engine::choose(spec.engine, &self.operator, &self.paths)?;
         let spec = spec.checked_for(&engine)?;
         if let Some(name) = &new.name {
             name::check(name)?;
@@ -133,7 +133,7 @@ impl Manager {
         let cache = Cache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
         // Anew at every start: what the machine offers may have changed, and a disk is the same for both engines.
-        let engine = engine::choose(self.operator.engine(spec.engine), &self.paths)?;
+        let engine = engine::choose(spec.engine, &self.operator, &self.paths)?;
         spec.fits(&engine)?;
         drop(Assets::ensure(&cache, engine.engine, &spec.image, None, progress)?);
         let folder = self.folder(sandbox);

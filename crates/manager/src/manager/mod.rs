@@ -34,6 +34,7 @@ use bathy_spec::paths::{Paths, PathsError};
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::monitor::KEEPER_FAILED;
 use crate::monitor::control::{self, ControlError};
 use crate::store::{self, Change, Record, State, Store, StoreError};
 
@@ -382,8 +383,7 @@ impl Manager {
             State::Created => Status::Created,
             State::Running => Status::Running,
             State::Paused => Status::Paused,
-            State::Stopped if record.end_cause.as_deref() == Some(KILLED) => Status::Dead,
-            State::Stopped => Status::Stopped,
+            State::Stopped => status_of_ended(&record),
         };
         Ok(Some(Sandboxed { record, status }))
     }
@@ -435,9 +435,8 @@ impl Manager {
             });
         let written = match written {
             Err(StoreError::Full(_)) => {
-                let status = if told { Status::Stopped } else { Status::Dead };
                 let record = Record { end_cause: Some(ending.cause), exit_code: ending.exit_code, ..record };
-                return Ok(Some(Sandboxed { record, status }));
+                return Ok(Some(Sandboxed { status: status_of_ended(&record), record }));
             }
             written => written?,
         };
@@ -454,7 +453,12 @@ impl Manager {
             }
         }
         let record = self.store.get(&record.id)?.unwrap_or(record);
-        let status = if record.end_cause.as_deref() == Some(KILLED) { Status::Dead } else { Status::Stopped };
-        Ok(Some(Sandboxed { record, status }))
+        Ok(Some(Sandboxed { status: status_of_ended(&record), record }))
     }
+}
+
+/// What a sandbox is that has ended: dead, if its processes were killed from outside or failed.
+fn status_of_ended(record: &Record) -> Status {
+    let is_dead = |cause: &str| cause == KILLED || cause.starts_with(KEEPER_FAILED);
+    if record.end_cause.as_deref().is_some_and(is_dead) { Status::Dead } else { Status::Stopped }
 }

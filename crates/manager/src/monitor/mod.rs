@@ -40,6 +40,8 @@ use crate::store::life::{Ending, Run, forget_ending, write_ending, write_running
 use crate::store::{Change, Record, State, Store, StoreError};
 pub use serve::POWER_OFF;
 
+/// How the cause begins of a sandbox whose keeper ended by itself.
+pub const KEEPER_FAILED: &str = "its keeper ";
 /// The name of this program in the audit log.
 const PROGRAM: &str = "bathy monitor";
 /// How long those who only look at a disk's lock may have it.

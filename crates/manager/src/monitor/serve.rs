@@ -17,7 +17,7 @@ use super::control::{FromMonitor, SOCKET, ToMonitor};
 use super::network::answer_settled;
 use super::pause::Pause;
 use super::pending::{PendingClient, refuse, say};
-use super::{Monitor, complain, complain_about, write_end};
+use super::{KEEPER_FAILED, Monitor, complain, complain_about, write_end};
 use crate::store::Store;
 use crate::store::life::Ending;
 
@@ -296,7 +296,7 @@ impl Monitor {
             Err(ConnectionError::Gone) => {
                 // Its connection closes a moment before its end can be asked for.
                 std::thread::sleep(KEEPERS_END);
-                let ended = || format!("its keeper {}", self.supervisor.sandbox.keepers_end());
+                let ended = || format!("{KEEPER_FAILED}{}", self.supervisor.sandbox.keepers_end());
                 state.ended.get_or_insert_with(ended);
                 return;
             }

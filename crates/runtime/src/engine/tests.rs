@@ -186,3 +186,11 @@ fn a_folder_that_cannot_be_written_does_no_harm() {
     memory.keep(device.clone(), HARDWARE);
     assert_eq!(memory.recall(&device), None);
 }
+
+#[test]
+fn an_engine_that_the_operator_requires_is_not_argued_with() {
+    let asked = Asked { engine: Engine::Kvm, by: By::Operator };
+    let error = decide(&asked, || Verdict::Absent).unwrap_err().to_string();
+    assert!(error.contains("ask your operator") && !error.contains("--engine"), "{error}");
+    assert_eq!(decide(&asked, || HARDWARE).unwrap().reason, "required by the operator");
+}

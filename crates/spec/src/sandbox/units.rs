@@ -36,6 +36,17 @@ impl FromStr for Size {
     }
 }
 
+impl Size {
+    /// As people say it, rounded down to a tenth of the largest unit.
+    pub fn rounded(self) -> String {
+        let units = [(1024 * MIB, "G"), (MIB, "M"), (1024, "K")];
+        match units.into_iter().find(|(unit, _)| self.0 >= *unit) {
+            Some((unit, letter)) => format!("{}.{}{letter}", self.0 / unit, self.0 % unit * 10 / unit),
+            None => self.0.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(1024 * MIB, "G"), (MIB, "M"), (1024, "K")];
