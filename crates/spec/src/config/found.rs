@@ -2,7 +2,7 @@
 //!
 //! It came with code that is not trusted, and so it may hold the sandbox back further and never the other way: every
 //! field of [`SandboxSpec`] that costs the host something or is a boundary is compared here with what it would be without
-//! the file. `docs/guide.md` has the list. A new field of the description that costs or weakens anything belongs here.
+//! the file. `docs/configuration.md` has the list. A new field of the description that costs or weakens anything belongs here.
 
 use std::path::Path;
 
