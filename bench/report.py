@@ -65,7 +65,7 @@ def at_least(text, limit, measured):
 
 
 def goals(commands, phases):
-    """What docs/design.md promises of a cold start, held against gVisor at its best."""
+    """What docs/spec.md promises of a cold start, held against gVisor at its best."""
     python = commands["python3"]["peers"]
     ratio = max(python[peer]["bathy_ratio"] for peer in ("runsc", "runsc-rw"))
     kernel = percentile([value for by_phase in phases.values() for value in by_phase["kernel"]], 50)
