@@ -313,7 +313,7 @@ fn a_disk_of_which_nothing_else_is_known_gets_no_network() {
     assert!(adopted.stderr.contains("no network"), "{adopted:?}");
     let record = home.inspect(&id);
     assert_eq!(record["spec"]["network"]["preset"], "none", "{record}");
-    assert_eq!(record["spec"]["disk"], "64M", "{record}");
+    assert_eq!(record["spec"]["disk"], 64 << 20, "{record}");
     home.ok(&["start", &id]);
     assert_eq!(home.sh(&id, "cat ~/file"), "precious\n");
     // From its next start on it is described again.

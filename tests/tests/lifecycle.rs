@@ -308,7 +308,7 @@ fn a_description_in_a_file() {
     fs::write(&file, "memory = \"256M\"\nprocesses = 99\n[labels]\nfrom = \"file\"\n").unwrap();
     home.create("one", &["--config", config, "--processes", "55"]);
     let spec = home.inspect("one")["spec"].take();
-    assert_eq!((&spec["memory"], &spec["processes"]), (&"256M".into(), &55.into()), "options win");
+    assert_eq!((&spec["memory"], &spec["processes"]), (&(256 << 20).into(), &55.into()), "options win");
     assert_eq!(spec["labels"]["from"], "file");
 
     fs::write(&file, "memroy = \"256M\"\n").unwrap();
@@ -322,9 +322,9 @@ fn a_description_in_a_file() {
     fs::write(home.path().join("bathysphere.toml"), "memory = \"128M\"\n").unwrap();
     let ran = home.run(&["create", "--name", "two"]);
     assert!(ran.stderr.contains("bathysphere.toml"), "it is said that it is used: {ran:?}");
-    assert_eq!(home.inspect("two")["spec"]["memory"], "128M");
+    assert_eq!(home.inspect("two")["spec"]["memory"], 128 << 20);
     home.create("three", &["--no-config"]);
-    assert_eq!(home.inspect("three")["spec"]["memory"], "512M");
+    assert_eq!(home.inspect("three")["spec"]["memory"], 512 << 20);
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn more_than_the_operator_allows_is_refused_with_the_limits_name() {
     // What is within the limits is given; one more than there may be is not.
     let made = agent.done("sandbox_create", &json!({"memory_mb": 256, "lifetime_seconds": 600}));
     let spec = &home.inspect(made["sandbox_id"].as_str().unwrap())["spec"];
-    assert_eq!((&spec["memory"], &spec["max_duration"]), (&json!("256M"), &json!("10m")), "{spec:#}");
+    assert_eq!((&spec["memory"], &spec["max_duration"]), (&json!(256 << 20), &json!(600)), "{spec:#}");
     let said = agent.refusal("run_code", &json!({"language": "python", "code": "1"}));
     assert!(said.contains("the operator allows 1") && said.contains("sandboxes"), "{said}");
 }

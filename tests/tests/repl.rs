@@ -287,7 +287,7 @@ fn two_repls_sleep_without_a_processor_and_remember() {
         assert_eq!(value(&home, name, "hashlib.sha256(data).hexdigest() == mark"), "True");
         let repl = listed(&home, name);
         assert_eq!((&repl["cells"], &repl["language"]), (&4.into(), &"python".into()));
-        assert!(repl["last_used_ns"].as_u64() > repl["created_ns"].as_u64(), "{repl}");
+        assert!(repl["last_used_at"].as_str() > repl["created_at"].as_str(), "{repl}");
     }
 }
 
@@ -367,7 +367,7 @@ fn a_repl_has_a_name_and_an_end() {
     let record = home.inspect("named");
     assert_eq!(
         (&record["spec"]["pause_idle"], &record["spec"]["labels"]["repl"]),
-        (&"1m".into(), &"python".into())
+        (&60.into(), &"python".into())
     );
     assert_eq!(record["spec"]["idle_timeout"], Value::Null);
     assert!(home.fails(&["repl", "new", "named"], 125).contains("already"));
@@ -407,5 +407,5 @@ fn the_operators_limits_hold_for_repls_and_images() {
     let made = run(&["repl", "new", "small"]);
     assert_eq!(made.code, Some(0), "{made:?}");
     let spec = home.inspect("small")["spec"].take();
-    assert_eq!((&spec["idle_timeout"], &spec["memory"]), (&"1h".into(), &"256M".into()));
+    assert_eq!((&spec["idle_timeout"], &spec["memory"]), (&3600.into(), &(256 << 20).into()));
 }

@@ -25,7 +25,8 @@ pub mod launch;
 pub mod message;
 pub mod network;
 pub mod report;
-pub mod window;
+pub mod time;
+mod window;
 
 pub use frame::{Channel, Decoder, Frame, FrameError};
 pub use message::{

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bathy_audit::{Anchor, Entry, Filter, FollowError, Follower, Report, VerifyError, verify};
 use bathy_manager::Manager;
+use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use bathy_runtime::audit::audit_folder;
 use bathy_spec::paths::Paths;
@@ -270,9 +271,10 @@ impl Printer {
         if !self.json {
             output::line((self.sentence)(&event))?;
         } else if self.lines {
-            output::line(&entry.line)?;
+            output::line(with_time(&entry.line, &event))?;
         } else {
-            write!(io::stdout(), "{}{}", if self.printed { ",\n" } else { "[" }, entry.line)?;
+            let line = with_time(&entry.line, &event);
+            write!(io::stdout(), "{}{line}", if self.printed { ",\n" } else { "[" })?;
         }
         self.printed = true;
         Ok(())
@@ -286,6 +288,13 @@ impl Printer {
     }
 }
 
+/// A line of the log, with its time as text besides.
+fn with_time(line: &str, event: &Map<String, Value>) -> String {
+    let time = event.get("time_unix_ns").and_then(Value::as_u64).map(iso).unwrap_or_default();
+    let members = line.trim_end();
+    format!("{},\"time\":\"{time}\"}}", members.strip_suffix('}').unwrap_or(members))
+}
+
 /// One line for people: when, what, where, by whom, and the details.
 fn sentence(event: &Map<String, Value>) -> String {
     let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
@@ -295,7 +304,7 @@ fn sentence(event: &Map<String, Value>) -> String {
         .and_then(Value::as_str)
         .map_or_else(|| actor("uid").map_or_else(String::new, Value::to_string), str::to_owned);
     let program = actor("program").and_then(Value::as_str).unwrap_or_default();
-    let mut line = format!("{} {}", time::date(time), text("event"));
+    let mut line = format!("{} {}", iso(time), text("event"));
     if !text("sandbox").is_empty() {
         // Writing to a string cannot fail.
         let _ = write!(line, " {}", text("sandbox"));

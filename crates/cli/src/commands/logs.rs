@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bathy_logs::{CONSOLE, Meta, Reader, Record, STDERR};
 use bathy_manager::Manager;
+use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use serde_json::{Value, json};
 
@@ -235,7 +236,7 @@ fn stamped(bytes: &[u8], unix_ns: u64, begun: &mut bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len() + 32);
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         if !*begun {
-            out.extend_from_slice(time::date(unix_ns).as_bytes());
+            out.extend_from_slice(iso(unix_ns).as_bytes());
             out.push(b' ');
         }
         out.extend_from_slice(line);
@@ -252,7 +253,7 @@ fn document(meta: Meta, bytes: &[u8]) -> Value {
         _ => "stdout",
     };
     json!({
-        "time": time::date(meta.unix_ns),
+        "time": iso(meta.unix_ns),
         "time_unix_ns": meta.unix_ns,
         "job": (meta.channel != CONSOLE).then_some(meta.source),
         "channel": channel,

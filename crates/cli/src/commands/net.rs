@@ -1,5 +1,6 @@
 //! `bathy net log`: what a sandbox reached, and what it was kept from.
 
+use bathy_protocol::time::iso;
 use std::error::Error;
 use std::fmt::Write as _;
 
@@ -74,7 +75,7 @@ fn sentence_with_sandbox(event: &Map<String, Value>) -> String {
 }
 
 fn date(event: &Map<String, Value>) -> String {
-    time::date(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
+    iso(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
 }
 
 /// The same without its time, for whoever was there.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bathy_client::wait::poll_until;
 use bathy_manager::Manager;
+use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 use crate::commands::stats::{LEAST_IMPORTANT, Watch, table};
 use crate::sys;
 use crate::ui::terminal::{self, Raw};
-use crate::ui::{screen, time};
+use crate::ui::screen;
 
 /// How often the table is made anew.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -70,8 +71,7 @@ fn show(
             lines = table(&watch.look(manager, names)?).fit(Some(width), &LEAST_IMPORTANT).lines();
             due = Instant::now() + REFRESH;
         }
-        let title =
-            format!("bathy top   {}   sandboxes: {}", time::date(unix_ns()), lines.len().saturating_sub(1));
+        let title = format!("bathy top   {}   sandboxes: {}", iso(unix_ns()), lines.len().saturating_sub(1));
         let frame = screen::draw(&title, &lines, "q quits", terminal::size());
         terminal::write_all(io::stdout().as_fd(), frame.as_bytes())?;
         match wait(due, stop, resize)? {

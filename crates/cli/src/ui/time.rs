@@ -1,5 +1,6 @@
 //! Points in time and durations, as people write and read them. All of it is UTC.
 
+use bathy_protocol::time::{days_of_month, days_of_year};
 use std::time::Duration;
 
 use bathy_spec::{Seconds, SpecError};
@@ -126,47 +127,6 @@ fn zone(clock: &str) -> Option<(&str, bool, u64)> {
     (hours < 24 && minutes < 60).then_some((clock, zone.starts_with('+'), hours * 60 + minutes))
 }
 
-fn days_of_year(year: u64) -> u64 {
-    if is_leap(year) { 366 } else { 365 }
-}
-
-fn days_of_month(year: u64, month: u64) -> u64 {
-    match month {
-        2 if is_leap(year) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-fn is_leap(year: u64) -> bool {
-    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-}
-
-/// A point in time with milliseconds, such as `2026-01-31T12:00:00.250Z`.
-pub fn date(unix_ns: u64) -> String {
-    let seconds = unix_ns / SECOND;
-    let (mut days, of_day) = (seconds / DAY, seconds % DAY);
-    let mut year = 1970;
-    while days >= days_of_year(year) {
-        days -= days_of_year(year);
-        year += 1;
-    }
-    let mut month = 1;
-    while days >= days_of_month(year, month) {
-        days -= days_of_month(year, month);
-        month += 1;
-    }
-    format!(
-        "{year:04}-{month:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",
-        days + 1,
-        of_day / 3600,
-        of_day / 60 % 60,
-        of_day % 60,
-        unix_ns % SECOND / 1_000_000
-    )
-}
-
 /// A duration in its two largest units, such as `2h 05m`.
 pub fn length(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -185,6 +145,8 @@ pub fn ago(then: u64, now: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bathy_protocol::time::iso;
+
     use super::*;
 
     #[test]
@@ -234,10 +196,10 @@ mod tests {
     #[test]
     fn dates_are_written_as_they_are_read() {
         for text in ["1970-01-01T00:00:00.000Z", "2000-02-29T12:30:45.250Z", "2099-12-31T23:59:59.999Z"] {
-            assert_eq!(date(parse_since(text).unwrap().unix_ns(0)), text);
+            assert_eq!(iso(parse_since(text).unwrap().unix_ns(0)), text);
         }
         // The last moment that can be told apart.
-        assert!(date(u64::MAX).starts_with("2554-07-21T"));
+        assert!(iso(u64::MAX).starts_with("2554-07-21T"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::fs;
 
 use bathy_client::interpreter::{self, CellEvent, CellOptions, CellOutcome, CellRequest, Language};
+use bathy_protocol::time;
 use bathy_protocol::unix_ns;
 use bathy_runtime::description::{Description, ReplDescription};
 use bathy_spec::{SandboxSpec, Seconds, host};
@@ -67,10 +68,12 @@ pub struct Repl {
     /// Its context in the sandbox.
     pub context: String,
     /// When it was made.
+    #[serde(rename = "created_at", serialize_with = "time::serialize")]
     pub created_ns: u64,
     /// How many cells have run in it.
     pub cells: u64,
     /// When the last of them ended.
+    #[serde(rename = "last_used_at", serialize_with = "time::serialize_option")]
     pub last_used_ns: Option<u64>,
     /// What the operator made stricter than asked for, of one that was just made.
     #[serde(skip)]
@@ -268,24 +271,10 @@ fn booted_at() -> Option<String> {
     Some(date(seconds))
 }
 
-/// A moment, in seconds since 1970, as `2026-02-28 23:59 UTC`.
+/// A point in time, in seconds since 1970, as `2026-02-28 23:59 UTC`.
 fn date(seconds: u64) -> String {
-    let (days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let (mut year, mut left) = (1970, days);
-    while left >= 365 + u64::from(leap(year)) {
-        left -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let mut month = 1;
-    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", left + 1, minutes / 60, minutes % 60)
+    let iso = time::iso(seconds * 1_000_000_000);
+    format!("{} UTC", iso.get(.."2026-02-28T23:59".len()).unwrap_or(&iso).replace('T', " "))
 }
 
 #[cfg(test)]

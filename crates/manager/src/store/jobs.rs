@@ -1,7 +1,7 @@
 //! Commands that outlive the client that started them. The main command is job 0; the others count from 1, and no
 //! number comes twice in the life of a sandbox.
 
-use bathy_protocol::unix_ns;
+use bathy_protocol::{time, unix_ns};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -23,8 +23,10 @@ pub struct Job {
     /// The user that was asked for.
     pub user: Option<String>,
     /// When it was started.
+    #[serde(rename = "started_at", serialize_with = "time::serialize")]
     pub started_ns: u64,
     /// When it ended.
+    #[serde(rename = "ended_at", serialize_with = "time::serialize_option")]
     pub ended_ns: Option<u64>,
     /// How it ended.
     pub exit: Option<String>,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bathy_protocol::time;
 use bathy_spec::{Choice, Chosen, SandboxSpec};
 use rusqlite::Row;
 use serde::{Deserialize, Serialize};
@@ -72,12 +73,15 @@ pub struct Record {
     /// Why that one.
     pub engine_reason: Option<String>,
     /// When it was made.
+    #[serde(rename = "created_at", serialize_with = "time::serialize")]
     pub created_ns: u64,
     /// What it was last known to be.
     pub state: State,
     /// When it last started.
+    #[serde(rename = "started_at", serialize_with = "time::serialize_option")]
     pub started_ns: Option<u64>,
     /// When it ended, if it did after that.
+    #[serde(rename = "ended_at", serialize_with = "time::serialize_option")]
     pub ended_ns: Option<u64>,
     /// Why it ended.
     pub end_cause: Option<String>,

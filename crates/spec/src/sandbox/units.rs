@@ -57,9 +57,10 @@ impl fmt::Display for Size {
     }
 }
 
+/// As a number of bytes.
 impl Serialize for Size {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
+        to.serialize_u64(self.0)
     }
 }
 
@@ -118,9 +119,14 @@ impl fmt::Display for Seconds {
     }
 }
 
+/// As a number of seconds.
 impl Serialize for Seconds {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
+        if self.0.is_multiple_of(1000) {
+            to.serialize_u64(self.0 / 1000)
+        } else {
+            to.serialize_f64(Duration::from_millis(self.0).as_secs_f64())
+        }
     }
 }
 
