@@ -7,6 +7,7 @@ use bathy_runtime::kvm_probe;
 use bathy_spec::Chosen;
 use bathy_spec::paths::Paths;
 
+use crate::ui::colour::Colour;
 use crate::ui::{escape, output};
 
 /// Arguments of `bathy doctor`.
@@ -25,14 +26,14 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     } else {
         for check in &diagnosis.checks {
             let mark = match check.status {
-                Status::Ok => "ok  ",
-                Status::Note => "note",
-                Status::Warning => "WARN",
-                Status::Failed => "FAIL",
+                Status::Ok => Colour::Good.paint("ok  "),
+                Status::Note => Colour::Odd.paint("note"),
+                Status::Warning => Colour::Odd.paint("WARN"),
+                Status::Failed => Colour::Bad.paint("FAIL"),
             };
-            output::line(format_args!("{mark}  {:<16} {}", check.name, escape::text(&check.found)))?;
+            output::line(format_args!("{mark}  {:<19} {}", check.name, escape::text(&check.found)))?;
             if let Some(cure) = &check.cure {
-                output::line(format_args!("      {:<16} -> {}", "", escape::text(cure)))?;
+                output::line(format_args!("      {:<19} -> {}", "", escape::text(cure)))?;
             }
         }
         let engine = diagnosis.engine.map_or("none", Chosen::as_str);

@@ -1,6 +1,7 @@
 //! `bathy jobs`, `bathy attach` and `bathy kill`: commands that outlive their clients.
 
 use std::error::Error;
+use std::io::{self, IsTerminal};
 
 use bathy_client::attach::{Attach, Outcome, What};
 use bathy_manager::Manager;
@@ -105,6 +106,10 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     let wiring = Wiring { stdin, terminal: args.tty, json: false, detachable: true };
     let mut stdio = CallerStdio::new(wiring)?;
     let mut connection = manager.connect(&sandbox)?;
+    if io::stdin().is_terminal() {
+        let keys = if args.tty { "Ctrl-P Ctrl-Q" } else { "Ctrl-C" };
+        output::note(format_args!("attached to job {}; {keys} leaves, and it goes on", args.job));
+    }
     stdio.enter()?;
     let finished = Attach::start(&mut connection, What::Join { job: args.job }, None, stdio.stdio())?.run();
     let done = finished.map(Done::new);

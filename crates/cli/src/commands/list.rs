@@ -1,6 +1,7 @@
 //! `bathy ls`, `bathy ps` and `bathy inspect`: which sandboxes there are.
 
 use std::error::Error;
+use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
 use bathy_manager::{Manager, Sandboxed, Status};
@@ -115,6 +116,10 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
         }
         if let Some(hint) = hint {
             output::note(hint);
+        }
+        if sandboxes.is_empty() && io::stderr().is_terminal() {
+            let what = if running { "sandbox is running" } else { "sandbox is there" };
+            output::note(format_args!("no {what}; `bathy create` and `bathy run --detach` make one"));
         }
     }
     Ok(0)

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use crate::commands::stats::{LEAST_IMPORTANT, Watch, table};
 use crate::sys;
-use crate::ui::terminal::{self, Raw};
 use crate::ui::screen;
+use crate::ui::terminal::{self, Raw};
 
 /// How often the table is made anew.
 const REFRESH: Duration = Duration::from_secs(1);

@@ -49,6 +49,18 @@ fn is_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// The longest sequence that is taken for a colour: two of 24 bits, and some attributes.
+const LONGEST_SEQUENCE: usize = 64;
+/// Undoes all attributes of text.
+const PLAIN: &str = "\u{1b}[0m";
+
+/// Whether an attribute leaves text visible: all but 8, which conceals it. Within a colour an 8 is a number of one.
+fn is_harmless(sequence: &str) -> bool {
+    let numbers = sequence.trim_start_matches("\u{1b}[");
+    let is_colour = numbers.split(';').any(|number| matches!(number, "38" | "48" | "58"));
+    is_colour || numbers.split(';').all(|number| number.trim_start_matches('0') != "8")
+}
+
 /// What a carriage return does on its way to a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returns {
@@ -66,12 +78,16 @@ pub struct Stream {
     /// The beginning of a character whose rest has not come yet.
     begun: Vec<u8>,
     held_return: bool,
+    /// The beginning of what may become a colour.
+    sequence: String,
+    /// Whether the last colour has to be undone at the end.
+    is_coloured: bool,
 }
 
 impl Stream {
     /// A fresh stream.
     pub fn new(returns: Returns) -> Self {
-        Self { returns, begun: Vec::new(), held_return: false }
+        Self { returns, begun: Vec::new(), held_return: false, sequence: String::new(), is_coloured: false }
     }
 
     /// What may be shown of `bytes`.
@@ -105,14 +121,21 @@ impl Stream {
     /// What was held back, at the end.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
+        self.end_sequence(&mut out);
         let begun = std::mem::take(&mut self.begun);
         self.strangers(&begun, &mut out);
         self.settle(&mut out);
+        if std::mem::take(&mut self.is_coloured) {
+            out.push_str(PLAIN);
+        }
         out
     }
 
     fn characters(&mut self, text: &str, out: &mut String) {
         for c in text.chars() {
+            if self.takes_colour(c, out) {
+                continue;
+            }
             if c == '\n' {
                 self.held_return = false;
             } else {
@@ -128,7 +151,50 @@ impl Stream {
         }
     }
 
+    /// Takes a character that belongs to a colour or another attribute of text (SGR): the only sequence of a terminal that passes,
+    /// since it changes nothing but what the guest itself writes. What turns out to be another sequence is shown.
+    fn takes_colour(&mut self, c: char, out: &mut String) -> bool {
+        match (self.sequence.as_str(), c) {
+            ("", '\u{1b}') => {
+                self.settle(out);
+                self.sequence.push(c);
+                true
+            }
+            ("", _) => false,
+            ("\u{1b}", '[') => {
+                self.sequence.push(c);
+                true
+            }
+            (sequence, '0'..='9' | ';') if sequence.len() > 1 && sequence.len() < LONGEST_SEQUENCE => {
+                self.sequence.push(c);
+                true
+            }
+            (sequence, 'm') if sequence.len() > 1 && is_harmless(sequence) => {
+                out.push_str(sequence);
+                out.push(c);
+                self.is_coloured = !matches!(sequence, "\u{1b}[" | "\u{1b}[0");
+                self.sequence.clear();
+                true
+            }
+            _ => {
+                self.end_sequence(out);
+                // It may be the beginning of the next one.
+                c == '\u{1b}' && self.takes_colour(c, out)
+            }
+        }
+    }
+
+    /// Shows a sequence that is no colour.
+    fn end_sequence(&mut self, out: &mut String) {
+        for c in std::mem::take(&mut self.sequence).chars() {
+            if c.is_control() { out.extend(c.escape_unicode()) } else { out.push(c) }
+        }
+    }
+
     fn strangers(&mut self, bytes: &[u8], out: &mut String) {
+        if !bytes.is_empty() {
+            self.end_sequence(out);
+        }
         for byte in bytes {
             self.settle(out);
             // Writing to a string cannot fail.
@@ -181,6 +247,36 @@ mod tests {
                 "in chunks of {size}"
             );
         }
+    }
+
+    #[test]
+    fn colours_pass_however_they_are_cut_and_end_with_the_stream() {
+        let coloured = "a\u{1b}[1;31mred\u{1b}[38;2;8;8;8mgrey".as_bytes();
+        for size in 1..=coloured.len() {
+            let shown = in_chunks(coloured, size, Returns::Pass);
+            assert_eq!(shown, "a\u{1b}[1;31mred\u{1b}[38;2;8;8;8mgrey\u{1b}[0m", "in chunks of {size}");
+        }
+        assert_eq!(in_chunks(b"\x1b[32mgreen\x1b[0m", 3, Returns::Show), "\u{1b}[32mgreen\u{1b}[0m");
+    }
+
+    #[test]
+    fn c1_what_only_begins_like_a_colour_is_shown() {
+        for (hostile, shown) in [
+            (&b"\x1b[8mhidden"[..], "\\u{1b}[8mhidden"),
+            (b"\x1b[1;08mhidden", "\\u{1b}[1;08mhidden"),
+            (b"\x1b[2J", "\\u{1b}[2J"),
+            (b"\x1b[31", "\\u{1b}[31"),
+            (b"\x1b\x1b[2K", "\\u{1b}\\u{1b}[2K"),
+            (b"\x1b[1\xffm", "\\u{1b}[1\\xffm"),
+            (b"\x1b[?25l", "\\u{1b}[?25l"),
+            (b"\x1b[1\nm", "\\u{1b}[1\nm"),
+        ] {
+            for size in 1..=hostile.len() {
+                assert_eq!(in_chunks(hostile, size, Returns::Pass), shown, "in chunks of {size}");
+            }
+        }
+        let endless = [&b"\x1b["[..], &b"1;".repeat(100_000)].concat();
+        assert!(in_chunks(&endless, 7, Returns::Pass).starts_with("\\u{1b}[1;1"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a person sees and types: output, exit codes, terminals, tables, prompts.
 
 pub mod cell;
+pub mod colour;
 pub mod denials;
 pub mod escape;
 pub mod exit_code;
