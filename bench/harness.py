@@ -34,7 +34,8 @@ def bathy_program():
             raise BenchError(f"BATHY={named} is no program")
         return Path(program).resolve()
     repository = HERE.parent
-    program = repository / "target/x86_64-unknown-linux-gnu/release/bathy"
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or repository / "target")
+    program = target / "x86_64-unknown-linux-gnu/release/bathy"
     if not program.exists():
         log("building bathy")
         subprocess.run([repository / "bathy", "--version"], stdout=sys.stderr, check=True)
