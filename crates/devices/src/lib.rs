@@ -7,6 +7,7 @@
 //!
 //! A queue that breaks the rules of virtio stops for good and yields exactly one [`DeviceError`]; the owner of the
 //! device is expected to end the sandbox then.
+#![deny(missing_docs)]
 
 pub mod block;
 mod bucket;

@@ -2,6 +2,7 @@
 //!
 //! Each process kind closes its jail before the guest's first instruction. Resources arrive as open descriptors, so
 //! that nothing has to be looked up afterwards.
+#![deny(missing_docs)]
 
 pub mod cgroup;
 pub mod filter;

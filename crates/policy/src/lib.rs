@@ -8,6 +8,7 @@
 //! A rule that denies a name is weaker: it keeps off clients that say whom they want, and those that cannot resolve it.
 //!
 //! When a spelling can be read in two ways, an allow rule takes the narrow reading and a deny rule takes the wide one.
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod address;

@@ -15,6 +15,7 @@
 //!
 //! Whatever comes from the other side is hostile input: lengths are checked before anything is stored, nothing is
 //! allocated by a number that the peer chose, and a violation is an error that ends the connection.
+#![deny(missing_docs)]
 
 pub mod archive;
 pub mod cell;
