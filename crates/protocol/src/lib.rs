@@ -11,7 +11,7 @@
 //! * [`counts`]: the byte counts of a gateway, which outlive it.
 //! * [`launch`], [`descriptors`]: what a keeper is started with, and a gateway.
 //! * [`network`]: the addresses of a sandbox's link, and what a gateway says.
-//! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
+//! * `window`: flow control. Every byte channel of every stream has its own window, so one slow reader stalls nobody.
 //!
 //! Whatever comes from the other side is hostile input: lengths are checked before anything is stored, nothing is
 //! allocated by a number that the peer chose, and a violation is an error that ends the connection.

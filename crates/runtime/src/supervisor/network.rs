@@ -2,7 +2,7 @@
 //! lost. Until there is one the sandbox has no network, and nothing of it goes anywhere.
 //!
 //! It fails closed: while events cannot be recorded the gateway is told to begin nothing new, nothing more is read from
-//! it, and no other one is started. See [`super::spool`].
+//! it, and no other one is started. See `super::spool`.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
