@@ -333,8 +333,13 @@ fn c1_without_a_terminal_of_its_own_a_command_cannot_command_ours() {
     fs::write(home.path().join("script"), script).unwrap();
     terminal.clear();
     terminal.line("\"$B\" exec box -- sh -c \"$(cat script)\"");
-    terminal.shows("\\u{1b}[31mred\\u{1b}]0;title\\u{7}");
-    assert!(!terminal.colours().contains("\x1b[31m"), "{:?}", terminal.colours());
+    terminal.shows("red\\u{1b}]0;title\\u{7}");
+    terminal.becomes("the prompt again", |screen| screen.lines().any(|line| line.trim_end() == "outer>"));
+    // The colour passes, and ends with the command.
+    let shown = terminal.colours();
+    assert!(shown.contains("\x1b[31mred\\u{1b}]0;title"), "{shown:?}");
+    let prompt = shown.lines().find(|line| line.trim_end().ends_with("outer>"));
+    assert!(prompt.is_some_and(|line| !line.contains("\x1b[31m")), "{shown:?}");
     // With a terminal the guest's sequences are its own business, and pass.
     terminal.clear();
     terminal.line("\"$B\" exec -it box -- sh -c \"$(cat script)\"");
