@@ -9,7 +9,6 @@ use crate::connection::Connection;
 use crate::flows::{Flow, Way};
 use crate::gateway::Gateway;
 use crate::policy_check::PolicyCheck;
-use crate::tcp::place_of;
 
 impl Gateway {
     /// Ends everything that the policies do not allow any more. How many that were.
@@ -61,18 +60,22 @@ fn again(policy_check: &PolicyCheck, connection: &Connection) -> Again {
     }
     if connection.inbound {
         let port = connection.ends.guest_port;
-        return ends_unless_allowed(policy_check.accept(connection.remote.ip(), Protocol::Tcp, port));
+        return ends_unless_allowed(policy_check.accept(
+            connection.endpoint.remote.ip(),
+            Protocol::Tcp,
+            port,
+        ));
     }
-    let place = place_of(connection);
-    let decision = policy_check.connect(&place);
-    match (decision.verdict, connection.said()) {
+    let place = &connection.endpoint;
+    let decision = policy_check.connect(place);
+    match (decision.verdict, connection.parsed_target()) {
         (Verdict::Allow, _) => Again::Stays,
         (Verdict::Deny, _) => Again::Ends(decision),
-        _ if connection.is_unjudged() => Again::Stays,
+        _ if connection.is_undecided() => Again::Stays,
         // What was said first decides still.
-        (_, Some(said)) => ends_unless_allowed(policy_check.decide(&place, said)),
-        (Verdict::UnlessRead, None) if connection.is_dialling() => Again::IsRead,
-        (Verdict::UnlessRead, None) if connection.is_read() => Again::Stays,
+        (_, Some(said)) => ends_unless_allowed(policy_check.decide(place, said)),
+        (Verdict::UnlessRead, None) if connection.is_dialing() => Again::IsRead,
+        (Verdict::UnlessRead, None) if connection.is_inspected() => Again::Stays,
         // It matters now what this connection carries, and nobody has read it.
         (_, None) => Again::Ends(decision),
     }

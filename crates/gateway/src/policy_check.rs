@@ -28,6 +28,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// An address of which nothing else is known or of interest.
+    pub fn unnamed(protocol: Protocol, remote: SocketAddr) -> Self {
+        Self { protocol, remote, is_host: false, names: Vec::new() }
+    }
+
     fn destination(&self) -> Destination<'_> {
         Destination {
             protocol: self.protocol,

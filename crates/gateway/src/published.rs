@@ -150,8 +150,7 @@ impl Gateway {
             return None;
         }
         let ends = self.free_ends(guest_port, |gateway, ends| gateway.flows.of(ends).is_none())?;
-        let place =
-            Endpoint { protocol: Protocol::Udp, remote: unmapped(caller), is_host: false, names: Vec::new() };
+        let place = Endpoint::unnamed(Protocol::Udp, unmapped(caller));
         let number = self.flows.add(ends, place, Way::Back(index, caller), self.now);
         self.note_flow(number, peer, rule);
         Some(number)

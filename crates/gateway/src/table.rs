@@ -12,10 +12,18 @@ use crate::stack::Ends;
 /// How many bytes may wait each way in one of a few connections.
 const PLENTY: usize = 512 * 1024;
 
+#[derive(Debug)]
+struct Entry {
+    connection: Connection,
+    /// When the connection needs its next turn, as in `timers`.
+    timer: Option<Instant>,
+    is_queued: bool,
+}
+
 /// All connections.
 #[derive(Debug, Default)]
 pub struct Table {
-    by_number: BTreeMap<u64, Connection>,
+    by_number: BTreeMap<u64, Entry>,
     by_ends: HashMap<Ends, u64>,
     timers: BTreeSet<(Instant, u64)>,
     queue: VecDeque<u64>,
@@ -58,31 +66,31 @@ impl Table {
     pub fn add(&mut self, connection: Connection) -> u64 {
         self.last += 1;
         self.by_ends.insert(connection.ends, self.last);
-        self.by_number.insert(self.last, connection);
+        self.by_number.insert(self.last, Entry { connection, timer: None, is_queued: false });
         self.queue(self.last);
         self.last
     }
 
     /// One of them.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Connection> {
-        self.by_number.get_mut(&number)
+        self.by_number.get_mut(&number).map(|entry| &mut entry.connection)
     }
 
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = (u64, &Connection)> {
-        self.by_number.iter().map(|(number, connection)| (*number, connection))
+        self.by_number.iter().map(|(number, entry)| (*number, &entry.connection))
     }
 
     /// All of them, to be changed.
     pub fn all_mut(&mut self) -> impl Iterator<Item = (u64, &mut Connection)> {
-        self.by_number.iter_mut().map(|(number, connection)| (*number, connection))
+        self.by_number.iter_mut().map(|(number, entry)| (*number, &mut entry.connection))
     }
 
     /// Ends one.
     pub fn remove(&mut self, number: u64) -> Option<Connection> {
-        let connection = self.by_number.remove(&number)?;
+        let Entry { connection, timer, is_queued: _ } = self.by_number.remove(&number)?;
         self.by_ends.remove(&connection.ends);
-        if let Some(timer) = connection.timer {
+        if let Some(timer) = timer {
             self.timers.remove(&(timer, number));
         }
         Some(connection)
@@ -90,10 +98,10 @@ impl Table {
 
     /// It wants a turn.
     pub fn queue(&mut self, number: u64) {
-        if let Some(connection) = self.by_number.get_mut(&number)
-            && !connection.is_queued
+        if let Some(entry) = self.by_number.get_mut(&number)
+            && !entry.is_queued
         {
-            connection.is_queued = true;
+            entry.is_queued = true;
             self.queue.push_back(number);
         }
     }
@@ -106,8 +114,8 @@ impl Table {
     /// The next that has its turn.
     pub fn next(&mut self) -> Option<u64> {
         while let Some(number) = self.queue.pop_front() {
-            if let Some(connection) = self.by_number.get_mut(&number) {
-                connection.is_queued = false;
+            if let Some(entry) = self.by_number.get_mut(&number) {
+                entry.is_queued = false;
                 return Some(number);
             }
         }
@@ -116,16 +124,16 @@ impl Table {
 
     /// Asks a connection when it wants its next turn.
     pub fn set_timer(&mut self, number: u64, now: Instant) {
-        let Some(connection) = self.by_number.get_mut(&number) else { return };
-        let due = connection.due(now);
-        if due != connection.timer {
-            if let Some(old) = connection.timer {
+        let Some(entry) = self.by_number.get_mut(&number) else { return };
+        let due = entry.connection.due(now);
+        if due != entry.timer {
+            if let Some(old) = entry.timer {
                 self.timers.remove(&(old, number));
             }
             if let Some(due) = due {
                 self.timers.insert((due, number));
             }
-            connection.timer = due;
+            entry.timer = due;
         }
     }
 
@@ -138,8 +146,8 @@ impl Table {
     pub fn ring(&mut self, now: Instant) {
         while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, number));
-            if let Some(connection) = self.by_number.get_mut(&number) {
-                connection.timer = None;
+            if let Some(entry) = self.by_number.get_mut(&number) {
+                entry.timer = None;
             }
             self.queue(number);
         }

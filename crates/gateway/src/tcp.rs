@@ -114,13 +114,13 @@ impl Gateway {
                 let room = self.table.room(self.closing.count());
                 if let Some(stack) = self.stack_for(segment, ends, room) {
                     let connection = Connection::reading(ends, stack, self.now);
-                    self.table.add(with_place(connection, place, rule));
+                    self.table.add(connection.allowed(place, rule));
                 }
             }
             Verdict::Allow | Verdict::UnlessRead => match host::dial(ends.remote, self.send_buffer()) {
                 Ok(socket) => {
-                    let connection = Connection::dialling(ends, socket, segment.without_payload(), self.now);
-                    let mut connection = with_place(connection, place, rule);
+                    let connection = Connection::dialing(ends, socket, segment.without_payload(), self.now);
+                    let mut connection = connection.allowed(place, rule);
                     if decision.verdict == Verdict::UnlessRead {
                         connection.inspect();
                     }
@@ -141,7 +141,7 @@ impl Gateway {
             return reply::reset(&mut self.link, segment);
         }
         if let Some(stack) = self.stack_for(segment, ends, LOCAL_ROOM) {
-            self.table.add(Connection::asking(ends, stack, self.now));
+            self.table.add(Connection::resolving(ends, stack, self.now));
         }
     }
 
@@ -196,7 +196,7 @@ impl Gateway {
 
     pub(crate) fn note_beginning(&mut self, number: u64) {
         let Some(connection) = self.table.get_mut(number) else { return };
-        connection.is_noted = true;
+        connection.is_logged = true;
         let (number, peer, rule) = (connections_number(number), peer_of(connection), connection.rule.clone());
         self.counts.begin(number, &mut connection.moved);
         self.event_log.event(NetEvent::Allowed { number, peer, rule });
@@ -204,12 +204,11 @@ impl Gateway {
 
     fn judge_found(&mut self, number: u64, found: Found) {
         let Some(connection) = self.table.get_mut(number) else { return };
-        if connection.is_unjudged() {
+        if connection.is_undecided() {
             // It is dialled now, and the host's addresses may have changed since it began.
-            connection.is_host = self.policy_check.is_host(connection.remote.ip());
+            connection.endpoint.is_host = self.policy_check.is_host(connection.endpoint.remote.ip());
         }
-        let place = place_of(connection);
-        let decision = self.policy_check.decide(&place, &found);
+        let decision = self.policy_check.decide(&connection.endpoint, &found);
         if decision.verdict != Verdict::Allow {
             return self.deny(number, Some(found), &decision.by.to_string());
         }
@@ -219,9 +218,9 @@ impl Gateway {
         }
         let buffer = self.send_buffer();
         let Some(connection) = self.table.get_mut(number) else { return };
-        match host::dial(connection.remote, buffer) {
+        match host::dial(connection.endpoint.remote, buffer) {
             Ok(socket) => {
-                connection.dialled(socket, self.now);
+                connection.dialed(socket, self.now);
                 self.watch_connection(number);
             }
             Err(error) => {
@@ -233,7 +232,7 @@ impl Gateway {
 
     fn deny(&mut self, number: u64, found: Option<Found>, rule: &str) {
         let Some(connection) = self.table.get_mut(number) else { return };
-        let place = place_of(connection);
+        let place = connection.endpoint.clone();
         let name = found.as_ref().and_then(Found::name);
         let without_body = matches!(&found, Some(Found::Http { method, .. }) if method == "HEAD");
         let answer = match (connection.speech(), &found) {
@@ -248,16 +247,16 @@ impl Gateway {
     /// Ends a connection, and writes it down if it had begun, or if it was to begin and did not.
     pub(crate) fn end(&mut self, number: u64, reason: &str) {
         let Some(mut connection) = self.table.remove(number) else { return };
-        connection.bury(self.now, &mut self.link);
+        connection.send_final(self.now, &mut self.link);
         self.resolver.forget(number);
         let number = connections_number(number);
-        if connection.was_only_dialled() {
+        if connection.was_only_dialed() {
             // Somebody outside has heard of it, although it never stood.
             let (peer, rule) = (peer_of(&connection), connection.rule.clone());
             self.counts.begin(number, &mut connection.moved);
             self.event_log.event(NetEvent::Allowed { number, peer, rule });
         }
-        if connection.is_noted || !connection.is_local() {
+        if connection.is_logged || !connection.is_local() {
             let moved = connection.moved.bytes();
             self.note_end(number, peer_of(&connection), moved, connection.started, reason);
         }
@@ -286,7 +285,7 @@ impl Gateway {
                     }
                     Asker::Connection(number) => {
                         if let Some(connection) = self.table.get_mut(number) {
-                            connection.answer_question(&message, self.now);
+                            connection.on_dns_response(&message, self.now);
                             self.table.queue(number);
                         }
                     }
@@ -302,26 +301,9 @@ impl Gateway {
     }
 }
 
-fn with_place(mut connection: Connection, place: Endpoint, rule: String) -> Connection {
-    connection.is_host = place.is_host;
-    connection.names = place.names;
-    connection.rule = rule;
-    connection
-}
-
-/// The place as it was when the connection began.
-pub fn place_of(connection: &Connection) -> Endpoint {
-    Endpoint {
-        protocol: Protocol::Tcp,
-        remote: connection.remote,
-        is_host: connection.is_host,
-        names: connection.names.clone(),
-    }
-}
-
 /// As it is written down.
 pub fn peer_of(connection: &Connection) -> Peer {
     let name = connection.found.as_ref().and_then(Found::name);
-    let peer = policy_check::peer(&place_of(connection), name);
+    let peer = policy_check::peer(&connection.endpoint, name);
     if connection.inbound { Peer { inbound: true, port: connection.ends.guest_port, ..peer } } else { peer }
 }

@@ -36,7 +36,7 @@ fn reading() -> Connection {
 }
 
 fn dialling() -> Connection {
-    Connection::dialling(ENDS, socket(), Vec::new(), Instant::now())
+    Connection::dialing(ENDS, socket(), Vec::new(), Instant::now())
 }
 
 fn inbound() -> Connection {
@@ -75,7 +75,7 @@ fn fate(rules: &[&str], connection: &Connection) -> String {
 #[test]
 fn connections_that_the_new_policy_decides_without_reading() {
     let answering = Connection::answering(ENDS, stack(), Vec::new(), Instant::now());
-    let asking = Connection::asking(ENDS, stack(), Instant::now());
+    let asking = Connection::resolving(ENDS, stack(), Instant::now());
     let nothing: &[&str] = &[];
     let table = [
         ("an answer of the gateway", answering, nothing, "stays"),
@@ -121,7 +121,7 @@ fn n8_where_a_name_is_allowed_only_a_client_that_said_it_stays() {
         ("another name", named("bad.example"), false),
     ];
     for (what, mut connection, stays) in table {
-        connection.names = vec!["good.example".parse().unwrap()];
+        connection.endpoint.names = vec!["good.example".parse().unwrap()];
         let fate = fate(&[rule], &connection);
         assert_eq!(fate == "stays", stays, "{what}: {fate}");
         assert_eq!(fate.starts_with("ends: "), !stays, "{what}: {fate}");

@@ -6,7 +6,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::{Connection, DIAL_TIME, HALF_OPEN_TIME, Pumped, QUESTIONS_TIME, READING_TIME};
+use super::dialing::DIAL_TIME;
+use super::open::HALF_OPEN_TIME;
+use super::reading::READING_TIME;
+use super::resolving::QUESTIONS_TIME;
+use super::{Connection, Pumped};
 use crate::link::Link;
 use crate::stack::{Clock, Ends, Stack};
 
@@ -29,10 +33,10 @@ fn stack() -> Stack {
 /// One in each stage, with its name.
 fn all(now: Instant) -> [(&'static str, Connection); 5] {
     [
-        ("dialling", Connection::dialling(ends(), socket(), Vec::new(), now)),
+        ("dialling", Connection::dialing(ends(), socket(), Vec::new(), now)),
         ("reading", Connection::reading(ends(), stack(), now)),
         ("answering", Connection::answering(ends(), stack(), Vec::new(), now)),
-        ("queries", Connection::asking(ends(), stack(), now)),
+        ("queries", Connection::resolving(ends(), stack(), now)),
         ("inbound", Connection::inbound(ends(), ends().remote, socket(), stack(), now)),
     ]
 }
@@ -44,21 +48,21 @@ fn stages(is_so: impl Fn(&Connection) -> bool) -> Vec<&'static str> {
 
 #[test]
 fn each_stage_tells_what_has_been_decided_and_what_has_gone_out() {
-    assert_eq!(stages(Connection::is_unjudged), ["reading"]);
-    assert_eq!(stages(Connection::is_dialling), ["dialling"]);
-    assert_eq!(stages(Connection::is_read), ["reading"]);
+    assert_eq!(stages(Connection::is_undecided), ["reading"]);
+    assert_eq!(stages(Connection::is_dialing), ["dialling"]);
+    assert_eq!(stages(Connection::is_inspected), ["reading"]);
     assert_eq!(stages(Connection::is_local), ["answering", "queries"]);
     assert_eq!(stages(|connection| connection.socket().is_some()), ["dialling", "inbound"]);
     assert_eq!(stages(|connection| connection.inbound), ["inbound"]);
-    assert_eq!(stages(|connection| connection.said().is_some()).len(), 0);
+    assert_eq!(stages(|connection| connection.parsed_target().is_some()).len(), 0);
 }
 
 #[test]
 fn only_a_dial_that_was_never_recorded_is_recorded_at_its_end() {
-    assert_eq!(stages(Connection::was_only_dialled), ["dialling"]);
+    assert_eq!(stages(Connection::was_only_dialed), ["dialling"]);
     let [(_, mut dialling), ..] = all(Instant::now());
-    dialling.is_noted = true;
-    assert!(!dialling.was_only_dialled());
+    dialling.is_logged = true;
+    assert!(!dialling.was_only_dialed());
 }
 
 #[test]

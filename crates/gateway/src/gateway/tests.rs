@@ -89,7 +89,7 @@ impl Scene {
     /// A connection that begins at this port of the guest's.
     fn connect(&mut self, guest_port: u16, inbound: bool) -> u64 {
         let now = self.gateway.now;
-        let mut connection = Connection::dialling(ends(guest_port), socket(), Vec::new(), now);
+        let mut connection = Connection::dialing(ends(guest_port), socket(), Vec::new(), now);
         connection.inbound = inbound;
         self.gateway.table.add(connection)
     }
@@ -430,7 +430,7 @@ fn a_port_of_the_gateway_is_used_once_at_a_time() {
     scene.gateway.next_port = 28230;
     let taken = Ends { guest_port: 80, remote: SocketAddr::new(GATEWAY_V4.into(), 32769) };
     let now = scene.gateway.now;
-    scene.gateway.table.add(Connection::dialling(taken, socket(), Vec::new(), now));
+    scene.gateway.table.add(Connection::dialing(taken, socket(), Vec::new(), now));
     scene.gateway.on_port(0);
     let inbound = scene.gateway.table.all().filter(|(_, connection)| connection.inbound);
     let ports: Vec<_> = inbound.map(|(_, connection)| connection.ends.remote.port()).collect();

@@ -14,7 +14,7 @@ fn ends(guest_port: u16) -> Ends {
 /// A connection that only has its deadline as a timer.
 fn connection(guest_port: u16, now: Instant) -> Connection {
     let socket = std::os::unix::net::UnixDatagram::unbound().unwrap().into();
-    Connection::dialling(ends(guest_port), socket, Vec::new(), now)
+    Connection::dialing(ends(guest_port), socket, Vec::new(), now)
 }
 
 fn numbers(table: &mut Table) -> Vec<u64> {

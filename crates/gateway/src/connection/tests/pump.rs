@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 use smoltcp::wire::TcpControl;
 
-use super::super::{
-    ANSWER_TIME, Connection, DIAL_TIME, HALF_OPEN_TIME, Pumped, QUESTIONS_TIME, READING_TIME, TURN,
-};
+use super::super::answering::ANSWER_TIME;
+use super::super::dialing::DIAL_TIME;
+use super::super::open::HALF_OPEN_TIME;
+use super::super::reading::READING_TIME;
+use super::super::resolving::QUESTIONS_TIME;
+use super::super::{Connection, Pumped, TURN};
 use super::ends;
 use crate::counts::Meter;
 use crate::inspect::{Found, Inspector, Speech};
@@ -51,7 +54,7 @@ impl Scene {
     fn dialling() -> (Self, UnixStream) {
         let (socket, server) = sockets();
         let dialling = |guest: &mut Guest, _: &mut Link, _, now| {
-            Connection::dialling(ends(), socket.into(), guest.syn(), now)
+            Connection::dialing(ends(), socket.into(), guest.syn(), now)
         };
         (Self::new(dialling), server)
     }
@@ -62,7 +65,7 @@ impl Scene {
         scene.connection.wake();
         scene.establish();
         assert!(matches!(scene.pump(), Pumped::Opened));
-        scene.connection.is_noted = true;
+        scene.connection.is_logged = true;
         (scene, server)
     }
 
@@ -150,7 +153,7 @@ impl Scene {
 
     /// Whether the guest was told of a reset.
     fn is_reset(&mut self) -> bool {
-        self.connection.bury(self.now, &mut self.link);
+        self.connection.send_final(self.now, &mut self.link);
         self.guest.segments().iter().any(|segment| segment.rst())
     }
 }
@@ -182,7 +185,7 @@ fn the_guest_gets_no_answer_before_the_server_has_one() {
     scene.connection.wake();
     assert!(matches!(scene.pump(), Pumped::Idle));
     assert!(scene.guest.segments()[0].syn());
-    assert!(!scene.connection.is_dialling());
+    assert!(!scene.connection.is_dialing());
     let due = scene.connection.due(scene.now).unwrap();
     assert!(due <= scene.now + HALF_OPEN_TIME, "the guest has its time");
 }
@@ -288,12 +291,12 @@ fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
     let found = judged(&mut scene);
     assert!(scene.connection.accept(found), "it is to be dialled");
     let (socket, mut server) = sockets();
-    scene.connection.dialled(socket.into(), scene.now);
+    scene.connection.dialed(socket.into(), scene.now);
     scene.settle();
     scene.say(&vec![b'x'; body]);
     scene.connection.wake();
     assert!(matches!(scene.pump(), Pumped::Opened));
-    scene.connection.is_noted = true;
+    scene.connection.is_logged = true;
     let mut came = drain(&mut server);
     assert!(matches!(scene.pump(), Pumped::More), "more waits than the reader had room for");
     came += drain(&mut server);
@@ -343,7 +346,7 @@ fn nothing_is_recorded_and_nothing_is_dialled_while_the_client_is_read() {
         matches!(scene.pump(), Pumped::Idle),
         "it is not established as far as anybody else is concerned"
     );
-    assert!(scene.connection.is_unjudged() && scene.connection.has_not_begun());
+    assert!(scene.connection.is_undecided() && scene.connection.has_not_begun());
     let due = scene.connection.due(scene.now).unwrap();
     assert!(due <= scene.now + READING_TIME, "it has to say what it wants");
     scene.say(REQUEST);
@@ -359,8 +362,8 @@ fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
     let found = judged(&mut scene);
     scene.connection.accept(found);
     let (socket, mut server) = sockets();
-    scene.connection.dialled(socket.into(), scene.now);
-    assert!(!scene.connection.is_unjudged());
+    scene.connection.dialed(socket.into(), scene.now);
+    assert!(!scene.connection.is_undecided());
     assert!(matches!(scene.pump(), Pumped::Idle), "it is dialled");
     assert!(has_nothing(&mut server));
     assert_eq!(scene.connection.due(scene.now).map(|due| due <= scene.now + DIAL_TIME), Some(true));
@@ -376,7 +379,7 @@ fn a_server_that_was_dialled_for_nothing_does_not_answer_in_time() {
     let found = judged(&mut scene);
     scene.connection.accept(found);
     let (socket, _server) = sockets();
-    scene.connection.dialled(socket.into(), scene.now);
+    scene.connection.dialed(socket.into(), scene.now);
     scene.now += DIAL_TIME - Duration::from_millis(1);
     assert!(matches!(scene.pump(), Pumped::Idle));
     scene.now += Duration::from_millis(1);
@@ -435,7 +438,7 @@ fn what_was_allowed_before_goes_out_and_what_is_denied_does_not() {
 
 #[test]
 fn a_query_over_a_connection_is_answered_there() {
-    let mut scene = Scene::local(|stack, now| Connection::asking(ends(), stack, now));
+    let mut scene = Scene::local(|stack, now| Connection::resolving(ends(), stack, now));
     scene.say(&[0, 3, 1, 2, 3, 0, 1, 9]);
     for expected in [vec![1, 2, 3], vec![9]] {
         let pumped = scene.pump();
@@ -443,14 +446,14 @@ fn a_query_over_a_connection_is_answered_there() {
     }
     assert!(matches!(scene.pump(), Pumped::Idle));
     scene.now += QUESTIONS_TIME - Duration::from_secs(1);
-    scene.connection.answer_question(&[7, 7], scene.now);
+    scene.connection.on_dns_response(&[7, 7], scene.now);
     assert_eq!(scene.came(), [0, 2, 7, 7]);
     let fin = scene.guest.fin();
     scene.on_packet(&fin);
     assert!(matches!(scene.pump(), Pumped::Idle), "one is still to be answered");
     scene.now += QUESTIONS_TIME - Duration::from_secs(1);
     assert!(matches!(scene.pump(), Pumped::Idle), "its time begins anew with each answer");
-    scene.connection.answer_question(&[8], scene.now);
+    scene.connection.on_dns_response(&[8], scene.now);
     scene.pump();
     let closes = scene.guest.segments().iter().any(|segment| segment.fin());
     assert_eq!((scene.guest.came.as_slice(), closes), (&[0, 1, 8][..], true));
@@ -458,14 +461,14 @@ fn a_query_over_a_connection_is_answered_there() {
 
 #[test]
 fn r5_a_connection_has_sixteen_queries_at_once() {
-    let mut scene = Scene::local(|stack, now| Connection::asking(ends(), stack, now));
+    let mut scene = Scene::local(|stack, now| Connection::resolving(ends(), stack, now));
     scene.say(&[0, 1, 9].repeat(18));
     let mut taken = 0;
     while matches!(scene.pump(), Pumped::Question(_)) {
         taken += 1;
     }
     assert_eq!(taken, 16);
-    scene.connection.answer_question(&[7], scene.now);
+    scene.connection.on_dns_response(&[7], scene.now);
     assert!(matches!(scene.pump(), Pumped::Question(_)), "one more for each answer");
     assert!(matches!(scene.pump(), Pumped::Idle));
 }
@@ -521,7 +524,7 @@ fn a_client_that_has_finished_may_still_break_off() {
 
 #[test]
 fn an_inbound_connection_tells_who_broke_it_off() {
-    for (is_noted, expected) in
+    for (is_logged, expected) in
         [(false, "the sandbox does not listen there"), (true, "the sandbox broke it off")]
     {
         let (socket, mut server) = sockets();
@@ -531,11 +534,11 @@ fn an_inbound_connection_tells_who_broke_it_off() {
         });
         assert!(matches!(scene.pump(), Pumped::Idle));
         assert!(scene.guest.segments()[0].syn());
-        if is_noted {
+        if is_logged {
             let answer = scene.guest.syn();
             scene.on_packet(&answer);
             assert!(matches!(scene.pump(), Pumped::Opened));
-            scene.connection.is_noted = true;
+            scene.connection.is_logged = true;
         }
         let reset = scene.guest.packet(TcpControl::Rst, &[]);
         scene.on_packet(&reset);

@@ -1,0 +1,63 @@
+//! Connections whose host's socket is connecting.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::host_socket::HostSocket;
+use super::open::Open;
+use super::turn::{Pumped, Turn};
+use crate::inspect::Inspector;
+use crate::stack::{Ends, Stack};
+
+/// How long the server may take to answer. A guest's own kernel gives up after about as long.
+pub(super) const DIAL_TIME: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(super) struct Dialing {
+    pub(super) host: HostSocket,
+    pub(super) inspector: Box<Inspector>,
+    /// The guest's SYN, to be answered when the server has answered.
+    pub(super) syn: Vec<u8>,
+    pub(super) deadline: Instant,
+}
+
+impl Dialing {
+    pub(super) fn new(socket: OwnedFd, inspector: Inspector, syn: Vec<u8>, now: Instant) -> Self {
+        Self { host: HostSocket::new(socket), inspector: Box::new(inspector), syn, deadline: now + DIAL_TIME }
+    }
+
+    /// The socket is connected: answers the guest's SYN. Without a stack the state stays what it was.
+    pub(super) fn connected(self, ends: Ends, turn: &mut Turn<'_>) -> Result<Open, Self> {
+        let Some(mut stack) = Stack::answering(ends, turn.room, turn.clock, turn.link) else {
+            return Err(self);
+        };
+        stack.on_packet(&self.syn, turn.now, turn.link);
+        Ok(Open::half_open(stack, self.host, Some(self.inspector), turn.now))
+    }
+}
+
+/// The client's first bytes were read and allowed before anything was dialed.
+#[derive(Debug)]
+pub(super) struct DialingRead {
+    pub(super) stack: Stack,
+    pub(super) host: HostSocket,
+    pub(super) inspector: Box<Inspector>,
+    pub(super) deadline: Instant,
+}
+
+impl DialingRead {
+    /// While the socket is connecting, the guest's stack still acknowledges and may be reset.
+    pub(super) fn wait(&mut self, turn: &mut Turn<'_>) -> Pumped {
+        self.stack.speak(turn.now, turn.link);
+        if self.stack.is_reset() {
+            return Pumped::Ended("the client broke it off".to_owned());
+        }
+        Pumped::Idle
+    }
+
+    /// The socket is connected, and the guest's side has been established since before.
+    pub(super) fn connected(self) -> Open {
+        let Self { stack, host, inspector, deadline: _ } = self;
+        Open { stack, host, inspector: Some(inspector), handshake_deadline: None }
+    }
+}

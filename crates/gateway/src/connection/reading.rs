@@ -1,0 +1,81 @@
+//! Connections whose first bytes decide whether they are allowed. Nothing is dialed yet.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::answering::Answering;
+use super::dialing::{DIAL_TIME, DialingRead};
+use super::host_socket::HostSocket;
+use super::turn::{Pumped, Turn, ended_locally};
+use crate::counts::Meter;
+use crate::inspect::{Inspector, Next};
+use crate::stack::Stack;
+
+/// How long the client may take to send its ClientHello or its request.
+pub(super) const READING_TIME: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) stack: Stack,
+    pub(super) inspector: Box<Inspector>,
+    pub(super) deadline: Instant,
+}
+
+impl Reading {
+    pub(super) fn new(stack: Stack, inspector: Inspector, now: Instant) -> Self {
+        Self { stack, inspector: Box::new(inspector), deadline: now + READING_TIME }
+    }
+
+    pub(super) fn pump(&mut self, turn: &mut Turn<'_>) -> Pumped {
+        if let Some(pumped) = inspect(&mut self.inspector, &mut self.stack, turn.moved) {
+            return pumped;
+        }
+        self.stack.speak(turn.now, turn.link);
+        if self.stack.guest_has_finished() {
+            self.stack.tcp().abort();
+            return Pumped::Ended("the client left without saying what it wants".to_owned());
+        }
+        ended_locally(&mut self.stack).unwrap_or_else(|| turn.idle_or_more(false))
+    }
+
+    /// What the client asks for was allowed.
+    pub(super) fn dialed(self, socket: OwnedFd, now: Instant) -> DialingRead {
+        let Self { stack, inspector, deadline: _ } = self;
+        DialingRead { stack, host: HostSocket::new(socket), inspector, deadline: now + DIAL_TIME }
+    }
+
+    pub(super) fn denied(mut self, answer: Vec<u8>, now: Instant) -> Answering {
+        if answer.is_empty() {
+            self.stack.tcp().abort();
+        }
+        Answering::denied(self.stack, None, answer, now)
+    }
+}
+
+/// Reads on, as far as the inspector has buffer space.
+pub(super) fn inspect(inspector: &mut Inspector, stack: &mut Stack, moved: &mut Meter) -> Option<Pumped> {
+    moved.add_sent(read_into(inspector, stack));
+    match inspector.read_on() {
+        Next::Decide(found) => Some(Pumped::Decide(found)),
+        Next::Refused(why) => Some(Pumped::Unreadable(why)),
+        Next::More => None,
+    }
+}
+
+fn read_into(inspector: &mut Inspector, stack: &mut Stack) -> u64 {
+    let mut taken = 0;
+    // At most two rounds: what is queued may wrap around the end of the stack's ring buffer.
+    while inspector.room() > 0 && stack.tcp().recv_queue() > 0 {
+        let room = inspector.room();
+        let count = stack.tcp().recv(|bytes| {
+            let part = bytes.get(..bytes.len().min(room)).unwrap_or(bytes);
+            inspector.push(part);
+            (part.len(), part.len())
+        });
+        match count {
+            Ok(count) if count > 0 => taken += u64::try_from(count).unwrap_or(0),
+            _ => break,
+        }
+    }
+    taken
+}
