@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 use crate::host;
 
 /// How long the other side may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is looked at: nothing tells.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the host goes on when the sandbox has ended.
-const AFTER_THE_END: Duration = Duration::from_secs(10);
+const LINGER_TIME: Duration = Duration::from_secs(10);
 
 /// The sockets, those that ended first at the front.
 #[derive(Debug, Default)]
-pub struct Closing {
+pub struct ClosingSockets {
     sockets: VecDeque<(OwnedFd, Instant)>,
     next: Option<Instant>,
 }
 
-impl Closing {
+impl ClosingSockets {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.sockets.len()
@@ -33,8 +33,8 @@ impl Closing {
 
     /// One more.
     pub fn add(&mut self, socket: OwnedFd, now: Instant) {
-        self.sockets.push_back((socket, now + PATIENCE));
-        self.next.get_or_insert(now + LOOK);
+        self.sockets.push_back((socket, now + ACK_TIMEOUT));
+        self.next.get_or_insert(now + POLL_INTERVAL);
     }
 
     /// When to look at them again, if there are any.
@@ -43,22 +43,22 @@ impl Closing {
     }
 
     /// Drops those that are closed, and breaks those off that take too long.
-    pub fn look(&mut self, now: Instant) {
+    pub fn poll(&mut self, now: Instant) {
         if self.next.is_none_or(|next| now < next) {
             return;
         }
         self.sockets.retain(|(socket, until)| {
             if now >= *until {
-                host::break_off(socket);
+                host::reset_on_close(socket);
                 return false;
             }
             !host::is_closed(socket)
         });
-        self.next = (!self.sockets.is_empty()).then(|| now + LOOK);
+        self.next = (!self.sockets.is_empty()).then(|| now + POLL_INTERVAL);
     }
 
     /// The sandbox has ended: what was sent may still arrive.
-    pub fn leave(&mut self) {
-        self.sockets.drain(..).for_each(|(socket, _)| host::leave(socket, AFTER_THE_END));
+    pub fn release(&mut self) {
+        self.sockets.drain(..).for_each(|(socket, _)| host::linger(socket, LINGER_TIME));
     }
 }

@@ -22,11 +22,11 @@ use bathy_policy::Protocol;
 use crate::counts::Meter;
 use crate::frame::Segment;
 use crate::host;
-use crate::inspect::{Found, Inspector, Speech};
+use crate::inspect::{AppProtocol, Inspector, ParsedTarget};
 use crate::link::Link;
 use crate::policy_check::Endpoint;
 use crate::reply;
-use crate::stack::{Clock, Ends, Stack};
+use crate::stack::{Clock, FourTuple, Stack};
 use answering::Answering;
 use dialing::Dialing;
 use host_socket::HostSocket;
@@ -36,71 +36,71 @@ use resolving::Resolving;
 use state::State;
 use turn::Turn;
 
-pub use turn::Pumped;
+pub use turn::TurnOutcome;
 
 /// How many bytes one connection moves, both ways together, before others have their turn.
 const TURN: usize = 256 * 1024;
 
 #[derive(Debug)]
 pub struct Connection {
-    pub ends: Ends,
+    pub tuple: FourTuple,
     /// What is dialed, or the peer of an inbound connection, with what was known of it at the start.
     pub endpoint: Endpoint,
     /// Whether a peer at a published port opened it.
     pub inbound: bool,
     /// What the client asked for last.
-    pub found: Option<Found>,
+    pub target: Option<ParsedTarget>,
     /// The rule that allows it.
     pub rule: String,
     pub started: Instant,
-    pub moved: Meter,
+    pub meter: Meter,
     /// Whether it was logged as established.
     pub is_logged: bool,
     state: State,
 }
 
 impl Connection {
-    fn new(ends: Ends, state: State, now: Instant) -> Self {
+    fn new(tuple: FourTuple, state: State, now: Instant) -> Self {
         Self {
-            ends,
-            endpoint: Endpoint::unnamed(Protocol::Tcp, ends.remote),
+            tuple,
+            endpoint: Endpoint::unnamed(Protocol::Tcp, tuple.remote),
             inbound: false,
-            found: None,
+            target: None,
             rule: String::new(),
             started: now,
-            moved: Meter::default(),
+            meter: Meter::default(),
             is_logged: false,
             state,
         }
     }
 
     /// Dialed at once. The guest's SYN is answered when the server has answered.
-    pub fn dialing(ends: Ends, socket: OwnedFd, syn: Vec<u8>, now: Instant) -> Self {
-        let inspector = Inspector::watching(ends.remote.ip());
-        Self::new(ends, State::Dialing(Dialing::new(socket, inspector, syn, now)), now)
+    pub fn dialing(tuple: FourTuple, socket: OwnedFd, syn: Vec<u8>, now: Instant) -> Self {
+        let inspector = Inspector::passive(tuple.remote.ip());
+        Self::new(tuple, State::Dialing(Dialing::new(socket, inspector, syn, now)), now)
     }
 
     /// The client's first bytes are read before anything is dialed.
-    pub fn reading(ends: Ends, stack: Stack, now: Instant) -> Self {
-        let inspector = Inspector::new(ends.remote.ip());
-        Self::new(ends, State::Reading(Reading::new(stack, inspector, now)), now)
+    pub fn reading(tuple: FourTuple, stack: Stack, now: Instant) -> Self {
+        let inspector = Inspector::new(tuple.remote.ip());
+        Self::new(tuple, State::Reading(Reading::new(stack, inspector, now)), now)
     }
 
     /// Denied: the gateway sends this answer and closes.
-    pub fn answering(ends: Ends, stack: Stack, answer: Vec<u8>, now: Instant) -> Self {
-        Self::new(ends, State::Answering(Answering::new(stack, answer, now)), now)
+    pub fn answering(tuple: FourTuple, stack: Stack, answer: Vec<u8>, now: Instant) -> Self {
+        Self::new(tuple, State::Answering(Answering::new(stack, answer, now)), now)
     }
 
     /// DNS over TCP, resolved by the gateway.
-    pub fn resolving(ends: Ends, stack: Stack, now: Instant) -> Self {
-        Self::new(ends, State::Resolving(Resolving::new(stack, now)), now)
+    pub fn resolving(tuple: FourTuple, stack: Stack, now: Instant) -> Self {
+        Self::new(tuple, State::Resolving(Resolving::new(stack, now)), now)
     }
 
     /// Accepted from a peer at a published port.
-    pub fn inbound(ends: Ends, peer: SocketAddr, socket: OwnedFd, stack: Stack, now: Instant) -> Self {
+    pub fn inbound(tuple: FourTuple, peer: SocketAddr, socket: OwnedFd, stack: Stack, now: Instant) -> Self {
         let open = Open::half_open(stack, HostSocket::new(socket), None, now);
         let endpoint = Endpoint::unnamed(Protocol::Tcp, peer);
-        Self { inbound: true, endpoint, ..Self::new(ends, State::Open(open), now) }
+        Self { inbound: true, endpoint, ..Self::new(tuple, State::Open(open), now) }
     }
 
     /// The same connection, to this endpoint and allowed by this rule.
@@ -156,12 +156,12 @@ impl Connection {
 
     /// Whether what the client sends next is held back for a decision.
     pub fn is_inspected(&self) -> bool {
-        self.state.inspector().is_some_and(Inspector::is_judging)
+        self.state.inspector().is_some_and(Inspector::is_enforcing)
     }
 
     /// What the client asked for, if the gateway has parsed it.
-    pub fn parsed_target(&self) -> Option<&Found> {
-        self.found.as_ref().or_else(|| self.state.inspector()?.noticed())
+    pub fn parsed_target(&self) -> Option<&ParsedTarget> {
+        self.target.as_ref().or_else(|| self.state.inspector()?.observed())
     }
 
     /// Whether the gateway itself is the other side.
@@ -180,11 +180,11 @@ impl Connection {
     }
 
     /// Lets through what [`Pumped::Decide`] asked about. Whether it has to be dialed now.
-    pub fn accept(&mut self, found: Found) -> bool {
+    pub fn accept(&mut self, target: ParsedTarget) -> bool {
         if let Some(inspector) = self.state.inspector_mut() {
-            inspector.accept(&found);
+            inspector.accept(&target);
         }
-        self.found = Some(found);
+        self.target = Some(target);
         self.is_undecided()
     }
 
@@ -210,8 +210,8 @@ impl Connection {
     }
 
     /// The client's protocol, as far as it was parsed.
-    pub fn speech(&self) -> Speech {
-        self.state.inspector().map_or(Speech::Other, Inspector::speech)
+    pub fn app_protocol(&self) -> AppProtocol {
+        self.state.inspector().map_or(AppProtocol::Other, Inspector::app_protocol)
     }
 
     /// Resets both sides.
@@ -227,12 +227,12 @@ impl Connection {
     /// Sends the guest the last segments, before the connection is removed.
     pub fn send_final(&mut self, now: Instant, link: &mut Link) {
         if let State::Dialing(dialing) = &self.state {
-            let (guest_port, remote) = (self.ends.guest_port, self.ends.remote);
+            let (guest_port, remote) = (self.tuple.guest_port, self.tuple.remote);
             let packet = &dialing.syn;
-            reply::reset(link, &Segment { guest_port, remote, opens: true, resets: false, packet });
+            reply::send_reset(link, &Segment { guest_port, remote, opens: true, resets: false, packet });
         }
         if let Some(stack) = self.state.stack() {
-            stack.speak(now, link);
+            stack.transmit(now, link);
         }
     }
 
@@ -248,13 +248,13 @@ impl Connection {
         &mut self,
         now: Instant,
         clock: Clock,
-        room: usize,
+        buffer_size: usize,
         link: &mut Link,
         down: &mut u64,
-    ) -> Pumped {
-        let mut turn = Turn { now, clock, room, link, down, left: TURN, moved: &mut self.moved };
-        if let Some(pumped) = settle_dial(&mut self.state, self.ends, &mut turn) {
-            return pumped;
+    ) -> TurnOutcome {
+        let mut turn = Turn { now, clock, buffer_size, link, down, left: TURN, meter: &mut self.meter };
+        if let Some(outcome) = settle_dial(&mut self.state, self.tuple, &mut turn) {
+            return outcome;
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= now) {
             return self.expire();
@@ -265,7 +265,7 @@ impl Connection {
             (true, false) => "the sandbox does not listen there",
         };
         match &mut self.state {
-            State::Closed | State::Dialing(_) => Pumped::Idle,
+            State::Closed | State::Dialing(_) => TurnOutcome::Idle,
             State::DialingRead(state) => state.wait(&mut turn),
             State::Reading(state) => state.pump(&mut turn),
             State::Open(state) => state.pump(&mut turn, self.is_logged, reset),
@@ -274,14 +274,14 @@ impl Connection {
         }
     }
 
-    fn expire(&mut self) -> Pumped {
+    fn expire(&mut self) -> TurnOutcome {
         self.abort();
-        Pumped::Ended(self.state.timeout_reason().to_owned())
+        TurnOutcome::Ended(self.state.timeout_reason().to_owned())
     }
 }
 
 /// Goes on to [`State::Open`] if the host's socket has connected, and ends the connection if that has failed.
-fn settle_dial(state: &mut State, ends: Ends, turn: &mut Turn<'_>) -> Option<Pumped> {
+fn settle_dial(state: &mut State, tuple: FourTuple, turn: &mut Turn<'_>) -> Option<TurnOutcome> {
     let connected = match state {
         State::Dialing(dialing) => dialing.host.connected()?,
         State::DialingRead(dialing) => dialing.host.connected()?,
@@ -289,14 +289,14 @@ fn settle_dial(state: &mut State, ends: Ends, turn: &mut Turn<'_>) -> Option<Pum
     };
     if let Err(error) = connected {
         state.abort();
-        return Some(Pumped::Ended(format!("not connected: {}", host::describe(error))));
+        return Some(TurnOutcome::Ended(format!("not connected: {}", host::describe(error))));
     }
     *state = match mem::take(state) {
-        State::Dialing(dialing) => match dialing.connected(ends, turn) {
+        State::Dialing(dialing) => match dialing.connected(tuple, turn) {
             Ok(open) => State::Open(open),
             Err(dialing) => {
                 *state = State::Dialing(dialing);
-                return Some(Pumped::Ended("the gateway could not make a stack for it".to_owned()));
+                return Some(TurnOutcome::Ended("the gateway could not make a stack for it".to_owned()));
             }
         },
         State::DialingRead(dialing) => State::Open(dialing.connected()),

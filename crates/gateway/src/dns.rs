@@ -5,22 +5,22 @@
 //! see, and what the guest learns about addresses is exactly what [`NameBook`] knows.
 
 mod answer;
-mod book;
 mod frame;
 mod limits;
+mod name_cache;
 mod query;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Answer, BadAnswer, read_answer};
-pub use book::NameBook;
+pub use answer::{Answer, AnswerError, read_answer};
 pub use frame::{FrameReader, FrameTooLong, frame};
 pub use hickory_proto::op::ResponseCode;
 pub use hickory_proto::rr::RecordType;
-pub use limits::{LimitFigures, Limited, QueryLimits};
+pub use limits::{LimitConfig, LimitExceeded, QueryLimits};
+pub use name_cache::NameCache;
 pub use query::{
-    Handling, Query, QueryProblem, RefusedQuery, answer_empty, answer_refused, answer_servfail,
-    question_for_upstream, read_query,
+    Handling, Query, QueryProblem, RefusedQuery, answer_empty, answer_refused, answer_servfail, read_query,
+    upstream_query,
 };
 
 /// The longest query that is read. A name takes up to 255 bytes, and no option of a query is needed here.
@@ -41,7 +41,7 @@ pub const MAX_RECORDS: usize = 128;
 pub const MAX_TTL: u32 = 3600;
 /// The shortest time, in seconds, for which an address counts as resolved: an answer with no time to live is meant for
 /// the connection that follows it.
-pub const MIN_BOOK_TTL: u32 = 1;
+pub const MIN_CACHE_TTL: u32 = 1;
 
 /// How a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

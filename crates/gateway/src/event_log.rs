@@ -12,20 +12,20 @@ use bathy_protocol::network::{FromGateway, NetEvent, Peer, encode};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::frame::Dropped;
+use crate::frame::DropReason;
 
 /// So many may wait before nothing new is decided.
-const MOST_WAITING: usize = 1024;
+const MAX_QUEUED: usize = 1024;
 /// Alike denials, drops and limits are told once in this time, with their number.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How many kinds of denials are told apart in one such time.
-const MOST_KINDS: usize = 256;
+const MAX_KINDS: usize = 256;
 
 /// A denial that was told of, and how often it came again.
 #[derive(Debug)]
 struct Repeated {
     rule: String,
-    cure: Option<String>,
+    fix: Option<String>,
     again: u32,
 }
 
@@ -35,15 +35,15 @@ pub struct EventLog {
     socket: OwnedFd,
     /// Answers to the owner. They overtake events, which an owner that cannot record them leaves where they are.
     answers: VecDeque<Vec<u8>>,
-    waiting: VecDeque<Vec<u8>>,
+    queued: VecDeque<Vec<u8>>,
     /// The owner cannot record events at present.
     is_held: bool,
     denials: BTreeMap<String, (Peer, Repeated)>,
     /// Names that were told of as denied.
     names: BTreeSet<(String, String)>,
-    drops: BTreeMap<Dropped, u64>,
+    drops: BTreeMap<DropReason, u64>,
     limits: BTreeMap<&'static str, u64>,
-    unkept: u32,
+    uncounted: u32,
     next: Instant,
 }
 
@@ -53,13 +53,13 @@ impl EventLog {
         Self {
             socket,
             answers: VecDeque::new(),
-            waiting: VecDeque::new(),
+            queued: VecDeque::new(),
             is_held: false,
             denials: BTreeMap::new(),
             names: BTreeSet::new(),
             drops: BTreeMap::new(),
             limits: BTreeMap::new(),
-            unkept: 0,
+            uncounted: 0,
             next: now + PERIOD,
         }
     }
@@ -70,13 +70,13 @@ impl EventLog {
     }
 
     /// Whether the guest's frames may be taken: what is open goes on, and its end is an event.
-    pub fn has_room(&self) -> bool {
-        self.waiting.len() < MOST_WAITING
+    pub fn has_space(&self) -> bool {
+        self.queued.len() < MAX_QUEUED
     }
 
     /// Whether something new may begin.
     pub fn may_begin(&self) -> bool {
-        !self.is_held && self.has_room()
+        !self.is_held && self.has_space()
     }
 
     /// Whether the owner cannot record events at present.
@@ -90,7 +90,7 @@ impl EventLog {
     }
 
     /// Sends an answer to the owner, before any event that waits.
-    pub fn answer(&mut self, message: &FromGateway) {
+    pub fn reply(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
             self.answers.push_back(bytes);
             self.flush();
@@ -98,58 +98,58 @@ impl EventLog {
     }
 
     /// Sends a message.
-    pub fn tell(&mut self, message: &FromGateway) {
+    pub fn send(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
-            self.waiting.push_back(bytes);
+            self.queued.push_back(bytes);
             self.flush();
         }
     }
 
     /// Something happened.
-    pub fn event(&mut self, event: NetEvent) {
-        self.tell(&FromGateway::Event(event));
+    pub fn log(&mut self, event: NetEvent) {
+        self.send(&FromGateway::Event(event));
     }
 
     /// Something was denied. The first of its kind is told at once, the others are counted for a while.
-    pub fn denied(&mut self, peer: &Peer, rule: &str, cure: Option<&str>) {
+    pub fn log_denial(&mut self, peer: &Peer, rule: &str, fix: Option<&str>) {
         let kind = format!("{:?} {} {} {:?} {rule}", peer.transport, peer.address, peer.port, peer.name);
         if let Some((_, repeated)) = self.denials.get_mut(&kind) {
             repeated.again = repeated.again.saturating_add(1);
             return;
         }
-        if self.denials.len() >= MOST_KINDS {
-            self.unkept = self.unkept.saturating_add(1);
+        if self.denials.len() >= MAX_KINDS {
+            self.uncounted = self.uncounted.saturating_add(1);
             return;
         }
-        let (rule, cure) = (rule.to_owned(), cure.map(str::to_owned));
-        self.event(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: cure.clone(), count: 1 });
-        self.denials.insert(kind, (peer.clone(), Repeated { rule, cure, again: 0 }));
+        let (rule, fix) = (rule.to_owned(), fix.map(str::to_owned));
+        self.log(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: fix.clone(), count: 1 });
+        self.denials.insert(kind, (peer.clone(), Repeated { rule, fix, again: 0 }));
     }
 
     /// A name was asked for. Of names that are denied each is told of once in a while: a guest can ask as often as it likes.
-    pub fn asked(&mut self, event: NetEvent) {
+    pub fn log_query(&mut self, event: NetEvent) {
         if let NetEvent::Unresolved { name, kind, denied: true, .. } = &event {
             let asked = (name.clone(), kind.clone());
             if self.names.contains(&asked) {
-                return self.limited("names that are denied, asked for again");
+                return self.count_limit("names that are denied, asked for again");
             }
-            if self.names.len() >= MOST_KINDS {
-                return self.limited("names that are denied");
+            if self.names.len() >= MAX_KINDS {
+                return self.count_limit("names that are denied");
             }
             self.names.insert(asked);
         }
-        self.event(event);
+        self.log(event);
     }
 
     /// A frame was dropped.
-    pub fn dropped(&mut self, reason: Dropped) {
+    pub fn count_drop(&mut self, reason: DropReason) {
         if !reason.is_usual() {
             *self.drops.entry(reason).or_default() += 1;
         }
     }
 
     /// Something was turned away by a limit.
-    pub fn limited(&mut self, limit: &'static str) {
+    pub fn count_limit(&mut self, limit: &'static str) {
         *self.limits.entry(limit).or_default() += 1;
     }
 
@@ -163,42 +163,42 @@ impl EventLog {
     }
 
     /// Tells what was counted, once in a while.
-    pub fn settle(&mut self, now: Instant) {
+    pub fn flush_counts_if_due(&mut self, now: Instant) {
         if now >= self.next && self.may_begin() {
             self.next = now + PERIOD;
-            self.tell_counted();
+            self.flush_counts();
         }
     }
 
     /// Tells what was counted.
-    pub fn tell_counted(&mut self) {
+    pub fn flush_counts(&mut self) {
         self.names.clear();
-        for (peer, Repeated { rule, cure, again }) in std::mem::take(&mut self.denials).into_values() {
+        for (peer, Repeated { rule, fix, again }) in std::mem::take(&mut self.denials).into_values() {
             if again > 0 {
-                self.event(NetEvent::Denied { peer, rule, cure, count: again });
+                self.log(NetEvent::Denied { peer, rule, cure: fix, count: again });
             }
         }
         for (reason, count) in std::mem::take(&mut self.drops) {
-            self.event(NetEvent::Dropped { reason: reason.to_string(), count });
+            self.log(NetEvent::Dropped { reason: reason.to_string(), count });
         }
         for (limit, count) in std::mem::take(&mut self.limits) {
-            self.event(NetEvent::Limited { limit: limit.to_owned(), count });
+            self.log(NetEvent::Limited { limit: limit.to_owned(), count });
         }
-        let unkept = std::mem::take(&mut self.unkept);
-        if unkept > 0 {
-            self.event(NetEvent::Limited { limit: "denials told apart".to_owned(), count: unkept.into() });
+        let uncounted = std::mem::take(&mut self.uncounted);
+        if uncounted > 0 {
+            self.log(NetEvent::Limited { limit: "denials told apart".to_owned(), count: uncounted.into() });
         }
     }
 
     /// Whether everything was sent.
     pub fn is_sent(&self) -> bool {
-        self.answers.is_empty() && self.waiting.is_empty()
+        self.answers.is_empty() && self.queued.is_empty()
     }
 
     /// Sends what the reader takes now.
     pub fn flush(&mut self) {
         loop {
-            let queue = if self.answers.is_empty() { &mut self.waiting } else { &mut self.answers };
+            let queue = if self.answers.is_empty() { &mut self.queued } else { &mut self.answers };
             let Some(message) = queue.front() else { return };
             match send(&self.socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}

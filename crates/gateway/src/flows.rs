@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send, sendto};
 
 use crate::counts::Meter;
 use crate::policy_check::Endpoint;
-use crate::stack::Ends;
+use crate::stack::FourTuple;
 
 /// How long a flow is remembered after its last datagram.
 const IDLE_TIME: Duration = Duration::from_secs(60);
@@ -24,26 +24,26 @@ pub const TURN: usize = 64;
 
 /// Where the datagrams of a flow go.
 #[derive(Debug)]
-pub enum Way {
+pub enum FlowSocket {
     /// Out, over a socket of its own.
-    Out(OwnedFd),
+    Outbound(OwnedFd),
     /// Back to somebody who called at this published port.
-    Back(usize, SocketAddr),
+    Inbound(usize, SocketAddr),
 }
 
 /// Datagrams between a port of the guest's and one other side.
 #[derive(Debug)]
 pub struct Flow {
     /// The guest's end.
-    pub ends: Ends,
+    pub tuple: FourTuple,
     /// The other side.
-    pub place: Endpoint,
+    pub endpoint: Endpoint,
     /// How.
-    pub way: Way,
+    pub socket: FlowSocket,
     /// When it began.
     pub started: Instant,
     /// Bytes from the guest and to it.
-    pub moved: Meter,
+    pub meter: Meter,
     last: Instant,
 }
 
@@ -51,7 +51,7 @@ pub struct Flow {
 #[derive(Debug)]
 pub struct Flows {
     by_number: BTreeMap<u64, Flow>,
-    by_ends: HashMap<Ends, u64>,
+    by_tuple: HashMap<FourTuple, u64>,
     last: u64,
     swept: Instant,
 }
@@ -59,7 +59,7 @@ pub struct Flows {
 impl Flows {
     /// None yet.
     pub fn new(now: Instant) -> Self {
-        Self { by_number: BTreeMap::new(), by_ends: HashMap::new(), last: 0, swept: now }
+        Self { by_number: BTreeMap::new(), by_tuple: HashMap::new(), last: 0, swept: now }
     }
 
     /// How many there are.
@@ -73,21 +73,22 @@ impl Flows {
     }
 
     /// The flow of these ends.
-    pub fn of(&self, ends: Ends) -> Option<u64> {
-        self.by_ends.get(&ends).copied()
+    pub fn find(&self, tuple: FourTuple) -> Option<u64> {
+        self.by_tuple.get(&tuple).copied()
     }
 
     /// The flow of somebody who called at a published port.
-    pub fn back_to(&self, port: usize, caller: SocketAddr) -> Option<u64> {
-        let is_it = |flow: &Flow| matches!(flow.way, Way::Back(of, to) if of == port && to == caller);
+    pub fn inbound_flow(&self, port: usize, remote: SocketAddr) -> Option<u64> {
+        let is_it =
+            |flow: &Flow| matches!(flow.socket, FlowSocket::Inbound(of, to) if of == port && to == remote);
         self.by_number.iter().find(|(_, flow)| is_it(flow)).map(|(number, _)| *number)
     }
 
     /// A new one.
-    pub fn add(&mut self, ends: Ends, place: Endpoint, way: Way, now: Instant) -> u64 {
+    pub fn add(&mut self, tuple: FourTuple, endpoint: Endpoint, socket: FlowSocket, now: Instant) -> u64 {
         self.last += 1;
-        let flow = Flow { ends, place, way, started: now, moved: Meter::default(), last: now };
-        self.by_ends.insert(ends, self.last);
+        let flow = Flow { tuple, endpoint, socket, started: now, meter: Meter::default(), last: now };
+        self.by_tuple.insert(tuple, self.last);
         self.by_number.insert(self.last, flow);
         self.last
     }
@@ -100,7 +101,7 @@ impl Flows {
     /// Ends one.
     pub fn remove(&mut self, number: u64) -> Option<Flow> {
         let flow = self.by_number.remove(&number)?;
-        self.by_ends.remove(&flow.ends);
+        self.by_tuple.remove(&flow.tuple);
         Some(flow)
     }
 
@@ -124,23 +125,23 @@ impl Flow {
     /// Sends a datagram of the guest's. One that finds no room is lost, as datagrams may be.
     pub fn send(&mut self, payload: &[u8], ports: &[OwnedFd], now: Instant) {
         self.last = now;
-        let sent = match &self.way {
-            Way::Out(socket) => send(socket, payload, SendFlags::NOSIGNAL),
-            Way::Back(port, caller) => match ports.get(*port) {
-                Some(socket) => sendto(socket, payload, SendFlags::NOSIGNAL, caller),
+        let sent = match &self.socket {
+            FlowSocket::Outbound(socket) => send(socket, payload, SendFlags::NOSIGNAL),
+            FlowSocket::Inbound(port, remote) => match ports.get(*port) {
+                Some(socket) => sendto(socket, payload, SendFlags::NOSIGNAL, remote),
                 None => return,
             },
         };
         // An error that an earlier datagram met is told with the next one, which was not sent.
-        if let (Err(Errno::CONNREFUSED), Way::Out(socket)) = (sent, &self.way) {
+        if let (Err(Errno::CONNREFUSED), FlowSocket::Outbound(socket)) = (sent, &self.socket) {
             let _ = send(socket, payload, SendFlags::NOSIGNAL);
         }
-        self.moved.add_sent(u64::try_from(payload.len()).unwrap_or(0));
+        self.meter.add_sent(u64::try_from(payload.len()).unwrap_or(0));
     }
 
     /// Takes a datagram for the guest from a flow's own socket.
     pub fn receive(&mut self, buffer: &mut [u8], now: Instant) -> Option<usize> {
-        let Way::Out(socket) = &self.way else { return None };
+        let FlowSocket::Outbound(socket) = &self.socket else { return None };
         loop {
             match recv(socket, &mut *buffer, RecvFlags::empty()) {
                 Ok((count, _)) => {
@@ -156,6 +157,6 @@ impl Flow {
     /// A datagram for the guest came.
     pub fn received(&mut self, count: usize, now: Instant) {
         self.last = now;
-        self.moved.add_received(u64::try_from(count).unwrap_or(0));
+        self.meter.add_received(u64::try_from(count).unwrap_or(0));
     }
 }

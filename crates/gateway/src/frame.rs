@@ -22,19 +22,19 @@ const IPV6_HEADER: usize = 40;
 
 /// Why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Dropped {
+pub enum DropReason {
     /// Its lengths do not agree with each other.
     Malformed,
     /// From a network card that is not the guest's.
-    ForeignCard,
+    ForeignMac,
     /// From an address that is not the guest's.
     ForeignAddress,
     /// To a network card that is not on the link.
-    OtherCard,
+    UnknownMac,
     /// Of a virtual network.
     Vlan,
     /// Neither IP nor ARP.
-    OtherKind,
+    UnknownEtherType,
     /// With IP options, or with headers between that of IPv6 and what it carries.
     Options,
     /// A part of a packet.
@@ -47,22 +47,22 @@ pub enum Dropped {
     Announcement,
 }
 
-impl Dropped {
+impl DropReason {
     /// Whether every guest sends such frames now and then, without meaning harm.
     pub fn is_usual(self) -> bool {
         matches!(self, Self::Multicast | Self::Announcement)
     }
 }
 
-impl fmt::Display for Dropped {
+impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Malformed => "malformed",
-            Self::ForeignCard => "from a network card that is not the sandbox's",
+            Self::ForeignMac => "from a network card that is not the sandbox's",
             Self::ForeignAddress => "from an address that is not the sandbox's",
-            Self::OtherCard => "to a network card that does not exist",
+            Self::UnknownMac => "to a network card that does not exist",
             Self::Vlan => "of a virtual network",
-            Self::OtherKind => "neither IP nor ARP",
+            Self::UnknownEtherType => "neither IP nor ARP",
             Self::Options => "with IP options or extension headers",
             Self::Fragment => "fragments",
             Self::Multicast => "to many receivers",
@@ -92,7 +92,7 @@ impl Segment<'_> {
     /// one, it has to send again.
     pub fn without_payload(&self) -> Vec<u8> {
         let header = if self.remote.is_ipv4() { usize::from(IPV4_HEADER) } else { IPV6_HEADER };
-        let tcp = self.packet.get(header..).and_then(|carried| TcpPacket::new_checked(carried).ok());
+        let tcp = self.packet.get(header..).and_then(|payload| TcpPacket::new_checked(payload).ok());
         let end = header + tcp.map_or(0, |tcp| usize::from(tcp.header_len()));
         let mut packet = self.packet.get(..end).unwrap_or_default().to_vec();
         if self.remote.is_ipv4() {
@@ -119,11 +119,11 @@ pub struct Datagram<'a> {
 
 /// What the guest wants.
 #[derive(Clone, Copy, Debug)]
-pub enum Inbound<'a> {
+pub enum GuestPacket<'a> {
     /// To know the gateway's network card, over IPv4.
-    WhoHas,
+    ArpRequest,
     /// To know the gateway's network card, over IPv6; the answer goes to this address.
-    Solicits(Ipv6Addr),
+    NeighborSolicit(Ipv6Addr),
     /// An echo.
     Echo {
         /// Of whom.
@@ -150,126 +150,126 @@ pub enum Inbound<'a> {
 ///
 /// # Errors
 /// When it is nothing that the link carries.
-pub fn parse(frame: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let ethernet = EthernetFrame::new_checked(frame).map_err(|_| Dropped::Malformed)?;
+pub fn parse(frame: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let ethernet = EthernetFrame::new_checked(frame).map_err(|_| DropReason::Malformed)?;
     if ethernet.src_addr() != EthernetAddress(GUEST_MAC) {
-        return Err(Dropped::ForeignCard);
+        return Err(DropReason::ForeignMac);
     }
     let to = ethernet.dst_addr();
     if to != EthernetAddress(GATEWAY_MAC) && !to.is_broadcast() && !to.is_multicast() {
-        return Err(Dropped::OtherCard);
+        return Err(DropReason::UnknownMac);
     }
     let rest = frame.get(FRAME_HEADER..).unwrap_or_default();
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => parse_v4(rest),
         EthernetProtocol::Ipv6 => parse_v6(rest),
         EthernetProtocol::Arp => parse_arp(rest),
-        EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(Dropped::Vlan),
-        EthernetProtocol::Unknown(_) => Err(Dropped::OtherKind),
+        EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(DropReason::Vlan),
+        EthernetProtocol::Unknown(_) => Err(DropReason::UnknownEtherType),
     }
 }
 
-fn parse_arp(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let arp = ArpPacket::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+fn parse_arp(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let arp = ArpPacket::new_checked(rest).map_err(|_| DropReason::Malformed)?;
     if arp.protocol_len() != 4 || arp.hardware_len() != 6 || arp.operation() != ArpOperation::Request {
-        return Err(Dropped::Announcement);
+        return Err(DropReason::Announcement);
     }
     if arp.source_hardware_addr() != GUEST_MAC {
-        return Err(Dropped::ForeignCard);
+        return Err(DropReason::ForeignMac);
     }
     // A probe for the own address has no source yet.
     if arp.source_protocol_addr() != GUEST_V4.octets() && arp.source_protocol_addr() != [0; 4] {
-        return Err(Dropped::ForeignAddress);
+        return Err(DropReason::ForeignAddress);
     }
     if arp.target_protocol_addr() == GATEWAY_V4.octets() {
-        Ok(Inbound::WhoHas)
+        Ok(GuestPacket::ArpRequest)
     } else {
-        Err(Dropped::Announcement)
+        Err(DropReason::Announcement)
     }
 }
 
-fn parse_v4(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let ip = Ipv4Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+fn parse_v4(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let ip = Ipv4Packet::new_checked(rest).map_err(|_| DropReason::Malformed)?;
     if ip.version() != 4 || !ip.verify_checksum() {
-        return Err(Dropped::Malformed);
+        return Err(DropReason::Malformed);
     }
     if ip.header_len() != IPV4_HEADER {
-        return Err(Dropped::Options);
+        return Err(DropReason::Options);
     }
     if ip.src_addr() != GUEST_V4 {
-        return Err(Dropped::ForeignAddress);
+        return Err(DropReason::ForeignAddress);
     }
     if ip.more_frags() || ip.frag_offset() != 0 {
-        return Err(Dropped::Fragment);
+        return Err(DropReason::Fragment);
     }
     if ip.dst_addr().is_multicast() || ip.dst_addr().is_broadcast() {
-        return Err(Dropped::Multicast);
+        return Err(DropReason::Multicast);
     }
-    let packet = rest.get(..usize::from(ip.total_len())).ok_or(Dropped::Malformed)?;
-    let carried = packet.get(usize::from(IPV4_HEADER)..).ok_or(Dropped::Malformed)?;
+    let packet = rest.get(..usize::from(ip.total_len())).ok_or(DropReason::Malformed)?;
+    let payload = packet.get(usize::from(IPV4_HEADER)..).ok_or(DropReason::Malformed)?;
     let remote = IpAddr::V4(ip.dst_addr());
     match ip.next_header() {
-        IpProtocol::Tcp => parse_tcp(remote, carried, packet),
-        IpProtocol::Udp => parse_udp(remote, carried, packet),
+        IpProtocol::Tcp => parse_tcp(remote, payload, packet),
+        IpProtocol::Udp => parse_udp(remote, payload, packet),
         IpProtocol::Icmp => {
-            let icmp = Icmpv4Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+            let icmp = Icmpv4Packet::new_checked(payload).map_err(|_| DropReason::Malformed)?;
             match icmp.msg_type() {
-                Icmpv4Message::EchoRequest => Ok(Inbound::Echo { remote, packet }),
-                _ => Err(Dropped::Announcement),
+                Icmpv4Message::EchoRequest => Ok(GuestPacket::Echo { remote, packet }),
+                _ => Err(DropReason::Announcement),
             }
         }
-        IpProtocol::Igmp => Err(Dropped::Multicast),
-        other => Ok(Inbound::Other { remote, protocol: other.into(), packet }),
+        IpProtocol::Igmp => Err(DropReason::Multicast),
+        other => Ok(GuestPacket::Other { remote, protocol: other.into(), packet }),
     }
 }
 
-fn parse_v6(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let ip = Ipv6Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+fn parse_v6(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let ip = Ipv6Packet::new_checked(rest).map_err(|_| DropReason::Malformed)?;
     if ip.version() != 6 {
-        return Err(Dropped::Malformed);
+        return Err(DropReason::Malformed);
     }
-    let packet = rest.get(..ip.total_len()).ok_or(Dropped::Malformed)?;
-    let carried = packet.get(IPV6_HEADER..).ok_or(Dropped::Malformed)?;
+    let packet = rest.get(..ip.total_len()).ok_or(DropReason::Malformed)?;
+    let payload = packet.get(IPV6_HEADER..).ok_or(DropReason::Malformed)?;
     if ip.next_header() == IpProtocol::Icmpv6 {
-        let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+        let icmp = Icmpv6Packet::new_checked(payload).map_err(|_| DropReason::Malformed)?;
         if icmp.msg_type() == Icmpv6Message::NeighborSolicit {
             return parse_solicitation(ip.src_addr(), &icmp);
         }
     }
     if ip.dst_addr().is_multicast() {
-        return Err(Dropped::Multicast);
+        return Err(DropReason::Multicast);
     }
     if ip.src_addr() != GUEST_V6 {
-        return Err(Dropped::ForeignAddress);
+        return Err(DropReason::ForeignAddress);
     }
     let remote = IpAddr::V6(ip.dst_addr());
     match ip.next_header() {
-        IpProtocol::Tcp => parse_tcp(remote, carried, packet),
-        IpProtocol::Udp => parse_udp(remote, carried, packet),
+        IpProtocol::Tcp => parse_tcp(remote, payload, packet),
+        IpProtocol::Udp => parse_udp(remote, payload, packet),
         IpProtocol::Icmpv6 => {
-            let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+            let icmp = Icmpv6Packet::new_checked(payload).map_err(|_| DropReason::Malformed)?;
             match icmp.msg_type() {
-                Icmpv6Message::EchoRequest => Ok(Inbound::Echo { remote, packet }),
-                _ => Err(Dropped::Announcement),
+                Icmpv6Message::EchoRequest => Ok(GuestPacket::Echo { remote, packet }),
+                _ => Err(DropReason::Announcement),
             }
         }
-        IpProtocol::Ipv6Frag => Err(Dropped::Fragment),
+        IpProtocol::Ipv6Frag => Err(DropReason::Fragment),
         IpProtocol::HopByHop | IpProtocol::Ipv6Route | IpProtocol::Ipv6Opts | IpProtocol::Ipv6NoNxt => {
-            Err(Dropped::Options)
+            Err(DropReason::Options)
         }
-        other => Ok(Inbound::Other { remote, protocol: other.into(), packet }),
+        other => Ok(GuestPacket::Other { remote, protocol: other.into(), packet }),
     }
 }
 
-fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<Inbound<'a>, Dropped> {
+fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<GuestPacket<'a>, DropReason> {
     // Without a source it is the guest's own check whether its address is free, which nobody answers.
     if from.is_unspecified() || icmp.target_addr() != GATEWAY_V6 {
-        return Err(Dropped::Announcement);
+        return Err(DropReason::Announcement);
     }
     if from == GUEST_V6 || from == guest_link_local() {
-        Ok(Inbound::Solicits(from))
+        Ok(GuestPacket::NeighborSolicit(from))
     } else {
-        Err(Dropped::ForeignAddress)
+        Err(DropReason::ForeignAddress)
     }
 }
 
@@ -282,12 +282,12 @@ pub fn guest_link_local() -> Ipv6Addr {
     Ipv6Addr::from(octets)
 }
 
-fn parse_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Inbound<'a>, Dropped> {
-    let tcp = TcpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+fn parse_tcp<'a>(remote: IpAddr, payload: &'a [u8], packet: &'a [u8]) -> Result<GuestPacket<'a>, DropReason> {
+    let tcp = TcpPacket::new_checked(payload).map_err(|_| DropReason::Malformed)?;
     if tcp.src_port() == 0 || tcp.dst_port() == 0 {
-        return Err(Dropped::NoPort);
+        return Err(DropReason::NoPort);
     }
-    Ok(Inbound::Tcp(Segment {
+    Ok(GuestPacket::Tcp(Segment {
         guest_port: tcp.src_port(),
         remote: SocketAddr::new(remote, tcp.dst_port()),
         opens: tcp.syn() && !tcp.ack() && !tcp.rst() && !tcp.fin(),
@@ -296,13 +296,13 @@ fn parse_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<
     }))
 }
 
-fn parse_udp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Inbound<'a>, Dropped> {
-    let udp = UdpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+fn parse_udp<'a>(remote: IpAddr, payload: &'a [u8], packet: &'a [u8]) -> Result<GuestPacket<'a>, DropReason> {
+    let udp = UdpPacket::new_checked(payload).map_err(|_| DropReason::Malformed)?;
     if udp.src_port() == 0 || udp.dst_port() == 0 {
-        return Err(Dropped::NoPort);
+        return Err(DropReason::NoPort);
     }
-    let payload = carried.get(8..usize::from(udp.len())).ok_or(Dropped::Malformed)?;
-    Ok(Inbound::Udp(Datagram {
+    let payload = payload.get(8..usize::from(udp.len())).ok_or(DropReason::Malformed)?;
+    Ok(GuestPacket::Udp(Datagram {
         guest_port: udp.src_port(),
         remote: SocketAddr::new(remote, udp.dst_port()),
         payload,

@@ -20,13 +20,13 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
-use crate::closing::Closing;
+use crate::closing::ClosingSockets;
 use crate::connection::Connection;
 use crate::counts::Counts;
 use crate::event_log::EventLog;
 use crate::flows::Flows;
-use crate::frame::{self, Inbound};
-use crate::limits::Allowance;
+use crate::frame::{self, GuestPacket};
+use crate::limits::Quota;
 use crate::link::{Link, Received};
 use crate::policy_check::PolicyCheck;
 use crate::resolver::Resolver;
@@ -39,7 +39,7 @@ const FRAMES_AT_ONCE: usize = 128;
 const TURNS_AT_ONCE: usize = 64;
 const EVENTS_AT_ONCE: usize = 128;
 /// How long whoever started the gateway may take to hear of the end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FINAL_FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const CONTROL: u64 = 0;
 const LINK: u64 = 1;
@@ -60,7 +60,7 @@ pub enum Token {
     /// A flow's socket.
     Flow(u64),
     /// A question for a name.
-    Question(u64),
+    Query(u64),
 }
 
 impl Token {
@@ -71,7 +71,7 @@ impl Token {
             Self::Port(number) => KIND + number,
             Self::Connection(number) => 2 * KIND + number,
             Self::Flow(number) => 3 * KIND + number,
-            Self::Question(number) => 4 * KIND + number,
+            Self::Query(number) => 4 * KIND + number,
         }
     }
 
@@ -83,7 +83,7 @@ impl Token {
             1 => Self::Port(rest),
             2 => Self::Connection(rest),
             3 => Self::Flow(rest),
-            _ => Self::Question(rest),
+            _ => Self::Query(rest),
         }
     }
 }
@@ -110,18 +110,18 @@ pub struct Gateway {
     pub(crate) table: Table,
     pub(crate) flows: Flows,
     pub(crate) counts: Counts,
-    pub(crate) closing: Closing,
-    pub(crate) allowance: Allowance,
+    pub(crate) closing: ClosingSockets,
+    pub(crate) quota: Quota,
     pub(crate) ports: Vec<OwnedFd>,
     pub(crate) bound: Vec<BoundPort>,
     /// Published ports at which more waits than was taken.
-    pub(crate) ports_left: BTreeSet<usize>,
+    pub(crate) ports_pending: BTreeSet<usize>,
     /// Nobody is taken before this.
-    pub(crate) ports_after: Instant,
+    pub(crate) accept_after: Instant,
     /// Connections that had not begun when the owner could not record events any more: they go on when it can.
-    pub(crate) held_back: BTreeSet<u64>,
+    pub(crate) deferred: BTreeSet<u64>,
     /// Flows with more datagrams for the guest than were delivered.
-    pub(crate) flows_left: BTreeSet<u64>,
+    pub(crate) flows_pending: BTreeSet<u64>,
     pub(crate) next_port: u16,
     pub(crate) clock: Clock,
     pub(crate) now: Instant,
@@ -133,7 +133,7 @@ pub struct Gateway {
 }
 
 /// Nobody is left to serve.
-struct Gone;
+struct Shutdown;
 
 impl Gateway {
     /// One that serves over these sockets. `ports` are bound, in the order of the launch's.
@@ -152,28 +152,28 @@ impl Gateway {
         let now = Instant::now();
         let report = rustix::io::fcntl_dupfd_cloexec(&control, 0).map_err(events)?;
         let mut resolver = Resolver::new(launch.resolvers, launch.limits.queries).reporting_to(report);
-        let mut allowance = Allowance::new(&launch.limits, now);
+        let mut quota = Quota::new(&launch.limits, now);
         if let Some(spent) = launch.spent {
-            resolver = resolver.after(spent);
-            allowance.use_up();
+            resolver = resolver.continuing(spent);
+            quota.use_up();
         }
         let gateway = Self {
             epoll,
             link: Link::new(link),
             event_log: EventLog::new(control, now),
-            policy_check: PolicyCheck::new(policies, launch.cure).knowing(launch.own),
+            policy_check: PolicyCheck::new(policies, launch.cure).with_host_networks(launch.own),
             resolver,
             table: Table::default(),
             flows: Flows::new(now),
             counts: Counts::default(),
-            closing: Closing::default(),
-            allowance,
+            closing: ClosingSockets::default(),
+            quota,
             ports,
             bound: launch.ports,
-            ports_left: BTreeSet::new(),
-            ports_after: now,
-            held_back: BTreeSet::new(),
-            flows_left: BTreeSet::new(),
+            ports_pending: BTreeSet::new(),
+            accept_after: now,
+            deferred: BTreeSet::new(),
+            flows_pending: BTreeSet::new(),
             next_port: 0,
             clock: Clock::new(),
             now,
@@ -201,7 +201,7 @@ impl Gateway {
     /// # Errors
     /// When the host lets it wait no more.
     pub fn run(mut self) -> Result<(), GatewayError> {
-        self.event_log.tell(&FromGateway::Ready);
+        self.event_log.send(&FromGateway::Ready);
         while self.step(true)? {}
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Gateway {
         self.ahead += time;
     }
 
-    fn on_event(&mut self, event: &Event) -> Result<(), Gone> {
+    fn on_event(&mut self, event: &Event) -> Result<(), Shutdown> {
         match Token::of(event.data.u64()) {
             Token::Control => {
                 self.event_log.flush();
@@ -257,39 +257,39 @@ impl Gateway {
                 self.on_flow(number);
                 Ok(())
             }
-            Token::Question(number) => {
-                self.on_question(number);
+            Token::Query(number) => {
+                self.on_query_ready(number);
                 Ok(())
             }
         }
     }
 
-    fn on_control(&mut self) -> Result<(), Gone> {
+    fn on_control(&mut self) -> Result<(), Shutdown> {
         loop {
             let mut message = vec![0; MAX_MESSAGE];
             match recv(self.event_log.fd(), &mut message, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err(Gone),
+                Ok((0, _)) => return Err(Shutdown),
                 Ok((length, _)) => match decode(message.get(..length).unwrap_or_default()) {
-                    Ok(ToGateway::Policies(text)) => self.change(&text),
+                    Ok(ToGateway::Policies(text)) => self.change_policies(&text),
                     Ok(ToGateway::Hold(is_held)) => self.hold(is_held),
-                    Ok(ToGateway::Own(own)) => self.policy_check.know(own),
-                    Err(error) => self.event_log.answer(&FromGateway::Failed(error.to_string())),
+                    Ok(ToGateway::Own(own)) => self.policy_check.set_host_networks(own),
+                    Err(error) => self.event_log.reply(&FromGateway::Failed(error.to_string())),
                 },
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(_) => return Err(Gone),
+                Err(_) => return Err(Shutdown),
             }
         }
     }
 
-    fn change(&mut self, text: &str) {
+    fn change_policies(&mut self, text: &str) {
         match read_policies(text) {
             Ok(policies) => {
-                self.policy_check.change(policies);
-                let closed = self.judge_all_again();
-                self.event_log.answer(&FromGateway::Changed { closed });
+                self.policy_check.set_policies(policies);
+                let closed = self.recheck_all();
+                self.event_log.reply(&FromGateway::Changed { closed });
             }
-            Err(error) => self.event_log.answer(&FromGateway::Failed(error.to_string())),
+            Err(error) => self.event_log.reply(&FromGateway::Failed(error.to_string())),
         }
     }
 
@@ -297,40 +297,40 @@ impl Gateway {
     fn hold(&mut self, is_held: bool) {
         self.event_log.hold(is_held);
         if !is_held {
-            for number in std::mem::take(&mut self.held_back) {
+            for number in std::mem::take(&mut self.deferred) {
                 self.table.queue(number);
             }
         }
     }
 
     /// Puts a connection aside if it has not begun and nothing may begin now. Whether it did.
-    fn holds_back(&mut self, number: u64) -> bool {
+    fn defers(&mut self, number: u64) -> bool {
         let has_not_begun = |connection: &mut Connection| connection.has_not_begun();
         let holds = self.event_log.is_held() && self.table.get_mut(number).is_some_and(has_not_begun);
         if holds {
-            self.held_back.insert(number);
+            self.deferred.insert(number);
         }
         holds
     }
 
     /// Whether anything may be sent to the guest now.
     pub(crate) fn may_receive(&mut self) -> bool {
-        self.link.has_room() && self.allowance.may_receive(self.now).is_ok()
+        self.link.has_space() && self.quota.may_receive(self.now).is_ok()
     }
 
     /// How long to wait for events.
     fn timeout(&mut self) -> Option<Timespec> {
         let mut wake: Vec<Option<Instant>> =
             vec![self.event_log.due(), self.resolver.due(), self.flows.due(), self.closing.due()];
-        if self.link_readable && self.event_log.has_room() {
-            wake.push(Some(self.allowance.may_send(self.now).err().unwrap_or(self.now)));
+        if self.link_readable && self.event_log.has_space() {
+            wake.push(Some(self.quota.may_send(self.now).err().unwrap_or(self.now)));
         }
-        if self.link.has_room() {
-            let is_waiting = self.table.queued() > 0 || !self.flows_left.is_empty();
+        if self.link.has_space() {
+            let is_waiting = self.table.queued() > 0 || !self.flows_pending.is_empty();
             let turn = if is_waiting { Some(self.now) } else { self.table.due() };
-            let callers = !self.ports_left.is_empty() && self.event_log.may_begin();
-            let turn = turn.into_iter().chain(callers.then_some(self.ports_after)).min();
-            let allowed = self.allowance.may_receive(self.now).err();
+            let inbound = !self.ports_pending.is_empty() && self.event_log.may_begin();
+            let turn = turn.into_iter().chain(inbound.then_some(self.accept_after)).min();
+            let allowed = self.quota.may_receive(self.now).err();
             wake.push(turn.map(|turn| allowed.map_or(turn, |allowed| turn.max(allowed))));
         }
         let wake = wake.into_iter().flatten().min()?;
@@ -341,58 +341,57 @@ impl Gateway {
         })
     }
 
-    fn work(&mut self) -> Result<(), Gone> {
+    fn work(&mut self) -> Result<(), Shutdown> {
         self.on_guest_frames()?;
-        for port in std::mem::take(&mut self.ports_left) {
+        for port in std::mem::take(&mut self.ports_pending) {
             self.on_port(port);
         }
-        for flow in std::mem::take(&mut self.flows_left) {
+        for flow in std::mem::take(&mut self.flows_pending) {
             self.on_flow(flow);
         }
-        self.table.ring(self.now);
+        self.table.fire_timers(self.now);
         for _ in 0..TURNS_AT_ONCE {
             if !self.may_receive() {
                 break;
             }
-            let Some(number) = self.table.next() else { break };
-            if !self.holds_back(number) {
+            let Some(number) = self.table.next_queued() else { break };
+            if !self.defers(number) {
                 self.turn(number);
             }
         }
-        for number in self.resolver.late(self.now) {
-            self.on_question(number);
+        for number in self.resolver.expired(self.now) {
+            self.on_query_ready(number);
         }
         for number in self.flows.idle(self.now) {
             self.end_flow(number, "idle");
         }
-        self.closing.look(self.now);
-        self.event_log.settle(self.now);
+        self.closing.poll(self.now);
+        self.event_log.flush_counts_if_due(self.now);
         Ok(())
     }
 
-    fn on_guest_frames(&mut self) -> Result<(), Gone> {
+    fn on_guest_frames(&mut self) -> Result<(), Shutdown> {
         let mut frame = std::mem::take(&mut self.frame);
         let result = self.read_frames(&mut frame);
         self.frame = frame;
         result
     }
 
-    fn read_frames(&mut self, buffer: &mut [u8]) -> Result<(), Gone> {
+    fn read_frames(&mut self, buffer: &mut [u8]) -> Result<(), Shutdown> {
         for _ in 0..FRAMES_AT_ONCE {
             // What cannot be recorded is not decided: the guest waits.
-            if !self.link_readable || !self.event_log.has_room() || self.allowance.may_send(self.now).is_err()
-            {
+            if !self.link_readable || !self.event_log.has_space() || self.quota.may_send(self.now).is_err() {
                 break;
             }
             match self.link.receive(buffer) {
-                Received::Gone => {
+                Received::Closed => {
                     self.end_all();
-                    return Err(Gone);
+                    return Err(Shutdown);
                 }
-                Received::Nothing => self.link_readable = false,
+                Received::WouldBlock => self.link_readable = false,
                 Received::Frame(frame) => {
-                    self.allowance.up.0.take(u64::try_from(frame.len()).unwrap_or(0));
-                    self.allowance.up.1.take(1);
+                    self.quota.up.0.take(u64::try_from(frame.len()).unwrap_or(0));
+                    self.quota.up.1.take(1);
                     self.on_frame(frame);
                 }
             }
@@ -413,10 +412,10 @@ impl Gateway {
         for number in flows {
             self.end_flow(number, "the sandbox ended");
         }
-        self.closing.leave();
-        self.event_log.tell_counted();
-        self.event_log.tell(&FromGateway::Unplugged);
-        let until = Instant::now() + LAST_WORDS;
+        self.closing.release();
+        self.event_log.flush_counts();
+        self.event_log.send(&FromGateway::Unplugged);
+        let until = Instant::now() + FINAL_FLUSH_TIME;
         while !self.event_log.is_sent() && Instant::now() < until {
             let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
             let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
@@ -428,31 +427,33 @@ impl Gateway {
 
     fn on_frame(&mut self, frame: &[u8]) {
         match frame::parse(frame) {
-            Err(reason) => self.event_log.dropped(reason),
-            Ok(Inbound::WhoHas) => crate::reply::tell_card(&mut self.link),
-            Ok(Inbound::Solicits(from)) => crate::reply::tell_neighbour(&mut self.link, from),
-            Ok(Inbound::Echo { remote, packet }) => self.on_echo(remote, packet),
-            Ok(Inbound::Tcp(segment)) => self.on_segment(&segment),
-            Ok(Inbound::Udp(datagram)) => self.on_datagram(&datagram),
-            Ok(Inbound::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
+            Err(reason) => self.event_log.count_drop(reason),
+            Ok(GuestPacket::ArpRequest) => crate::reply::send_arp_reply(&mut self.link),
+            Ok(GuestPacket::NeighborSolicit(from)) => {
+                crate::reply::send_neighbor_advert(&mut self.link, from)
+            }
+            Ok(GuestPacket::Echo { remote, packet }) => self.on_echo(remote, packet),
+            Ok(GuestPacket::Tcp(segment)) => self.on_segment(&segment),
+            Ok(GuestPacket::Udp(datagram)) => self.on_datagram(&datagram),
+            Ok(GuestPacket::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
         }
     }
 
     /// Writes down that something has ended.
-    pub(crate) fn note_end(
+    pub(crate) fn log_close(
         &mut self,
         number: u64,
         peer: Peer,
-        moved: (u64, u64),
+        meter: (u64, u64),
         started: Instant,
         reason: &str,
     ) {
         let milliseconds = self.now.saturating_duration_since(started).as_millis();
-        self.event_log.event(NetEvent::Closed {
+        self.event_log.log(NetEvent::Closed {
             number,
             peer,
-            sent: moved.0,
-            received: moved.1,
+            sent: meter.0,
+            received: meter.1,
             milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
             reason: reason.to_owned(),
         });
@@ -460,13 +461,13 @@ impl Gateway {
 }
 
 /// The number of a connection in events.
-pub(crate) fn connections_number(number: u64) -> u64 {
+pub(crate) fn connection_number(number: u64) -> u64 {
     NEVER_BEGAN + number * 2
 }
 
 /// The number of a flow in events.
-pub(crate) fn flows_number(number: u64) -> u64 {
-    connections_number(number) + 1
+pub(crate) fn flow_number(number: u64) -> u64 {
+    connection_number(number) + 1
 }
 
 /// Watches a socket by edges.

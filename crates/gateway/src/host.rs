@@ -50,7 +50,7 @@ pub fn is_closed(socket: &impl AsFd) -> bool {
 }
 
 /// Leaves a connection that both sides have ended to the host: what was sent still arrives, if that does not take long.
-pub fn leave(socket: OwnedFd, within: Duration) {
+pub fn linger(socket: OwnedFd, within: Duration) {
     // If it cannot be set, the host's own time counts.
     let _ = sockopt::set_tcp_user_timeout(&socket, u32::try_from(within.as_millis()).unwrap_or(u32::MAX));
 }
@@ -59,7 +59,7 @@ pub fn leave(socket: OwnedFd, within: Duration) {
 ///
 /// # Errors
 /// When it has failed.
-pub fn dialled(socket: &OwnedFd) -> Result<(), Errno> {
+pub fn connect_result(socket: &OwnedFd) -> Result<(), Errno> {
     match sockopt::socket_error(socket) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) | Err(error) => Err(error),
@@ -70,7 +70,7 @@ pub fn dialled(socket: &OwnedFd) -> Result<(), Errno> {
 ///
 /// # Errors
 /// When there is no way there.
-pub fn datagrams(remote: SocketAddr) -> Result<OwnedFd, Errno> {
+pub fn udp_socket(remote: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family(remote.ip()), SocketType::DGRAM, flags, Some(ipproto::UDP))?;
     connect(&socket, &remote)?;
@@ -83,8 +83,8 @@ const LONGEST_PACKET: u32 = 65535;
 /// Whether this address is one of the host's own: a connection to it would come from itself, or go over loopback, as it does
 /// to a second address in a network whose first one is the source of everything. The host is asked each time, as its addresses
 /// may change; nothing is sent. If it cannot answer, the address may be its own.
-pub fn is_own(address: IpAddr) -> bool {
-    let socket = match datagrams(SocketAddr::new(address, 9)) {
+pub fn is_host_address(address: IpAddr) -> bool {
+    let socket = match udp_socket(SocketAddr::new(address, 9)) {
         Ok(socket) => socket,
         Err(error) => return is_shortage(error),
     };
@@ -112,7 +112,7 @@ pub fn describe(error: Errno) -> &'static str {
 }
 
 /// Makes the other side notice that the connection broke, instead of ending well.
-pub fn break_off(socket: &impl AsFd) {
+pub fn reset_on_close(socket: &impl AsFd) {
     // If that fails it ends well, which is the lesser evil.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }

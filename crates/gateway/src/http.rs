@@ -4,9 +4,9 @@
 //! judged like the first. It is stricter than a server has to be: where two readers could find two different requests
 //! in the same bytes, there is none.
 
-mod doubt;
 mod head;
 mod response;
+mod sniff;
 mod stream;
 mod target;
 #[cfg(test)]

@@ -10,17 +10,17 @@ mod tests;
 
 use std::net::IpAddr;
 
-use bathy_policy::{HostName, HttpSeen, Read};
+use bathy_policy::{HostName, Inspected, InspectedRequest};
 
 use crate::hello::{ClientHello, Hello, HelloReader, SecondHello};
 use crate::http::{Host, HttpRefusal, MAX_HEAD, Request, RequestStream, Step};
 
 /// How much of what the guest sent is kept back at most.
-const MOST_KEPT: usize = MAX_HEAD + 16 * 1024;
+const MAX_BUFFERED: usize = MAX_HEAD + 16 * 1024;
 
 /// What was read, to be judged, and to be judged again when the policy changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ParsedTarget {
     /// The start of TLS.
     Tls {
         /// The name that the client gave.
@@ -45,19 +45,19 @@ pub enum Found {
     Other,
 }
 
-impl Found {
+impl ParsedTarget {
     /// As the policy wants it.
-    pub fn read(&self) -> Read<'_> {
+    pub fn read(&self) -> Inspected<'_> {
         match self {
             Self::Tls { name, encrypted_hello } => {
-                Read::Tls { name: name.as_ref(), encrypted_hello: *encrypted_hello }
+                Inspected::Tls { name: name.as_ref(), encrypted_hello: *encrypted_hello }
             }
-            Self::Http { host, host_is_address, method, path, rewrites } => Read::Http {
+            Self::Http { host, host_is_address, method, path, rewrites } => Inspected::Http {
                 host: host.as_ref(),
                 host_is_address: *host_is_address,
-                request: HttpSeen { method, path: path.as_deref(), rewrites: *rewrites },
+                request: InspectedRequest { method, path: path.as_deref(), rewrites: *rewrites },
             },
-            Self::Other => Read::Other,
+            Self::Other => Inspected::Other,
         }
     }
 
@@ -87,18 +87,18 @@ impl Found {
 
 /// What is to be done next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum Inspection {
     /// More bytes are needed, of the guest or of the server.
     More,
     /// This is to be judged; [`Inspector::accept`] lets it through.
-    Decide(Found),
+    Decide(ParsedTarget),
     /// It cannot be read in one way only. A connection whose name decides is at its end.
     Refused(String),
 }
 
 /// What a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speech {
+pub enum AppProtocol {
     /// Plain HTTP.
     Http,
     /// TLS.
@@ -108,7 +108,7 @@ pub enum Speech {
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Mode {
     Unknown,
     /// A hello is read; it is kept with what it says.
     Tls(HelloReader, Option<Box<ClientHello>>),
@@ -127,16 +127,16 @@ enum Kind {
 #[derive(Debug)]
 pub struct Inspector {
     address: IpAddr,
-    kept: Vec<u8>,
+    buffered: Vec<u8>,
     /// How many of the kept bytes may go on.
     cleared: usize,
     /// How many of them the reader of hellos has seen.
     seen: usize,
-    kind: Kind,
+    mode: Mode,
     /// How many requests were let through.
     requests: u64,
     /// What was read in passing.
-    noticed: Option<Found>,
+    observed: Option<ParsedTarget>,
 }
 
 impl Inspector {
@@ -144,71 +144,71 @@ impl Inspector {
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
-            kept: Vec::new(),
+            buffered: Vec::new(),
             cleared: 0,
             seen: 0,
-            kind: Kind::Unknown,
+            mode: Mode::Unknown,
             requests: 0,
-            noticed: None,
+            observed: None,
         }
     }
 
     /// For a connection to this address that may say what it likes.
-    pub fn watching(address: IpAddr) -> Self {
-        Self { kind: Kind::Watching(HelloReader::new()), ..Self::new(address) }
+    pub fn passive(address: IpAddr) -> Self {
+        Self { mode: Mode::Watching(HelloReader::new()), ..Self::new(address) }
     }
 
     /// What was read of a connection that may say what it likes.
-    pub fn noticed(&self) -> Option<&Found> {
-        self.noticed.as_ref()
+    pub fn observed(&self) -> Option<&ParsedTarget> {
+        self.observed.as_ref()
     }
 
     /// Whether what comes next is still to be judged.
-    pub fn is_judging(&self) -> bool {
-        matches!(self.kind, Kind::Unknown | Kind::Tls(..) | Kind::SecondHello(_) | Kind::Http(_))
+    pub fn is_enforcing(&self) -> bool {
+        matches!(self.mode, Mode::Unknown | Mode::Tls(..) | Mode::SecondHello(_) | Mode::Http(_))
     }
 
     /// How many bytes of the guest are taken now.
-    pub fn room(&self) -> usize {
-        MOST_KEPT.saturating_sub(self.kept.len())
+    pub fn space(&self) -> usize {
+        MAX_BUFFERED.saturating_sub(self.buffered.len())
     }
 
     /// Takes bytes of the guest's, at most as many as there is [`Self::room`] for.
     pub fn push(&mut self, bytes: &[u8]) {
-        self.kept.extend_from_slice(bytes);
+        self.buffered.extend_from_slice(bytes);
     }
 
     /// Takes bytes of the server's, in so far as they say whether the protocol changes.
-    pub fn push_answer(&mut self, bytes: &[u8]) {
-        if let Kind::Http(stream) = &mut self.kind {
+    pub fn on_response(&mut self, bytes: &[u8]) {
+        if let Mode::Http(stream) = &mut self.mode {
             stream.answer(bytes);
         }
     }
 
     /// Whether the server's bytes have to be shown to [`Self::push_answer`].
-    pub fn wants_answers(&self) -> bool {
-        matches!(&self.kind, Kind::Http(stream) if stream.wants_answer())
+    pub fn wants_response(&self) -> bool {
+        matches!(&self.mode, Mode::Http(stream) if stream.wants_response())
     }
 
     /// What may go on.
     pub fn cleared(&self) -> &[u8] {
-        self.kept.get(..self.cleared).unwrap_or_default()
+        self.buffered.get(..self.cleared).unwrap_or_default()
     }
 
     /// So many of the cleared bytes have gone on.
     pub fn consume(&mut self, count: usize) {
         let count = count.min(self.cleared);
-        self.kept.drain(..count);
+        self.buffered.drain(..count);
         self.cleared -= count;
         self.seen = self.seen.saturating_sub(count);
         if self.is_done() {
-            self.kept = Vec::new();
+            self.buffered = Vec::new();
         }
     }
 
     /// Whether nothing has to be read any more, and nothing is kept: bytes may go on directly.
     pub fn is_done(&self) -> bool {
-        self.kept.is_empty() && matches!(self.kind, Kind::Passing)
+        self.buffered.is_empty() && matches!(self.mode, Mode::Passing)
     }
 
     /// Whether a request was let through before.
@@ -217,113 +217,115 @@ impl Inspector {
     }
 
     /// What is spoken, as far as it was read.
-    pub fn speech(&self) -> Speech {
-        match self.kind {
-            Kind::Http(_) => Speech::Http,
-            Kind::Tls(..) | Kind::SecondHello(_) => Speech::Tls,
-            Kind::Unknown | Kind::Passing | Kind::Watching(_) | Kind::WatchingSecond(_) => Speech::Other,
+    pub fn app_protocol(&self) -> AppProtocol {
+        match self.mode {
+            Mode::Http(_) => AppProtocol::Http,
+            Mode::Tls(..) | Mode::SecondHello(_) => AppProtocol::Tls,
+            Mode::Unknown | Mode::Passing | Mode::Watching(_) | Mode::WatchingSecond(_) => AppProtocol::Other,
         }
     }
 
     /// Reads on.
-    pub fn read_on(&mut self) -> Next {
-        if matches!(self.kind, Kind::Unknown) {
-            self.kind = match self.kept.first() {
-                None => return Next::More,
+    pub fn parse(&mut self) -> Inspection {
+        if matches!(self.mode, Mode::Unknown) {
+            self.mode = match self.buffered.first() {
+                None => return Inspection::More,
                 // The type of a record with a handshake, or the first byte of an SSL 2 hello.
-                Some(0x16 | 0x80..) => Kind::Tls(HelloReader::new(), None),
+                Some(0x16 | 0x80..) => Mode::Tls(HelloReader::new(), None),
                 // Whether some server would take it for HTTP, that reader knows best.
-                Some(_) => Kind::Http(Box::default()),
+                Some(_) => Mode::Http(Box::default()),
             };
         }
-        match &mut self.kind {
-            Kind::Unknown => Next::More,
-            Kind::Tls(reader, read) => {
-                let hello = reader.push(self.kept.get(self.seen..).unwrap_or_default());
-                self.seen = self.kept.len();
+        match &mut self.mode {
+            Mode::Unknown => Inspection::More,
+            Mode::Tls(reader, read) => {
+                let hello = reader.push(self.buffered.get(self.seen..).unwrap_or_default());
+                self.seen = self.buffered.len();
                 match hello {
-                    Hello::More => Next::More,
-                    Hello::NotTls => Next::Decide(Found::Other),
-                    Hello::Refused(why) => Next::Refused(why.to_string()),
+                    Hello::More => Inspection::More,
+                    Hello::NotTls => Inspection::Decide(ParsedTarget::Other),
+                    Hello::Refused(why) => Inspection::Refused(why.to_string()),
                     Hello::Read(hello) => {
                         let (name, encrypted_hello) = (hello.name.clone(), hello.encrypted_hello);
                         *read = Some(hello);
-                        Next::Decide(Found::Tls { name, encrypted_hello })
+                        Inspection::Decide(ParsedTarget::Tls { name, encrypted_hello })
                     }
                 }
             }
-            Kind::Http(stream) => loop {
-                match stream.read(self.kept.get(self.cleared..).unwrap_or_default()) {
+            Mode::Http(stream) => loop {
+                match stream.read(self.buffered.get(self.cleared..).unwrap_or_default()) {
                     Ok(Step::Cleared(count)) => self.cleared += count,
                     Ok(Step::Decide(request)) => {
-                        return Next::Decide(Found::of_request(&request, self.address));
+                        return Inspection::Decide(ParsedTarget::of_request(&request, self.address));
                     }
-                    Ok(Step::More | Step::Held) => return Next::More,
-                    Err(HttpRefusal::NotHttp) if self.requests == 0 => return Next::Decide(Found::Other),
-                    Err(why) => return Next::Refused(why.to_string()),
+                    Ok(Step::More | Step::Held) => return Inspection::More,
+                    Err(HttpRefusal::NotHttp) if self.requests == 0 => {
+                        return Inspection::Decide(ParsedTarget::Other);
+                    }
+                    Err(why) => return Inspection::Refused(why.to_string()),
                 }
             },
-            Kind::SecondHello(second) => {
-                let result = second.push(self.kept.get(self.cleared..).unwrap_or_default());
+            Mode::SecondHello(second) => {
+                let result = second.push(self.buffered.get(self.cleared..).unwrap_or_default());
                 match result {
-                    Err(why) => return Next::Refused(why.to_string()),
-                    Ok(false) => self.kind = Kind::Passing,
+                    Err(why) => return Inspection::Refused(why.to_string()),
+                    Ok(false) => self.mode = Mode::Passing,
                     Ok(true) => {}
                 }
-                self.cleared = self.kept.len();
-                Next::More
+                self.cleared = self.buffered.len();
+                Inspection::More
             }
-            Kind::Passing | Kind::Watching(_) | Kind::WatchingSecond(_) => {
+            Mode::Passing | Mode::Watching(_) | Mode::WatchingSecond(_) => {
                 self.watch();
-                Next::More
+                Inspection::More
             }
         }
     }
 
     /// Lets everything pass, and looks at what has not been seen yet.
     fn watch(&mut self) {
-        self.cleared = self.kept.len();
-        let new = self.kept.get(self.seen..).unwrap_or_default();
-        self.seen = self.kept.len();
+        self.cleared = self.buffered.len();
+        let new = self.buffered.get(self.seen..).unwrap_or_default();
+        self.seen = self.buffered.len();
         let mut rest = new;
-        if let Kind::Watching(reader) = &mut self.kind {
+        if let Mode::Watching(reader) = &mut self.mode {
             let before = reader.length();
             match reader.push(new) {
                 Hello::More => return,
-                Hello::NotTls | Hello::Refused(_) => self.kind = Kind::Passing,
+                Hello::NotTls | Hello::Refused(_) => self.mode = Mode::Passing,
                 Hello::Read(hello) => {
                     rest = new.get(reader.length() - before..).unwrap_or_default();
                     let (name, encrypted_hello) = (hello.name.clone(), hello.encrypted_hello);
-                    self.noticed = Some(Found::Tls { name, encrypted_hello });
-                    self.kind = Kind::WatchingSecond(SecondHello::new(&hello));
+                    self.observed = Some(ParsedTarget::Tls { name, encrypted_hello });
+                    self.mode = Mode::WatchingSecond(SecondHello::new(&hello));
                 }
             }
         }
-        if let Kind::WatchingSecond(second) = &mut self.kind {
+        if let Mode::WatchingSecond(second) = &mut self.mode {
             match second.push(rest) {
                 Ok(true) => return,
                 Ok(false) => {}
                 // Which name the server acts on, nobody can say.
-                Err(_) => self.noticed = None,
+                Err(_) => self.observed = None,
             }
-            self.kind = Kind::Passing;
+            self.mode = Mode::Passing;
         }
     }
 
     /// Lets through what [`Next::Decide`] showed last.
-    pub fn accept(&mut self, found: &Found) {
-        match (&mut self.kind, found) {
-            (Kind::Http(stream), Found::Http { .. }) => {
+    pub fn accept(&mut self, target: &ParsedTarget) {
+        match (&mut self.mode, target) {
+            (Mode::Http(stream), ParsedTarget::Http { .. }) => {
                 self.requests += 1;
-                stream.accept(self.kept.get_mut(self.cleared..).unwrap_or_default());
+                stream.accept(self.buffered.get_mut(self.cleared..).unwrap_or_default());
             }
-            (Kind::Tls(reader, Some(hello)), Found::Tls { .. }) => {
-                self.cleared = reader.length().min(self.kept.len());
-                self.kind = Kind::SecondHello(SecondHello::new(hello));
+            (Mode::Tls(reader, Some(hello)), ParsedTarget::Tls { .. }) => {
+                self.cleared = reader.length().min(self.buffered.len());
+                self.mode = Mode::SecondHello(SecondHello::new(hello));
             }
             _ => {
-                self.kind = Kind::Passing;
-                self.cleared = self.kept.len();
+                self.mode = Mode::Passing;
+                self.cleared = self.buffered.len();
             }
         }
     }

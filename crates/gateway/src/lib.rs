@@ -4,7 +4,6 @@
 //! ever leaves. The readers ([`hello`], [`http`], [`dns`]) do no input or output; they take bytes in any segmentation and say
 //! what was in them.
 
-mod change;
 mod closing;
 mod connection;
 mod counts;
@@ -23,6 +22,7 @@ mod policy_check;
 mod process;
 mod published;
 mod queries;
+mod recheck;
 mod reply;
 mod resolver;
 mod stack;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use bathy_policy::{Decision, Destination, HostName, Policies, Protocol};
 use bathy_protocol::network::{OwnNetwork, Peer, Transport};
 
-use crate::dns::NameBook;
+use crate::dns::NameCache;
 use crate::host;
 use crate::http::{Denial, denial};
-use crate::inspect::Found;
+use crate::inspect::ParsedTarget;
 
 /// A destination, with all that is known about it at this moment.
 #[derive(Clone, Debug)]
@@ -48,40 +48,41 @@ impl Endpoint {
 #[derive(Debug)]
 pub struct PolicyCheck {
     policies: Policies,
-    book: NameBook,
+    cache: NameCache,
     start: Instant,
     /// The beginning of the command that allows a target.
-    command: String,
+    fix_command: String,
     /// The host's own addresses, as its owner read them.
     own: Vec<OwnNetwork>,
 }
 
 impl PolicyCheck {
     /// By these policies. What they deny is allowed by this command with a target behind it.
-    pub fn new(policies: Policies, command: String) -> Self {
-        Self { policies, book: NameBook::new(), start: Instant::now(), command, own: Vec::new() }
+    pub fn new(policies: Policies, fix_command: String) -> Self {
+        Self { policies, cache: NameCache::new(), start: Instant::now(), fix_command, own: Vec::new() }
     }
 
     /// With these as the host's own addresses.
-    pub fn knowing(mut self, own: Vec<OwnNetwork>) -> Self {
+    pub fn with_host_networks(mut self, own: Vec<OwnNetwork>) -> Self {
         self.own = own;
         self
     }
 
     /// From now on these are the host's own addresses.
-    pub fn know(&mut self, own: Vec<OwnNetwork>) {
+    pub fn set_host_networks(&mut self, own: Vec<OwnNetwork>) {
         self.own = own;
     }
 
     /// Whether it is one of the host's own addresses, in any of its readings: a translator may turn one into another. The
     /// owner's list says so, or the kernel, which is asked each time: it knows an address at once, but not each.
     pub fn is_host(&self, address: IpAddr) -> bool {
-        let is_own = |address| self.own.iter().any(|own| own.contains(address)) || host::is_own(address);
-        bathy_policy::address::readings(address).any(|(address, _)| is_own(address))
+        let is_host_address =
+            |address| self.own.iter().any(|own| own.contains(address)) || host::is_host_address(address);
+        bathy_policy::address::readings(address).any(|(address, _)| is_host_address(address))
     }
 
     /// From now on these hold.
-    pub fn change(&mut self, policies: Policies) {
+    pub fn set_policies(&mut self, policies: Policies) {
         self.policies = policies;
     }
 
@@ -91,24 +92,24 @@ impl PolicyCheck {
     }
 
     /// What is known about a destination.
-    pub fn place(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Endpoint {
-        let names = self.book.names(remote.ip(), self.time(now));
+    pub fn endpoint(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Endpoint {
+        let names = self.cache.names(remote.ip(), self.time(now));
         Endpoint { protocol, remote, is_host: self.is_host(remote.ip()), names }
     }
 
     /// Whether the guest may begin there.
-    pub fn connect(&self, place: &Endpoint) -> Decision {
-        self.policies.connect(&place.destination())
+    pub fn connect(&self, endpoint: &Endpoint) -> Decision {
+        self.policies.connect(&endpoint.destination())
     }
 
     /// Whether what was read may pass.
-    pub fn decide(&self, place: &Endpoint, found: &Found) -> Decision {
-        self.policies.judge(&place.destination(), &found.read())
+    pub fn decide(&self, endpoint: &Endpoint, target: &ParsedTarget) -> Decision {
+        self.policies.decide(&endpoint.destination(), &target.read())
     }
 
     /// Whether somebody may call at a published port.
-    pub fn accept(&self, caller: IpAddr, protocol: Protocol, guest_port: u16) -> Decision {
-        self.policies.accept(caller, protocol, guest_port, self.is_host(caller))
+    pub fn accept(&self, remote: IpAddr, protocol: Protocol, guest_port: u16) -> Decision {
+        self.policies.accept(remote, protocol, guest_port, self.is_host(remote))
     }
 
     /// Whether a name may be asked for.
@@ -122,33 +123,33 @@ impl PolicyCheck {
     }
 
     /// The guest was told that a name has this address for so long.
-    pub fn learn(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Instant) {
+    pub fn record_name(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Instant) {
         let time = self.time(now);
-        self.book.learn(name, address, ttl, time);
+        self.cache.insert(name, address, ttl, time);
     }
 
     /// The target that would have to be allowed: by its name, if it has one.
-    pub fn cure(&self, place: &Endpoint, name: Option<&HostName>) -> Option<String> {
-        self.policies.cure(&place.destination(), name.or_else(|| place.names.first()))
+    pub fn fix(&self, endpoint: &Endpoint, name: Option<&HostName>) -> Option<String> {
+        self.policies.fix(&endpoint.destination(), name.or_else(|| endpoint.names.first()))
     }
 
     /// The answer to a request that is denied.
-    pub fn explain(
+    pub fn denial_response(
         &self,
-        place: &Endpoint,
+        endpoint: &Endpoint,
         name: Option<&HostName>,
         rule: &str,
         without_body: bool,
     ) -> Vec<u8> {
-        let destination = name.or_else(|| place.names.first()).map_or_else(
-            || place.remote.to_string(),
-            |name| format!("{name}:{} ({})", place.remote.port(), place.remote.ip()),
+        let destination = name.or_else(|| endpoint.names.first()).map_or_else(
+            || endpoint.remote.to_string(),
+            |name| format!("{name}:{} ({})", endpoint.remote.port(), endpoint.remote.ip()),
         );
-        let command = self.cure(place, name).map_or_else(
+        let fix_command = self.fix(endpoint, name).map_or_else(
             || self.no_command().to_owned(),
-            |target| format!("{} {}", self.command, quoted(&target)),
+            |target| format!("{} {}", self.fix_command, quoted(&target)),
         );
-        denial(&Denial { destination: &destination, rule, command: &command, without_body })
+        denial(&Denial { destination: &destination, rule, command: &fix_command, without_body })
     }
 
     /// What to do where no rule helps.
@@ -167,17 +168,17 @@ fn quoted(target: &str) -> String {
 }
 
 /// As it is written down.
-pub fn peer(place: &Endpoint, name: Option<&HostName>) -> Peer {
-    let name = name.or_else(|| place.names.first());
+pub fn peer(endpoint: &Endpoint, name: Option<&HostName>) -> Peer {
+    let name = name.or_else(|| endpoint.names.first());
     Peer {
-        transport: match place.protocol {
+        transport: match endpoint.protocol {
             Protocol::Tcp => Transport::Tcp,
             Protocol::Udp => Transport::Udp,
             Protocol::Icmp => Transport::Icmp,
         },
         inbound: false,
-        address: place.remote.ip(),
-        port: place.remote.port(),
+        address: endpoint.remote.ip(),
+        port: endpoint.remote.port(),
         name: name.map(ToString::to_string),
     }
 }

@@ -15,7 +15,7 @@ use smoltcp::wire::{
 };
 
 use crate::frame::Segment;
-use crate::link::{Kind, Link};
+use crate::link::{EtherType, Link};
 
 const HOPS: u8 = 64;
 /// Neighbours are only believed if nobody has passed the message on.
@@ -44,14 +44,14 @@ fn send_ip(
 ) {
     let (from, to) = (IpAddress::from(remote), IpAddress::from(guest(remote)));
     let ip = IpRepr::new(from, to, protocol, length, hops);
-    link.send(Kind::of(remote), ip.buffer_len(), |packet| {
+    link.send(EtherType::of(remote), ip.buffer_len(), |packet| {
         ip.emit(&mut *packet, &checksums());
         fill(packet.get_mut(ip.header_len()..).unwrap_or_default());
     });
 }
 
 /// Tells the guest the gateway's network card.
-pub fn tell_card(link: &mut Link) {
+pub fn send_arp_reply(link: &mut Link) {
     let arp = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
         source_hardware_addr: EthernetAddress(GATEWAY_MAC),
@@ -59,13 +59,13 @@ pub fn tell_card(link: &mut Link) {
         target_hardware_addr: EthernetAddress(GUEST_MAC),
         target_protocol_addr: GUEST_V4,
     };
-    link.send(Kind::Arp, arp.buffer_len(), |packet| {
+    link.send(EtherType::Arp, arp.buffer_len(), |packet| {
         arp.emit(&mut smoltcp::wire::ArpPacket::new_unchecked(packet));
     });
 }
 
 /// Tells it over IPv6, to this address of the guest's.
-pub fn tell_neighbour(link: &mut Link, to: Ipv6Addr) {
+pub fn send_neighbor_advert(link: &mut Link, to: Ipv6Addr) {
     let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
         flags: NdiscNeighborFlags::ROUTER | NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE,
         target_addr: GATEWAY_V6,
@@ -78,7 +78,7 @@ pub fn tell_neighbour(link: &mut Link, to: Ipv6Addr) {
         payload_len: advert.buffer_len(),
         hop_limit: NEIGHBOUR_HOPS,
     };
-    link.send(Kind::V6, ip.buffer_len() + advert.buffer_len(), |packet| {
+    link.send(EtherType::V6, ip.buffer_len() + advert.buffer_len(), |packet| {
         ip.emit(&mut Ipv6Packet::new_unchecked(&mut *packet));
         let carried = packet.get_mut(IPV6_HEADER..).unwrap_or_default();
         advert.emit(&GATEWAY_V6, &to, &mut Icmpv6Packet::new_unchecked(carried), &checksums());
@@ -86,7 +86,7 @@ pub fn tell_neighbour(link: &mut Link, to: Ipv6Addr) {
 }
 
 /// Answers an echo request to the gateway itself. Nothing else has asked for one before this is called.
-pub fn echo(link: &mut Link, remote: IpAddr, packet: &[u8]) {
+pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     match remote {
         IpAddr::V4(_) => {
             let carried = packet.get(IPV4_HEADER..).unwrap_or_default();
@@ -116,7 +116,7 @@ pub fn echo(link: &mut Link, remote: IpAddr, packet: &[u8]) {
 }
 
 /// Tells the guest that a packet of its is not let through.
-pub fn prohibit(link: &mut Link, remote: IpAddr, packet: &[u8]) {
+pub fn send_prohibited(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     let quoted = |header: usize| {
         packet.get(header..).map(|rest| rest.get(..QUOTED).unwrap_or(rest)).unwrap_or_default()
     };
@@ -161,7 +161,7 @@ pub fn prohibit(link: &mut Link, remote: IpAddr, packet: &[u8]) {
 }
 
 /// Refuses a segment as a host does that has nothing at this port: at once, so that nobody waits.
-pub fn reset(link: &mut Link, segment: &Segment<'_>) {
+pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
     if segment.resets {
         return;
     }
@@ -198,12 +198,19 @@ pub fn reset(link: &mut Link, segment: &Segment<'_>) {
 }
 
 /// Sends a datagram to a port of the guest's.
-pub fn datagram(link: &mut Link, remote: SocketAddr, guest_port: u16, payload: &[u8]) {
+pub fn send_datagram(link: &mut Link, remote: SocketAddr, guest_port: u16, payload: &[u8]) {
     let udp = UdpRepr { src_port: remote.port(), dst_port: guest_port };
     let address = remote.ip();
     let (from, to) = (IpAddress::from(address), IpAddress::from(guest(address)));
     send_ip(link, address, IpProtocol::Udp, udp.header_len() + payload.len(), HOPS, |buffer| {
         let mut packet = UdpPacket::new_unchecked(buffer);
-        udp.emit(&mut packet, &from, &to, payload.len(), |room| room.copy_from_slice(payload), &checksums());
+        udp.emit(
+            &mut packet,
+            &from,
+            &to,
+            payload.len(),
+            |buffer_size| buffer_size.copy_from_slice(payload),
+            &checksums(),
+        );
     });
 }

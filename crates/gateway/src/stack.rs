@@ -16,12 +16,12 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant as StackInstant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpEndpoint, IpListenEndpoint, TcpPacket};
 
-use crate::link::{Kind, Link};
+use crate::link::{EtherType, Link};
 
 /// How long the guest may leave what was sent to it unanswered.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often a silent guest is asked whether it is still there, so that a connection may be silent for as long as it likes.
-const GUEST_ASKED: Duration = Duration::from_secs(30);
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 
@@ -58,18 +58,18 @@ impl Default for Clock {
 /// sent again later. It would take in more than it has buffer space for, and its assertion would end the process. So whatever
 /// smoltcp believes, nothing reaches it that ends behind its buffer.
 #[derive(Debug, Default)]
-struct Guard {
+struct WindowGuard {
     /// Whether anything was sent.
     has_sent: bool,
     /// What the last segment acknowledged, until the buffer's end is known by it.
     acknowledged: Option<u32>,
     /// The first number for which there was no buffer space. It only ever grows, since what was read is never put back.
-    edge: Option<u32>,
+    window_end: Option<u32>,
 }
 
-impl Guard {
+impl WindowGuard {
     /// Takes note of a packet that is sent.
-    fn sent(&mut self, kind: Kind, packet: &[u8]) {
+    fn sent(&mut self, kind: EtherType, packet: &[u8]) {
         let Some(segment) = segment(kind, packet) else { return };
         self.has_sent = true;
         // A reset acknowledges what the other segment carried, whether it was taken or not.
@@ -81,20 +81,20 @@ impl Guard {
     /// Moves the edge, if something was sent since: behind what was acknowledged there is this much space.
     fn settle(&mut self, space: usize) {
         if let Some(acknowledged) = self.acknowledged.take() {
-            self.edge = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
+            self.window_end = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
         }
     }
 
-    fn admits(&self, kind: Kind, packet: &[u8]) -> bool {
+    fn admits(&self, kind: EtherType, packet: &[u8]) -> bool {
         let Some(segment) = segment(kind, packet) else { return true };
         let Ok(length) = u32::try_from(segment.payload().len()) else { return false };
         let end = number(segment.seq_number()).wrapping_add(length);
-        length == 0 || self.edge.is_some_and(|edge| edge.wrapping_sub(end) <= u32::MAX / 2)
+        length == 0 || self.window_end.is_some_and(|window_end| window_end.wrapping_sub(end) <= u32::MAX / 2)
     }
 }
 
-fn segment(kind: Kind, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
-    let header = if kind == Kind::V4 { IPV4_HEADER } else { IPV6_HEADER };
+fn segment(kind: EtherType, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
+    let header = if kind == EtherType::V4 { IPV4_HEADER } else { IPV6_HEADER };
     packet.get(header..).and_then(|bytes| TcpPacket::new_checked(bytes).ok())
 }
 
@@ -106,12 +106,12 @@ fn number(number: smoltcp::wire::TcpSeqNumber) -> u32 {
 struct Wire<'a> {
     packet: Option<&'a [u8]>,
     link: &'a mut Link,
-    guard: &'a mut Guard,
-    kind: Kind,
+    guard: &'a mut WindowGuard,
+    kind: EtherType,
 }
 
 struct In<'a>(&'a [u8]);
-struct Out<'a>(&'a mut Link, &'a mut Guard, Kind);
+struct Out<'a>(&'a mut Link, &'a mut WindowGuard, EtherType);
 
 impl RxToken for In<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, work: F) -> R {
@@ -153,7 +153,7 @@ impl Device for Wire<'_> {
     }
 
     fn transmit(&mut self, _: StackInstant) -> Option<Out<'_>> {
-        self.link.has_room().then_some(Out(self.link, self.guard, self.kind))
+        self.link.has_space().then_some(Out(self.link, self.guard, self.kind))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -175,8 +175,8 @@ pub struct Stack {
     interface: Interface,
     sockets: SocketSet<'static>,
     socket: SocketHandle,
-    guard: Guard,
-    kind: Kind,
+    guard: WindowGuard,
+    kind: EtherType,
     clock: Clock,
 }
 
@@ -188,7 +188,7 @@ impl std::fmt::Debug for Stack {
 
 /// Which connection a stack is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ends {
+pub struct FourTuple {
     /// The guest's port.
     pub guest_port: u16,
     /// The other side, as the guest sees it.
@@ -198,44 +198,46 @@ pub struct Ends {
 impl Stack {
     /// A stack that stands at the other side of a connection that the guest begins; the packet that does so is to follow.
     /// `room` is how many bytes wait each way at most.
-    pub fn answering(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let mut stack = Self::new(ends, room, clock, link)?;
-        let endpoint = IpListenEndpoint::from((ends.remote.ip(), ends.remote.port()));
+    pub fn listen(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let mut stack = Self::new(tuple, buffer_size, clock, link)?;
+        let endpoint = IpListenEndpoint::from((tuple.remote.ip(), tuple.remote.port()));
         stack.tcp().listen(endpoint).ok()?;
         Some(stack)
     }
 
     /// A stack that begins a connection to the guest.
-    pub fn calling(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let mut stack = Self::new(ends, room, clock, link)?;
-        let guest = if ends.remote.is_ipv4() { IpAddress::Ipv4(GUEST_V4) } else { IpAddress::Ipv6(GUEST_V6) };
-        let guest = IpEndpoint::new(guest, ends.guest_port);
-        let own = IpListenEndpoint::from((ends.remote.ip(), ends.remote.port()));
+    pub fn connect(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let mut stack = Self::new(tuple, buffer_size, clock, link)?;
+        let guest =
+            if tuple.remote.is_ipv4() { IpAddress::Ipv4(GUEST_V4) } else { IpAddress::Ipv6(GUEST_V6) };
+        let guest = IpEndpoint::new(guest, tuple.guest_port);
+        let own = IpListenEndpoint::from((tuple.remote.ip(), tuple.remote.port()));
         let Self { interface, sockets, socket, .. } = &mut stack;
         sockets.get_mut::<Socket<'_>>(*socket).connect(interface.context(), guest, own).ok()?;
         Some(stack)
     }
 
-    fn new(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let kind = Kind::of(ends.remote.ip());
+    fn new(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let kind = EtherType::of(tuple.remote.ip());
         let mut config = Config::new(HardwareAddress::Ip);
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).ok()?;
         config.random_seed = u64::from_ne_bytes(seed);
         let now = clock.stack(Instant::now());
-        let mut guard = Guard::default();
+        let mut guard = WindowGuard::default();
         let mut interface =
             Interface::new(config, &mut Wire { packet: None, link, guard: &mut guard, kind }, now);
-        let own = IpAddress::from(ends.remote.ip());
-        let bits = if ends.remote.is_ipv4() { 32 } else { 128 };
+        let own = IpAddress::from(tuple.remote.ip());
+        let bits = if tuple.remote.is_ipv4() { 32 } else { 128 };
         interface.update_ip_addrs(|addresses| {
             // The one address of a fresh interface has room.
             let _ = addresses.push(IpCidr::new(own, bits));
         });
-        let mut socket = Socket::new(SocketBuffer::new(vec![0; room]), SocketBuffer::new(vec![0; room]));
+        let mut socket =
+            Socket::new(SocketBuffer::new(vec![0; buffer_size]), SocketBuffer::new(vec![0; buffer_size]));
         socket.set_nagle_enabled(false);
         socket.set_timeout(Some(GUEST_TIMEOUT.into()));
-        socket.set_keep_alive(Some(GUEST_ASKED.into()));
+        socket.set_keep_alive(Some(KEEP_ALIVE.into()));
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let socket = sockets.add(socket);
         Some(Self { interface, sockets, socket, guard, kind, clock })
@@ -263,10 +265,10 @@ impl Stack {
     }
 
     /// Sends what there is to send, as far as there is room.
-    pub fn speak(&mut self, now: Instant, link: &mut Link) {
+    pub fn transmit(&mut self, now: Instant, link: &mut Link) {
         let now = self.clock.stack(now);
         // Each turn sends one packet; the link's room and the connection's window bound them.
-        while link.has_room() {
+        while link.has_space() {
             let mut wire = Wire { packet: None, link, guard: &mut self.guard, kind: self.kind };
             let result = self.interface.poll_egress(now, &mut wire, &mut self.sockets);
             if result == smoltcp::iface::PollResult::None {

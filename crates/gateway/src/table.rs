@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::connection::Connection;
-use crate::stack::Ends;
+use crate::stack::FourTuple;
 
 /// How many bytes may wait each way in one of a few connections.
 const PLENTY: usize = 512 * 1024;
@@ -24,7 +24,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct Table {
     by_number: BTreeMap<u64, Entry>,
-    by_ends: HashMap<Ends, u64>,
+    by_tuple: HashMap<FourTuple, u64>,
     timers: BTreeSet<(Instant, u64)>,
     queue: VecDeque<u64>,
     last: u64,
@@ -38,7 +38,7 @@ impl Table {
 
     /// How many bytes may wait each way in the next connection, with so many others besides: the first have plenty, and
     /// however many there are, they fit.
-    pub fn room(&self, besides: usize) -> usize {
+    pub fn buffer_size(&self, besides: usize) -> usize {
         match self.count().saturating_add(besides) {
             0..32 => PLENTY,
             32..256 => 64 * 1024,
@@ -49,23 +49,23 @@ impl Table {
     /// How many bytes the host may keep for the next connection until the other side takes them; the first ones have as many as
     /// the host likes.
     pub fn send_buffer(&self, besides: usize) -> Option<usize> {
-        Some(self.room(besides)).filter(|room| *room < PLENTY)
+        Some(self.buffer_size(besides)).filter(|buffer_size| *buffer_size < PLENTY)
     }
 
     /// The number of the connection with these ends.
-    pub fn of(&self, ends: Ends) -> Option<u64> {
-        self.by_ends.get(&ends).copied()
+    pub fn find(&self, tuple: FourTuple) -> Option<u64> {
+        self.by_tuple.get(&tuple).copied()
     }
 
     /// Whether a connection has these ends.
-    pub fn has(&self, ends: Ends) -> bool {
-        self.by_ends.contains_key(&ends)
+    pub fn contains(&self, tuple: FourTuple) -> bool {
+        self.by_tuple.contains_key(&tuple)
     }
 
     /// A new one, which has its turn soon.
     pub fn add(&mut self, connection: Connection) -> u64 {
         self.last += 1;
-        self.by_ends.insert(connection.ends, self.last);
+        self.by_tuple.insert(connection.tuple, self.last);
         self.by_number.insert(self.last, Entry { connection, timer: None, is_queued: false });
         self.queue(self.last);
         self.last
@@ -89,7 +89,7 @@ impl Table {
     /// Ends one.
     pub fn remove(&mut self, number: u64) -> Option<Connection> {
         let Entry { connection, timer, is_queued: _ } = self.by_number.remove(&number)?;
-        self.by_ends.remove(&connection.ends);
+        self.by_tuple.remove(&connection.tuple);
         if let Some(timer) = timer {
             self.timers.remove(&(timer, number));
         }
@@ -112,7 +112,7 @@ impl Table {
     }
 
     /// The next that has its turn.
-    pub fn next(&mut self) -> Option<u64> {
+    pub fn next_queued(&mut self) -> Option<u64> {
         while let Some(number) = self.queue.pop_front() {
             if let Some(entry) = self.by_number.get_mut(&number) {
                 entry.is_queued = false;
@@ -143,7 +143,7 @@ impl Table {
     }
 
     /// Gives a turn to those whose time has come.
-    pub fn ring(&mut self, now: Instant) {
+    pub fn fire_timers(&mut self, now: Instant) {
         while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, number));
             if let Some(entry) = self.by_number.get_mut(&number) {

@@ -24,8 +24,8 @@ pub use address::{Class, canonical, classify, is_inner_name, is_metadata_name};
 pub use cidr::{Cidr, CidrError};
 pub use host_name::{HostName, HostNameError, NamePattern, NamePatternError};
 pub use policy::{
-    Author, By, Decision, Destination, HttpSeen, MAX_RULES, NetworkPolicy, Policies, PolicyError, Preset,
-    PresetError, Read, Reason, Unmet, Verdict,
+    Access, Author, DecidedBy, Decision, Destination, Inspected, InspectedRequest, MAX_RULES, NetworkPolicy,
+    Policies, PolicyError, Preset, PresetError, Reason, Unmet,
 };
 pub use published::{PublishedPort, PublishedPortError};
 pub use rule::{

@@ -13,10 +13,10 @@ use thiserror::Error;
 
 use crate::{Action, Direction, PublishedPort, Rule};
 
-pub use decision::{Author, By, Decision, Reason, Unmet, Verdict};
+pub use decision::{Access, Author, DecidedBy, Decision, Reason, Unmet};
 pub use policies::Policies;
 pub use preset::{Preset, PresetError};
-pub use seen::{Destination, HttpSeen, Read};
+pub use seen::{Destination, Inspected, InspectedRequest};
 
 /// The most rules of one policy. All of them are looked at for every connection.
 pub const MAX_RULES: usize = 256;

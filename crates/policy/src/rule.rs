@@ -38,7 +38,7 @@ pub use error::{RuleError, RuleProblem};
 pub use http::{HttpMatch, plain_path};
 pub(crate) use matching::Match;
 pub use ports::Ports;
-pub(crate) use reach::Place;
+pub(crate) use reach::Location;
 
 /// What a rule does with what it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,13 +8,13 @@ pub(crate) fn closest(word: &str, candidates: &[&'static str]) -> Option<&'stati
     candidates
         .iter()
         .map(|candidate| (strsim::damerau_levenshtein(&lower, &candidate.to_ascii_lowercase()), *candidate))
-        .filter(|(distance, candidate)| *distance <= allowance(candidate))
+        .filter(|(distance, candidate)| *distance <= max_distance(candidate))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }
 
 /// Short words have many neighbours that mean something else.
-fn allowance(candidate: &str) -> usize {
+fn max_distance(candidate: &str) -> usize {
     if candidate.len() >= 6 { 2 } else { 1 }
 }
 

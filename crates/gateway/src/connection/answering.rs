@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::host_socket::HostSocket;
 use super::reading::READING_TIME;
-use super::turn::{Pumped, Turn, ended, ended_locally};
+use super::turn::{Turn, TurnOutcome, ended, ended_locally};
 use crate::host;
 use crate::stack::Stack;
 
@@ -35,7 +35,7 @@ impl Answering {
     }
 
     /// `reset` is the reason if the guest resets the connection while the server still responds.
-    pub(super) fn pump(&mut self, turn: &mut Turn<'_>, reset: &str) -> Pumped {
+    pub(super) fn pump(&mut self, turn: &mut Turn<'_>, reset: &str) -> TurnOutcome {
         discard_received(&mut self.stack);
         if let Some(host) = &mut self.host
             && let Err(error) = host.receive_into(&mut self.stack, None, turn)
@@ -46,7 +46,7 @@ impl Answering {
             send_from(&mut self.answer, &mut self.stack);
         }
         self.propagate_fins();
-        self.stack.speak(turn.now, turn.link);
+        self.stack.transmit(turn.now, turn.link);
         let end = match &mut self.host {
             Some(host) => ended(&mut self.stack, host, reset),
             None => ended_locally(&mut self.stack),
@@ -64,12 +64,12 @@ impl Answering {
         }
     }
 
-    fn failed(&mut self, error: Errno) -> Pumped {
+    fn failed(&mut self, error: Errno) -> TurnOutcome {
         self.stack.tcp().abort();
         if let Some(host) = &mut self.host {
             host.abort();
         }
-        Pumped::Ended(format!("the other side broke it off: {}", host::describe(error)))
+        TurnOutcome::Ended(format!("the other side broke it off: {}", host::describe(error)))
     }
 }
 

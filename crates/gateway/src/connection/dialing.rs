@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::host_socket::HostSocket;
 use super::open::Open;
-use super::turn::{Pumped, Turn};
+use super::turn::{Turn, TurnOutcome};
 use crate::inspect::Inspector;
-use crate::stack::{Ends, Stack};
+use crate::stack::{FourTuple, Stack};
 
 /// How long the server may take to answer. A guest's own kernel gives up after about as long.
 pub(super) const DIAL_TIME: Duration = Duration::from_secs(60);
@@ -27,8 +27,8 @@ impl Dialing {
     }
 
     /// The socket is connected: answers the guest's SYN. Without a stack the state stays what it was.
-    pub(super) fn connected(self, ends: Ends, turn: &mut Turn<'_>) -> Result<Open, Self> {
-        let Some(mut stack) = Stack::answering(ends, turn.room, turn.clock, turn.link) else {
+    pub(super) fn connected(self, tuple: FourTuple, turn: &mut Turn<'_>) -> Result<Open, Self> {
+        let Some(mut stack) = Stack::listen(tuple, turn.buffer_size, turn.clock, turn.link) else {
             return Err(self);
         };
         stack.on_packet(&self.syn, turn.now, turn.link);
@@ -47,12 +47,12 @@ pub(super) struct DialingRead {
 
 impl DialingRead {
     /// While the socket is connecting, the guest's stack still acknowledges and may be reset.
-    pub(super) fn wait(&mut self, turn: &mut Turn<'_>) -> Pumped {
-        self.stack.speak(turn.now, turn.link);
+    pub(super) fn wait(&mut self, turn: &mut Turn<'_>) -> TurnOutcome {
+        self.stack.transmit(turn.now, turn.link);
         if self.stack.is_reset() {
-            return Pumped::Ended("the client broke it off".to_owned());
+            return TurnOutcome::Ended("the client broke it off".to_owned());
         }
-        Pumped::Idle
+        TurnOutcome::Idle
     }
 
     /// The socket is connected, and the guest's side has been established since before.

@@ -41,7 +41,7 @@ impl HostSocket {
 
     /// The outcome of connecting, or `None` while it is pending.
     pub(super) fn connected(&self) -> Option<Result<(), Errno>> {
-        self.writable.then(|| host::dialled(&self.socket))
+        self.writable.then(|| host::connect_result(&self.socket))
     }
 
     pub(super) fn is_read_closed(&self) -> bool {
@@ -66,7 +66,7 @@ impl HostSocket {
     /// Makes the kernel send a reset instead of a FIN when the socket is closed.
     pub(super) fn abort(&mut self) {
         self.aborted = true;
-        host::break_off(&self.socket);
+        host::reset_on_close(&self.socket);
     }
 
     /// The socket, if both sides have closed and the peer has not acknowledged everything yet.
@@ -116,13 +116,13 @@ impl HostSocket {
     ) -> Result<(), Errno> {
         while self.readable && !self.read_closed && turn.may_receive() && stack.tcp().can_send() {
             let most = turn.most_received();
-            let inspector = inspector.as_deref_mut().filter(|inspector| inspector.wants_answers());
+            let inspector = inspector.as_deref_mut().filter(|inspector| inspector.wants_response());
             let received = stack.tcp().send(|space| {
                 let length = space.len().min(most);
                 let space = space.get_mut(..length).unwrap_or_default();
                 let result = recv(&self.socket, &mut *space, RecvFlags::empty()).map(|(count, _)| count);
                 if let (Some(inspector), Ok(count)) = (inspector, result) {
-                    inspector.push_answer(space.get(..count).unwrap_or_default());
+                    inspector.on_response(space.get(..count).unwrap_or_default());
                 }
                 (result.unwrap_or(0), result)
             });

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::answering::Answering;
 use super::host_socket::HostSocket;
 use super::reading::inspect;
-use super::turn::{Pumped, Turn, ended};
+use super::turn::{Turn, TurnOutcome, ended};
 use crate::host;
 use crate::inspect::Inspector;
 use crate::stack::Stack;
@@ -37,32 +37,32 @@ impl Open {
     }
 
     /// `is_logged` says whether the connection was logged as established, `reset` is the reason if the guest resets it.
-    pub(super) fn pump(&mut self, turn: &mut Turn<'_>, is_logged: bool, reset: &str) -> Pumped {
+    pub(super) fn pump(&mut self, turn: &mut Turn<'_>, is_logged: bool, reset: &str) -> TurnOutcome {
         match self.pump_up(turn) {
             Ok(None) => {}
-            Ok(Some(pumped)) => return pumped,
+            Ok(Some(outcome)) => return outcome,
             Err(error) => return self.failed(error),
         }
         if let Err(error) = self.host.receive_into(&mut self.stack, self.inspector.as_deref_mut(), turn) {
             return self.failed(error);
         }
         self.propagate_fins();
-        self.stack.speak(turn.now, turn.link);
+        self.stack.transmit(turn.now, turn.link);
         if self.stack.is_established() {
             self.handshake_deadline = None;
             if !is_logged {
-                return Pumped::Opened;
+                return TurnOutcome::Opened;
             }
         }
         let has_more = self.can_inspect_on();
         ended(&mut self.stack, &mut self.host, reset).unwrap_or_else(|| turn.idle_or_more(has_more))
     }
 
-    fn pump_up(&mut self, turn: &mut Turn<'_>) -> Result<Option<Pumped>, Errno> {
+    fn pump_up(&mut self, turn: &mut Turn<'_>) -> Result<Option<TurnOutcome>, Errno> {
         match &mut self.inspector {
             Some(inspector) if !inspector.is_done() => {
-                if let Some(pumped) = inspect(inspector, &mut self.stack, turn.moved) {
-                    return Ok(Some(pumped));
+                if let Some(outcome) = inspect(inspector, &mut self.stack, turn.meter) {
+                    return Ok(Some(outcome));
                 }
                 self.host.send_cleared(inspector)?;
             }
@@ -74,7 +74,7 @@ impl Open {
     /// Whether an inspector that was full has buffer space again, for bytes that the guest sent long ago: no event reports that.
     fn can_inspect_on(&mut self) -> bool {
         let Some(inspector) = &self.inspector else { return false };
-        let has_space = inspector.is_done() || inspector.room() > 0;
+        let has_space = inspector.is_done() || inspector.space() > 0;
         self.host.can_write() && self.stack.tcp().recv_queue() > 0 && has_space
     }
 
@@ -113,8 +113,8 @@ impl Open {
         self.host.abort();
     }
 
-    fn failed(&mut self, error: Errno) -> Pumped {
+    fn failed(&mut self, error: Errno) -> TurnOutcome {
         self.abort();
-        Pumped::Ended(format!("the other side broke it off: {}", host::describe(error)))
+        TurnOutcome::Ended(format!("the other side broke it off: {}", host::describe(error)))
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::answering::Answering;
 use super::dialing::{DIAL_TIME, DialingRead};
 use super::host_socket::HostSocket;
-use super::turn::{Pumped, Turn, ended_locally};
+use super::turn::{Turn, TurnOutcome, ended_locally};
 use crate::counts::Meter;
-use crate::inspect::{Inspector, Next};
+use crate::inspect::{Inspection, Inspector};
 use crate::stack::Stack;
 
 /// How long the client may take to send its ClientHello or its request.
@@ -26,14 +26,14 @@ impl Reading {
         Self { stack, inspector: Box::new(inspector), deadline: now + READING_TIME }
     }
 
-    pub(super) fn pump(&mut self, turn: &mut Turn<'_>) -> Pumped {
-        if let Some(pumped) = inspect(&mut self.inspector, &mut self.stack, turn.moved) {
-            return pumped;
+    pub(super) fn pump(&mut self, turn: &mut Turn<'_>) -> TurnOutcome {
+        if let Some(outcome) = inspect(&mut self.inspector, &mut self.stack, turn.meter) {
+            return outcome;
         }
-        self.stack.speak(turn.now, turn.link);
+        self.stack.transmit(turn.now, turn.link);
         if self.stack.guest_has_finished() {
             self.stack.tcp().abort();
-            return Pumped::Ended("the client left without saying what it wants".to_owned());
+            return TurnOutcome::Ended("the client left without saying what it wants".to_owned());
         }
         ended_locally(&mut self.stack).unwrap_or_else(|| turn.idle_or_more(false))
     }
@@ -53,22 +53,26 @@ impl Reading {
 }
 
 /// Reads on, as far as the inspector has buffer space.
-pub(super) fn inspect(inspector: &mut Inspector, stack: &mut Stack, moved: &mut Meter) -> Option<Pumped> {
-    moved.add_sent(read_into(inspector, stack));
-    match inspector.read_on() {
-        Next::Decide(found) => Some(Pumped::Decide(found)),
-        Next::Refused(why) => Some(Pumped::Unreadable(why)),
-        Next::More => None,
+pub(super) fn inspect(
+    inspector: &mut Inspector,
+    stack: &mut Stack,
+    meter: &mut Meter,
+) -> Option<TurnOutcome> {
+    meter.add_sent(read_into(inspector, stack));
+    match inspector.parse() {
+        Inspection::Decide(target) => Some(TurnOutcome::Decide(target)),
+        Inspection::Refused(why) => Some(TurnOutcome::Unreadable(why)),
+        Inspection::More => None,
     }
 }
 
 fn read_into(inspector: &mut Inspector, stack: &mut Stack) -> u64 {
     let mut taken = 0;
     // At most two rounds: what is queued may wrap around the end of the stack's ring buffer.
-    while inspector.room() > 0 && stack.tcp().recv_queue() > 0 {
-        let room = inspector.room();
+    while inspector.space() > 0 && stack.tcp().recv_queue() > 0 {
+        let buffer_size = inspector.space();
         let count = stack.tcp().recv(|bytes| {
-            let part = bytes.get(..bytes.len().min(room)).unwrap_or(bytes);
+            let part = bytes.get(..bytes.len().min(buffer_size)).unwrap_or(bytes);
             inspector.push(part);
             (part.len(), part.len())
         });

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::answering::send_from;
-use super::turn::{Pumped, Turn, ended_locally};
+use super::turn::{Turn, TurnOutcome, ended_locally};
 use crate::dns;
 use crate::queries::Queries;
 use crate::stack::Stack;
 
 /// How long the client may be idle between queries.
-pub(super) const QUESTIONS_TIME: Duration = Duration::from_secs(30);
+pub(super) const QUERY_IDLE_TIME: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Resolving {
@@ -22,24 +22,24 @@ pub(super) struct Resolving {
 
 impl Resolving {
     pub(super) fn new(stack: Stack, now: Instant) -> Self {
-        Self { stack, queries: Queries::new(), unread: Vec::new(), deadline: now + QUESTIONS_TIME }
+        Self { stack, queries: Queries::new(), unread: Vec::new(), deadline: now + QUERY_IDLE_TIME }
     }
 
-    pub(super) fn pump(&mut self, turn: &mut Turn<'_>) -> Pumped {
-        if let Some(pumped) = self.queries.take(&mut self.stack, self.unread.len()) {
-            return pumped;
+    pub(super) fn pump(&mut self, turn: &mut Turn<'_>) -> TurnOutcome {
+        if let Some(outcome) = self.queries.take(&mut self.stack, self.unread.len()) {
+            return outcome;
         }
         send_from(&mut self.unread, &mut self.stack);
         if self.stack.guest_has_finished() && self.queries.is_idle() && self.unread.is_empty() {
             self.stack.tcp().close();
         }
-        self.stack.speak(turn.now, turn.link);
+        self.stack.transmit(turn.now, turn.link);
         ended_locally(&mut self.stack).unwrap_or_else(|| turn.idle_or_more(false))
     }
 
     pub(super) fn on_response(&mut self, message: &[u8], now: Instant) {
         self.queries.answered();
         self.unread.extend(dns::frame(message).unwrap_or_default());
-        self.deadline = now + QUESTIONS_TIME;
+        self.deadline = now + QUERY_IDLE_TIME;
     }
 }

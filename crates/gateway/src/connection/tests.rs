@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use super::dialing::DIAL_TIME;
 use super::open::HALF_OPEN_TIME;
 use super::reading::READING_TIME;
-use super::resolving::QUESTIONS_TIME;
-use super::{Connection, Pumped};
+use super::resolving::QUERY_IDLE_TIME;
+use super::{Connection, TurnOutcome};
 use crate::link::Link;
-use crate::stack::{Clock, Ends, Stack};
+use crate::stack::{Clock, FourTuple, Stack};
 
-fn ends() -> Ends {
-    Ends { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 443)) }
+fn tuple() -> FourTuple {
+    FourTuple { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 443)) }
 }
 
 fn socket() -> OwnedFd {
@@ -27,17 +27,17 @@ fn link() -> Link {
 }
 
 fn stack() -> Stack {
-    Stack::answering(ends(), 4096, Clock::new(), &mut link()).unwrap()
+    Stack::listen(tuple(), 4096, Clock::new(), &mut link()).unwrap()
 }
 
 /// One in each stage, with its name.
 fn all(now: Instant) -> [(&'static str, Connection); 5] {
     [
-        ("dialling", Connection::dialing(ends(), socket(), Vec::new(), now)),
-        ("reading", Connection::reading(ends(), stack(), now)),
-        ("answering", Connection::answering(ends(), stack(), Vec::new(), now)),
-        ("queries", Connection::resolving(ends(), stack(), now)),
-        ("inbound", Connection::inbound(ends(), ends().remote, socket(), stack(), now)),
+        ("dialling", Connection::dialing(tuple(), socket(), Vec::new(), now)),
+        ("reading", Connection::reading(tuple(), stack(), now)),
+        ("answering", Connection::answering(tuple(), stack(), Vec::new(), now)),
+        ("queries", Connection::resolving(tuple(), stack(), now)),
+        ("inbound", Connection::inbound(tuple(), tuple().remote, socket(), stack(), now)),
     ]
 }
 
@@ -60,9 +60,9 @@ fn each_stage_tells_what_has_been_decided_and_what_has_gone_out() {
 #[test]
 fn only_a_dial_that_was_never_recorded_is_recorded_at_its_end() {
     assert_eq!(stages(Connection::was_only_dialed), ["dialling"]);
-    let [(_, mut dialling), ..] = all(Instant::now());
-    dialling.is_logged = true;
-    assert!(!dialling.was_only_dialed());
+    let [(_, mut dialing), ..] = all(Instant::now());
+    dialing.is_logged = true;
+    assert!(!dialing.was_only_dialed());
 }
 
 #[test]
@@ -71,16 +71,16 @@ fn each_stage_has_its_time_and_its_reason_when_that_is_over() {
         (DIAL_TIME, "not connected: no answer in time"),
         (READING_TIME, "the client did not say in time what it wants"),
         (READING_TIME, "silent for too long"),
-        (QUESTIONS_TIME, "silent for too long"),
+        (QUERY_IDLE_TIME, "silent for too long"),
         (HALF_OPEN_TIME, "the client did not complete the connection"),
     ];
     let start = Instant::now();
     for (early, expected) in [(true, false), (false, true)] {
         for ((time, reason), (name, mut connection)) in table.into_iter().zip(all(start)) {
             let now = if early { start + time - Duration::from_millis(1) } else { start + time };
-            let pumped = connection.pump(now, Clock::new(), 4096, &mut link(), &mut 1000);
-            let is_over = matches!(&pumped, Pumped::Ended(why) if why == reason);
-            assert_eq!(is_over, expected, "{name}: {pumped:?}");
+            let outcome = connection.pump(now, Clock::new(), 4096, &mut link(), &mut 1000);
+            let is_over = matches!(&outcome, TurnOutcome::Ended(why) if why == reason);
+            assert_eq!(is_over, expected, "{name}: {outcome:?}");
         }
     }
 }

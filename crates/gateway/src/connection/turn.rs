@@ -4,25 +4,25 @@ use std::time::Instant;
 
 use super::host_socket::HostSocket;
 use crate::counts::Meter;
-use crate::inspect::Found;
+use crate::inspect::ParsedTarget;
 use crate::link::Link;
 use crate::stack::{Clock, Stack};
 
 /// What the gateway has to do after a turn.
 #[derive(Debug)]
-pub enum Pumped {
+pub enum TurnOutcome {
     /// Nothing: no more bytes can be moved now.
     Idle,
     /// Queue the connection for another turn, after the others.
     More,
     /// Ask the policy about this target, then accept or deny it.
-    Decide(Found),
+    Decide(ParsedTarget),
     /// Deny: the client's bytes are ambiguous.
     Unreadable(String),
     /// Log that the connection is established.
     Opened,
     /// Resolve this DNS query.
-    Question(Vec<u8>),
+    Query(Vec<u8>),
     /// Remove the connection, for this reason.
     Ended(String),
 }
@@ -32,18 +32,18 @@ pub(super) struct Turn<'a> {
     pub(super) now: Instant,
     pub(super) clock: Clock,
     /// The size of each buffer of a new stack.
-    pub(super) room: usize,
+    pub(super) buffer_size: usize,
     pub(super) link: &'a mut Link,
     /// How many bytes may still go to the guest, by the sandbox's rate limit.
     pub(super) down: &'a mut u64,
     /// How many bytes this connection may still move, both ways together.
     pub(super) left: usize,
-    pub(super) moved: &'a mut Meter,
+    pub(super) meter: &'a mut Meter,
 }
 
 impl Turn<'_> {
     pub(super) fn sent(&mut self, count: usize) {
-        self.moved.add_sent(u64::try_from(count).unwrap_or(0));
+        self.meter.add_sent(u64::try_from(count).unwrap_or(0));
         self.left = self.left.saturating_sub(count);
     }
 
@@ -57,32 +57,32 @@ impl Turn<'_> {
 
     pub(super) fn received(&mut self, count: usize) {
         let bytes = u64::try_from(count).unwrap_or(0);
-        self.moved.add_received(bytes);
+        self.meter.add_received(bytes);
         *self.down = self.down.saturating_sub(bytes);
         self.left = self.left.saturating_sub(count);
     }
 
     /// [`Pumped::More`] if a limit ended the turn, or if there is more to do for another reason.
-    pub(super) fn idle_or_more(&self, has_more: bool) -> Pumped {
+    pub(super) fn idle_or_more(&self, has_more: bool) -> TurnOutcome {
         let is_cut_short = self.left == 0 || *self.down == 0;
-        if is_cut_short || has_more { Pumped::More } else { Pumped::Idle }
+        if is_cut_short || has_more { TurnOutcome::More } else { TurnOutcome::Idle }
     }
 }
 
 /// The end of a connection that only the gateway answers: there is no socket to wait for.
-pub(super) fn ended_locally(stack: &mut Stack) -> Option<Pumped> {
-    stack.is_over().then(|| Pumped::Ended("ended".to_owned()))
+pub(super) fn ended_locally(stack: &mut Stack) -> Option<TurnOutcome> {
+    stack.is_over().then(|| TurnOutcome::Ended("ended".to_owned()))
 }
 
 /// The end of a connection with both sides. A reset by the guest is passed on, and its reason is `reset`.
-pub(super) fn ended(stack: &mut Stack, host: &mut HostSocket, reset: &str) -> Option<Pumped> {
+pub(super) fn ended(stack: &mut Stack, host: &mut HostSocket, reset: &str) -> Option<TurnOutcome> {
     if !stack.is_over() {
         return None;
     }
     let is_clean = host.is_read_closed() && host.is_write_closed();
     if !is_clean && stack.is_reset() {
         host.abort();
-        return Some(Pumped::Ended(reset.to_owned()));
+        return Some(TurnOutcome::Ended(reset.to_owned()));
     }
-    is_clean.then(|| Pumped::Ended("ended".to_owned()))
+    is_clean.then(|| TurnOutcome::Ended("ended".to_owned()))
 }

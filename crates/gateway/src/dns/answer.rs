@@ -9,7 +9,7 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use thiserror::Error;
 
-use super::{MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_BOOK_TTL, Query};
+use super::{MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_CACHE_TTL, Query};
 
 /// What the guest is told, and what the gateway has to remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Answer {
 
 /// Why a message is not the answer.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum BadAnswer {
+pub enum AnswerError {
     /// It belongs to another question, or to none: an attempt to be faster than the resolver. Wait for the real one.
     #[error("The DNS message is not an answer to this question")]
     NotOurs,
@@ -56,7 +56,7 @@ pub fn read_answer(
     id: u16,
     bytes: &[u8],
     mut allows: impl FnMut(&HostName, IpAddr) -> bool,
-) -> Result<Answer, BadAnswer> {
+) -> Result<Answer, AnswerError> {
     let received = Received::read(query, id, bytes)?;
     let chain = Chain::follow(query, &received.answers)?;
     let mut answer =
@@ -72,7 +72,7 @@ pub fn read_answer(
             continue;
         }
         let seconds = chain.aliases.iter().fold(ttl(record), |least, alias| least.min(ttl(alias)));
-        answer.resolved.push((address, Duration::from_secs(seconds.max(MIN_BOOK_TTL).into())));
+        answer.resolved.push((address, Duration::from_secs(seconds.max(MIN_CACHE_TTL).into())));
         records.push(for_guest(record, query));
     }
     let mut authority = None;
@@ -97,26 +97,26 @@ struct Received {
 }
 
 impl Received {
-    fn read(query: &Query, id: u16, bytes: &[u8]) -> Result<Self, BadAnswer> {
+    fn read(query: &Query, id: u16, bytes: &[u8]) -> Result<Self, AnswerError> {
         let mut decoder = BinDecoder::new(bytes);
-        let header = Header::read(&mut decoder).map_err(|_| BadAnswer::NotOurs)?;
+        let header = Header::read(&mut decoder).map_err(|_| AnswerError::NotOurs)?;
         let is_answer = header.message_type == MessageType::Response && header.op_code == OpCode::Query;
         if header.id != id || !is_answer || header.counts.queries != 1 {
-            return Err(BadAnswer::NotOurs);
+            return Err(AnswerError::NotOurs);
         }
-        let question = op::Query::read(&mut decoder).map_err(|_| BadAnswer::NotOurs)?;
+        let question = op::Query::read(&mut decoder).map_err(|_| AnswerError::NotOurs)?;
         if question != op::Query::query(query.wire_name(), query.kind) {
-            return Err(BadAnswer::NotOurs);
+            return Err(AnswerError::NotOurs);
         }
         if header.truncation {
-            return Err(BadAnswer::Truncated);
+            return Err(AnswerError::Truncated);
         }
         if !matches!(header.response_code, ResponseCode::NoError | ResponseCode::NXDomain) {
-            return Err(BadAnswer::Failed(header.response_code));
+            return Err(AnswerError::Failed(header.response_code));
         }
         let mut section = |count: u16| {
             let read = Message::read_records(&mut decoder, count.into(), false, OpCode::Query);
-            read.map(|(records, _, _)| records).map_err(|_| BadAnswer::Malformed)
+            read.map(|(records, _, _)| records).map_err(|_| AnswerError::Malformed)
         };
         let answers = section(header.counts.answers)?;
         let authorities = section(header.counts.authorities)?;
@@ -133,7 +133,7 @@ struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    fn follow(query: &Query, answers: &'a [Record]) -> Result<Self, BadAnswer> {
+    fn follow(query: &Query, answers: &'a [Record]) -> Result<Self, AnswerError> {
         let mut chain = Self { aliases: Vec::new(), records: Vec::new(), end: query.wire_name() };
         loop {
             let own = |kind| {
@@ -149,11 +149,11 @@ impl<'a> Chain<'a> {
                 return Ok(chain);
             }
             let [alias] = aliases.as_slice() else {
-                return if aliases.is_empty() { Ok(chain) } else { Err(BadAnswer::Chain) };
+                return if aliases.is_empty() { Ok(chain) } else { Err(AnswerError::Chain) };
             };
-            let RData::CNAME(target) = &alias.data else { return Err(BadAnswer::Malformed) };
+            let RData::CNAME(target) = &alias.data else { return Err(AnswerError::Malformed) };
             if chain.aliases.len() == MAX_CHAIN {
-                return Err(BadAnswer::Chain);
+                return Err(AnswerError::Chain);
             }
             chain.end = target.0.clone();
             chain.aliases.push(alias);
@@ -181,6 +181,7 @@ fn denies(record: &Record, name: &Name) -> bool {
 
 /// A fresh record, with the question's name in the guest's letters.
 fn for_guest(record: &Record, query: &Query) -> Record {
-    let name = if record.name == query.asked { query.asked.clone() } else { record.name.clone() };
+    let name =
+        if record.name == query.original_name { query.original_name.clone() } else { record.name.clone() };
     Record::from_rdata(name, ttl(record), record.data.clone())
 }

@@ -26,7 +26,7 @@ const REGISTRY_LABELS: [&str; 10] = ["ac", "co", "com", "edu", "go", "gov", "ne"
 
 /// The limits of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitFigures {
+pub struct LimitConfig {
     /// How many queries per second in the long run.
     pub rate: u32,
     /// How many queries at once after a pause.
@@ -37,7 +37,7 @@ pub struct LimitFigures {
     pub total_bytes: usize,
 }
 
-impl Default for LimitFigures {
+impl Default for LimitConfig {
     /// A package manager or browser asks for some tens of names at once and a few per second. 4 KiB per minute hold some
     /// 250 host names of one domain, and carry out less than 70 bytes per second; 64 KiB hold 4096 names, which is about
     /// what the rate allows.
@@ -48,7 +48,7 @@ impl Default for LimitFigures {
 
 /// Why a query is not asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Limited {
+pub enum LimitExceeded {
     /// More queries than the rate.
     #[error("The sandbox asks more than {0} DNS queries per second")]
     Rate(u32),
@@ -63,7 +63,7 @@ pub enum Limited {
 /// Counts the queries of one sandbox. Times are counted from any fixed moment, the same for all calls.
 #[derive(Debug)]
 pub struct QueryLimits {
-    figures: LimitFigures,
+    config: LimitConfig,
     /// Queries that may be asked now, in billionths.
     tokens: u128,
     filled: Duration,
@@ -91,10 +91,10 @@ const QUERY: u128 = 1_000_000_000;
 impl QueryLimits {
     /// Limits with a full bucket.
     #[must_use]
-    pub fn new(figures: LimitFigures, now: Duration) -> Self {
+    pub fn new(config: LimitConfig, now: Duration) -> Self {
         Self {
-            figures,
-            tokens: u128::from(figures.burst) * QUERY,
+            config,
+            tokens: u128::from(config.burst) * QUERY,
             filled: now,
             until: now + WINDOW,
             seen: HashSet::new(),
@@ -131,7 +131,7 @@ impl QueryLimits {
     /// # Errors
     ///
     /// If it is over a limit. It is then not to be asked upstream.
-    pub fn admit(&mut self, name: &HostName, kind: RecordType, now: Duration) -> Result<(), Limited> {
+    pub fn admit(&mut self, name: &HostName, kind: RecordType, now: Duration) -> Result<(), LimitExceeded> {
         self.take_token(now)?;
         if now >= self.until {
             self.until = now + WINDOW;
@@ -150,12 +150,12 @@ impl QueryLimits {
         let is_new = !self.seen.contains(name);
         let cost = if is_new { (text.len() - domain.len()).max(CHANGE_COST) } else { CHANGE_COST };
         let total = self.total.saturating_add(if is_new { text.len().max(LEAST_COST) } else { 0 });
-        if total > self.figures.total_bytes {
-            return Err(Limited::Total);
+        if total > self.config.total_bytes {
+            return Err(LimitExceeded::Total);
         }
         let bytes = used.map_or(self.before, |used| used.bytes).saturating_add(cost);
-        if bytes > self.figures.domain_bytes {
-            return Err(Limited::Domain(domain.to_owned()));
+        if bytes > self.config.domain_bytes {
+            return Err(LimitExceeded::Domain(domain.to_owned()));
         }
         self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(question) });
         self.total = total;
@@ -164,11 +164,11 @@ impl QueryLimits {
         Ok(())
     }
 
-    fn take_token(&mut self, now: Duration) -> Result<(), Limited> {
-        let gained = now.saturating_sub(self.filled).as_nanos().saturating_mul(self.figures.rate.into());
-        self.tokens = self.tokens.saturating_add(gained).min(u128::from(self.figures.burst) * QUERY);
+    fn take_token(&mut self, now: Duration) -> Result<(), LimitExceeded> {
+        let gained = now.saturating_sub(self.filled).as_nanos().saturating_mul(self.config.rate.into());
+        self.tokens = self.tokens.saturating_add(gained).min(u128::from(self.config.burst) * QUERY);
         self.filled = self.filled.max(now);
-        self.tokens = self.tokens.checked_sub(QUERY).ok_or(Limited::Rate(self.figures.rate))?;
+        self.tokens = self.tokens.checked_sub(QUERY).ok_or(LimitExceeded::Rate(self.config.rate))?;
         Ok(())
     }
 }
@@ -207,8 +207,8 @@ mod tests {
     }
 
     /// How many of these names are admitted before the first that is not, and why that one is not.
-    fn admitted(figures: LimitFigures, names: &[&str]) -> (usize, Option<Limited>) {
-        let mut limits = QueryLimits::new(figures, Duration::ZERO);
+    fn admitted(config: LimitConfig, names: &[&str]) -> (usize, Option<LimitExceeded>) {
+        let mut limits = QueryLimits::new(config, Duration::ZERO);
         for (count, name) in names.iter().enumerate() {
             let result = limits.admit(&name.parse().unwrap(), RecordType::A, Duration::ZERO);
             if let Err(limited) = result {
@@ -221,19 +221,19 @@ mod tests {
     #[test]
     fn n4_budgets_are_used_up_to_the_last_byte() {
         let names = ["aaaa.example.com", "bbbb.example.com", "cccc.example.com"];
-        let domain = || Limited::Domain("example.com".to_owned());
+        let domain = || LimitExceeded::Domain("example.com".to_owned());
         // Each takes five bytes of its domain's budget, and sixteen of the whole.
         for (domain_bytes, total_bytes, expected) in [
             (15, 48, (3, None)),
             (14, 48, (2, Some(domain()))),
             (10, 48, (2, Some(domain()))),
             (9, 48, (1, Some(domain()))),
-            (15, 47, (2, Some(Limited::Total))),
-            (15, 32, (2, Some(Limited::Total))),
-            (15, 31, (1, Some(Limited::Total))),
+            (15, 47, (2, Some(LimitExceeded::Total))),
+            (15, 32, (2, Some(LimitExceeded::Total))),
+            (15, 31, (1, Some(LimitExceeded::Total))),
         ] {
-            let figures = LimitFigures { domain_bytes, total_bytes, ..LimitFigures::default() };
-            assert_eq!(admitted(figures, &names), expected, "{domain_bytes} {total_bytes}");
+            let config = LimitConfig { domain_bytes, total_bytes, ..LimitConfig::default() };
+            assert_eq!(admitted(config, &names), expected, "{domain_bytes} {total_bytes}");
         }
     }
 
@@ -243,7 +243,7 @@ mod tests {
         let mut spent: Option<(Spent, Duration)> = None;
         let (mut bytes, mut now) = (0, Duration::ZERO);
         for gateway in 0..gateways {
-            let mut limits = QueryLimits::new(LimitFigures::default(), now);
+            let mut limits = QueryLimits::new(LimitConfig::default(), now);
             if let Some((spent, at)) = spent {
                 let age_ms = spent.age_ms + u64::try_from((now - at).as_millis()).unwrap();
                 limits.carry_over(Spent { age_ms, ..spent }, now);
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn n9_a_budget_is_not_larger_for_a_sandbox_that_has_many_gateways() {
-        let budget = LimitFigures::default().domain_bytes;
+        let budget = LimitConfig::default().domain_bytes;
         for each in [1, 30, 50, 99, 200] {
             let bytes = exfiltrated(each, Duration::from_millis(500), 100);
             assert!(bytes <= budget, "{each}: {bytes} of {budget} within 50 seconds");
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn n9_a_gateway_that_is_not_the_first_begins_without_a_burst() {
-        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
         limits.carry_over(Spent::default(), Duration::ZERO);
         let name = "a.example".parse().unwrap();
         let mut count = |now| (0..1000).filter(|_| limits.admit(&name, RecordType::A, now).is_ok()).count();
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn n9_what_is_not_known_counts_as_used_until_the_window_ends() {
-        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
         limits.carry_over(Spent { age_ms: 20_000, total: u32::MAX, most: u32::MAX }, Duration::ZERO);
         let name = "a.example".parse().unwrap();
         let at = Duration::from_secs;
@@ -294,11 +294,11 @@ mod tests {
 
     #[test]
     fn n9_the_budget_over_all_domains_is_carried_over_too() {
-        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
         limits.carry_over(Spent { age_ms: 0, total: 64 * 1024 - 16, most: 0 }, Duration::ZERO);
         let mut admit =
             |name: &str| limits.admit(&name.parse().unwrap(), RecordType::A, Duration::from_secs(1));
         assert_eq!(admit("a.one.example"), Ok(()));
-        assert_eq!(admit("a.two.example"), Err(Limited::Total));
+        assert_eq!(admit("a.two.example"), Err(LimitExceeded::Total));
     }
 }

@@ -31,7 +31,7 @@ pub struct Query {
     /// business with its name.
     pub reverse: Option<IpAddr>,
     /// The name in the letters of the guest, who may compare them.
-    pub(super) asked: Name,
+    pub(super) original_name: Name,
     id: u16,
     recursion_desired: bool,
     checking_disabled: bool,
@@ -135,7 +135,7 @@ pub fn read_query(bytes: &[u8], transport: Transport) -> Result<Query, RefusedQu
         kind: question.query_type,
         handling,
         reverse,
-        asked: question.name.clone(),
+        original_name: question.name.clone(),
         id: message.metadata.id,
         recursion_desired: message.metadata.recursion_desired,
         checking_disabled: message.metadata.checking_disabled,
@@ -241,7 +241,7 @@ pub fn answer_servfail(query: &Query) -> Vec<u8> {
 
 /// A fresh question: of the guest's message only the name and the type are in it.
 #[must_use]
-pub fn question_for_upstream(query: &Query, id: u16) -> Vec<u8> {
+pub fn upstream_query(query: &Query, id: u16) -> Vec<u8> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
     message.add_query(op::Query::query(query.wire_name(), query.kind));
@@ -252,7 +252,7 @@ pub fn question_for_upstream(query: &Query, id: u16) -> Vec<u8> {
 impl Query {
     /// The name as it is asked upstream.
     pub(super) fn wire_name(&self) -> Name {
-        self.asked.to_lowercase()
+        self.original_name.to_lowercase()
     }
 
     /// The answer with these records, without them and marked as truncated if the guest cannot take it whole.
@@ -272,7 +272,7 @@ impl Query {
         let mut message = response(self.id, code);
         message.metadata.recursion_desired = self.recursion_desired;
         message.metadata.checking_disabled = self.checking_disabled;
-        message.add_query(op::Query::query(self.asked.clone(), self.kind));
+        message.add_query(op::Query::query(self.original_name.clone(), self.kind));
         message.edns = self.has_edns.then(our_edns);
         message
     }
@@ -313,9 +313,9 @@ fn bare(query: &[u8], code: ResponseCode) -> Vec<u8> {
     const RESPONSE: u8 = 0x80;
     const RECURSION_AVAILABLE: u8 = 0x80;
     let mut answer: Vec<u8> = query.iter().copied().chain([0, 0]).take(2).collect();
-    let asked = query.get(2).copied().unwrap_or_default();
+    let original_name = query.get(2).copied().unwrap_or_default();
     // The operation and the wish for recursion come back as they were.
-    answer.push(RESPONSE | (asked & 0x79));
+    answer.push(RESPONSE | (original_name & 0x79));
     answer.push(RECURSION_AVAILABLE | code.low());
     answer.resize(HEADER, 0);
     answer

@@ -68,14 +68,14 @@ impl SecondHello {
             if let Some((byte, rest)) = bytes.split_first() {
                 bytes = rest;
                 self.header.push(*byte);
-                self.result = self.look_at_header().transpose();
+                self.result = self.parse_header().transpose();
             }
         }
         self.result.map_or(Ok(true), |result| result.map(|()| false))
     }
 
     /// `Some` when there is nothing more to watch.
-    fn look_at_header(&mut self) -> Result<Option<()>, HelloRefusal> {
+    fn parse_header(&mut self) -> Result<Option<()>, HelloRefusal> {
         match *self.header.as_slice() {
             [HANDSHAKE] => {
                 // A client with early data speaks TLS 1.3, so nothing of this type is encrypted.

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::{break_off, datagrams, describe, dial, dialled, is_own, is_shortage};
+use super::{connect_result, describe, dial, is_host_address, is_shortage, reset_on_close, udp_socket};
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -19,7 +19,7 @@ fn listener() -> (TcpListener, SocketAddr) {
 fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
     let mut wait = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::OUT)];
     rustix::event::poll(&mut wait, None).unwrap();
-    dialled(socket)
+    connect_result(socket)
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
 #[test]
 fn waiting_for_datagrams_never_blocks() {
     let (_, address) = listener();
-    let socket = datagrams(address).unwrap();
+    let socket = udp_socket(address).unwrap();
     assert_eq!(recv(&socket, &mut [0; 1], RecvFlags::empty()).map(|_| ()), Err(Errno::AGAIN));
 }
 
@@ -50,7 +50,7 @@ fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
         let socket = dial(address, None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         if broken {
-            break_off(&socket);
+            reset_on_close(&socket);
         }
         drop(socket);
         assert_eq!(server.read(&mut [0; 1]).map_err(|error| error.kind()), expected);
@@ -61,7 +61,7 @@ fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
 fn the_hosts_own_addresses_are_told_from_others() {
     for (address, own) in [("127.0.0.1", true), ("127.9.9.9", true), ("::1", true), ("93.184.216.34", false)]
     {
-        assert_eq!(is_own(address.parse().unwrap()), own, "{address}");
+        assert_eq!(is_host_address(address.parse().unwrap()), own, "{address}");
     }
 }
 
@@ -105,7 +105,7 @@ fn n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own() {
     if again(name, "BATHY_TEST_FEW", &["prlimit", "--nofile=3"]) {
         return;
     }
-    assert!(is_own("93.184.216.34".parse().unwrap()));
+    assert!(is_host_address("93.184.216.34".parse().unwrap()));
 }
 
 #[test]
@@ -116,5 +116,5 @@ fn n10_the_source_of_everything_is_the_hosts_own_whatever_the_mtu_of_loopback() 
     }
     let ip = ["link", "set", "lo", "up", "mtu", "1500"];
     assert!(std::process::Command::new("ip").args(ip).status().unwrap().success());
-    assert!(is_own("127.0.0.1".parse().unwrap()));
+    assert!(is_host_address("127.0.0.1".parse().unwrap()));
 }

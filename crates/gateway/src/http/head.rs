@@ -46,7 +46,7 @@ impl Scan {
                 }
                 _ => {}
             }
-            self.look_at_method(byte)?;
+            self.check_method(byte)?;
             let seen = pending.get(..self.scanned).unwrap_or_default();
             if byte == b'\n' && !self.line_ended {
                 request_line(seen.strip_suffix(b"\r\n").unwrap_or(seen))?;
@@ -65,7 +65,7 @@ impl Scan {
     }
 
     /// Other protocols show here, mostly before a line of theirs would end.
-    fn look_at_method(&mut self, byte: u8) -> Result<(), HttpRefusal> {
+    fn check_method(&mut self, byte: u8) -> Result<(), HttpRefusal> {
         if self.method_ended {
             return Ok(());
         }

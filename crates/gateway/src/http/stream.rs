@@ -1,8 +1,8 @@
 //! Following the client's side of a connection from request to request.
 
-use super::doubt::is_meant_as_http;
 use super::head::{self, Head, Scan};
 use super::response::{FirstStatus, StatusReader};
+use super::sniff::looks_like_http;
 use super::{Body, HttpRefusal, Request};
 
 /// The longest size of a chunk, in hexadecimal digits.
@@ -46,9 +46,9 @@ enum State {
     /// A head is to come.
     Head(Scan),
     /// The stream began with this mistake: perhaps it is another protocol.
-    Doubt(HttpRefusal),
+    Undetermined(HttpRefusal),
     /// A head is there and the caller has not said yes.
-    Judging(Accepted),
+    AwaitingDecision(PendingRequest),
     /// So many bytes of a head or body are cleared, then comes the rest.
     Passing(u64, Then),
     /// The line with the size of a chunk is to come.
@@ -65,7 +65,7 @@ enum State {
 
 /// What is known about a request that waits for the caller.
 #[derive(Clone, Copy, Debug)]
-struct Accepted {
+struct PendingRequest {
     length: usize,
     body: Body,
     switches: bool,
@@ -125,7 +125,7 @@ impl RequestStream {
     /// Clears the request that [`Step::Decide`] showed. `pending` is what was shown then: an Upgrade to anything but
     /// WebSocket is renamed in it, so that the server does not see it.
     pub fn accept(&mut self, pending: &mut [u8]) {
-        let State::Judging(request) = self.state else { return };
+        let State::AwaitingDecision(request) = self.state else { return };
         let Some(head) = pending.get_mut(..request.length).filter(|head| head.ends_with(b"\r\n\r\n")) else {
             self.refused = Some(HttpRefusal::Changed);
             return;
@@ -148,7 +148,7 @@ impl RequestStream {
 
     /// Whether the server's bytes have to be shown to [`RequestStream::answer`].
     #[must_use]
-    pub fn wants_answer(&self) -> bool {
+    pub fn wants_response(&self) -> bool {
         (!self.began || self.may_switch) && self.status.so_far() == FirstStatus::More
     }
 
@@ -182,17 +182,17 @@ impl RequestStream {
                 Ok(None) => Ok(Step::More),
                 Ok(Some(length)) => self.show(pending.get(..length).unwrap_or_default()),
                 Err(refused @ HttpRefusal::Malformed(_)) if !self.began && !scan.is_past_line() => {
-                    self.state = State::Doubt(refused);
+                    self.state = State::Undetermined(refused);
                     self.advance(pending)
                 }
                 Err(refused) => Err(refused),
             },
-            State::Doubt(refused) => match is_meant_as_http(pending) {
+            State::Undetermined(refused) => match looks_like_http(pending) {
                 None => Ok(Step::More),
                 Some(true) => Err(refused.clone()),
                 Some(false) => Err(HttpRefusal::NotHttp),
             },
-            State::Judging(_) | State::Switching => Ok(Step::Held),
+            State::AwaitingDecision(_) | State::Switching => Ok(Step::Held),
             State::Passing(remaining, then) => {
                 let (passed, then) =
                     (usize::try_from(*remaining).unwrap_or(usize::MAX).min(pending.len()), *then);
@@ -238,7 +238,8 @@ impl RequestStream {
         if switches && self.began {
             return Err(HttpRefusal::LateSwitch);
         }
-        self.state = State::Judging(Accepted { length: bytes.len(), body: request.body, switches });
+        self.state =
+            State::AwaitingDecision(PendingRequest { length: bytes.len(), body: request.body, switches });
         Ok(Step::Decide(Box::new(request)))
     }
 }

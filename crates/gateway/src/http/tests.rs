@@ -39,7 +39,7 @@ fn follow_pieces(pieces: &[&[u8]], answer: &[u8]) -> Followed {
                     followed.requests.push(format!("{} {host} {path}", request.method));
                     stream.accept(&mut pending);
                 }
-                Ok(Step::Held) if !answered && stream.wants_answer() => {
+                Ok(Step::Held) if !answered && stream.wants_response() => {
                     answered = true;
                     answer.chunks(1).for_each(|byte| stream.answer(byte));
                 }

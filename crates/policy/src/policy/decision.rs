@@ -7,15 +7,15 @@ use crate::{HostName, Rule};
 
 /// What was decided, the strictest last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verdict {
+pub enum Access {
     /// Yes.
     Allow,
     /// Yes, unless the client gives a name or makes a request that a rule denies. What can be read is judged; what is
     /// neither TLS nor HTTP passes.
-    UnlessRead,
+    AllowAndInspect,
     /// Only if the client gives a name (in TLS or in an HTTP Host field) or makes requests that the rules allow. Nothing
     /// may go out before that was read.
-    IfRead,
+    InspectFirst,
     /// No.
     Deny,
 }
@@ -24,15 +24,15 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// What.
-    pub verdict: Verdict,
+    pub access: Access,
     /// By what.
-    pub by: By,
+    pub by: DecidedBy,
 }
 
 impl Decision {
     /// Whether it is a plain yes.
     pub fn allows(&self) -> bool {
-        self.verdict == Verdict::Allow
+        self.access == Access::Allow
     }
 }
 
@@ -47,7 +47,7 @@ pub enum Author {
 
 /// What decided. As text it is short enough for a log line: `deny private`, `operator: preset public`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct By {
+pub struct DecidedBy {
     /// In whose policy.
     pub author: Author,
     /// What in it.
@@ -60,7 +60,7 @@ pub enum Reason {
     /// A rule.
     Rule(Rule),
     /// A rule that denies a name, where names cannot be seen.
-    Blind(Rule),
+    Hidden(Rule),
     /// No rule. This one would have allowed it, if not for what is said here.
     Unmet(Rule, Unmet),
     /// No rule, so what the preset says.
@@ -94,14 +94,14 @@ pub enum Unmet {
     NotResolved(HostName),
 }
 
-impl fmt::Display for By {
+impl fmt::Display for DecidedBy {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.author == Author::Operator {
             out.write_str("operator: ")?;
         }
         match &self.reason {
             Reason::Rule(rule) => write!(out, "{rule}"),
-            Reason::Blind(rule) => write!(out, "{rule}: names in QUIC cannot be read"),
+            Reason::Hidden(rule) => write!(out, "{rule}: names in QUIC cannot be read"),
             // The name tells all: which rule it would have been does not matter.
             Reason::Unmet(_, unmet @ Unmet::NotResolved(_)) => write!(out, "{unmet}"),
             Reason::Unmet(rule, unmet) => write!(out, "{unmet}, {rule} does not apply"),

@@ -1,7 +1,7 @@
 //! One policy's answers.
 
-use super::{Destination, NetworkPolicy, Preset, Read, Reason, Unmet, Verdict};
-use crate::rule::{Match, Place};
+use super::{Access, Destination, Inspected, NetworkPolicy, Preset, Reason, Unmet};
+use crate::rule::{Location, Match};
 use crate::{Action, Class, Direction, HostName, Protocol, Rule, Target, is_inner_name, is_metadata_name};
 
 /// Ports on which something other than the gateway could tell the guest where a name is: DNS, DNS over TLS and QUIC,
@@ -9,91 +9,96 @@ use crate::{Action, Class, Direction, HostName, Protocol, Rule, Target, is_inner
 const RESOLVERS: [u16; 4] = [53, 853, 5353, 5355];
 
 /// A verdict that does not yet say whose it is.
-pub(super) type Answer = (Verdict, Reason);
+pub(super) type Outcome = (Access, Reason);
 
 impl NetworkPolicy {
     /// About a connection, before anything was read of it or after.
-    pub(super) fn connect(&self, to: &Destination<'_>, read: Option<&Read<'_>>) -> Answer {
-        let guarded = self.guards(to);
+    pub(super) fn connect(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Outcome {
+        let is_resolver_port = self.guards_port(to);
         let (mut may_allow, mut may_deny, mut unmet) = (None, None, None);
         let mut decided = None;
         for rule in &self.rules {
-            match rule.concerning(to, read, guarded) {
+            match rule.matches_outbound(to, inspected, is_resolver_port) {
                 Match::No => {}
                 Match::Missed(why) => unmet = unmet.or_else(|| Some((rule.clone(), why))),
                 Match::Maybe if rule.action() == Action::Allow => may_allow = may_allow.or(Some(rule)),
                 Match::Maybe => may_deny = may_deny.or(Some(rule)),
-                Match::Blind => decided = Some((Verdict::Deny, Reason::Blind(rule.clone()))),
-                Match::Yes => decided = Some((verdict(rule.action()), Reason::Rule(rule.clone()))),
+                Match::Hidden => decided = Some((Access::Deny, Reason::Hidden(rule.clone()))),
+                Match::Yes => decided = Some((access(rule.action()), Reason::Rule(rule.clone()))),
             }
             if decided.is_some() {
                 break;
             }
         }
-        let rest = decided.unwrap_or_else(|| self.default_for(to, guarded, unmet));
+        let rest = decided.unwrap_or_else(|| self.default_for(to, is_resolver_port, unmet));
         match (rest.0, may_allow, may_deny) {
-            (Verdict::Deny, Some(rule), _) => (Verdict::IfRead, Reason::Rule(rule.clone())),
-            (Verdict::Allow, _, Some(rule)) => (Verdict::UnlessRead, Reason::Rule(rule.clone())),
+            (Access::Deny, Some(rule), _) => (Access::InspectFirst, Reason::Rule(rule.clone())),
+            (Access::Allow, _, Some(rule)) => (Access::AllowAndInspect, Reason::Rule(rule.clone())),
             _ => rest,
         }
     }
 
     /// Whether only a rule that mentions the port may allow it.
-    fn guards(&self, to: &Destination<'_>) -> bool {
+    fn guards_port(&self, to: &Destination<'_>) -> bool {
         self.preset != Preset::Open && to.protocol != Protocol::Icmp && RESOLVERS.contains(&to.port)
     }
 
-    fn default_for(&self, to: &Destination<'_>, guarded: bool, unmet: Option<(Rule, Unmet)>) -> Answer {
-        if guarded {
-            return (Verdict::Deny, Reason::Resolvers(self.preset));
+    fn default_for(
+        &self,
+        to: &Destination<'_>,
+        is_resolver_port: bool,
+        unmet: Option<(Rule, Unmet)>,
+    ) -> Outcome {
+        if is_resolver_port {
+            return (Access::Deny, Reason::Resolvers(self.preset));
         }
-        if self.preset.admits(to.place()) {
-            return (Verdict::Allow, Reason::Preset(self.preset));
+        if self.preset.admits(to.location()) {
+            return (Access::Allow, Reason::Preset(self.preset));
         }
         let reason = unmet.map_or(Reason::Preset(self.preset), |(rule, why)| Reason::Unmet(rule, why));
-        (Verdict::Deny, reason)
+        (Access::Deny, reason)
     }
 
     /// About a question for a name. A question is a message to whoever answers for the name, so none is asked that could
     /// not lead anywhere.
-    pub(super) fn resolve(&self, name: &HostName) -> Answer {
+    pub(super) fn resolve(&self, name: &HostName) -> Outcome {
         let decides = |rule: &&Rule| match rule.action() {
-            Action::Allow => leads_somewhere(rule.target(), name),
-            Action::Deny => rule.is_total() && ends(rule.target(), name),
+            Action::Allow => justifies_query(rule.target(), name),
+            Action::Deny => rule.is_total() && rules_out(rule.target(), name),
         };
         if let Some(rule) = self.outward().find(decides) {
-            return (verdict(rule.action()), Reason::Rule(rule.clone()));
+            return (access(rule.action()), Reason::Rule(rule.clone()));
         }
         match self.preset {
-            preset if !preset.resolves() => (Verdict::Deny, Reason::Preset(preset)),
-            preset if is_metadata_name(name) => (Verdict::Deny, Reason::MetadataName(preset)),
-            Preset::Public if is_inner_name(name) => (Verdict::Deny, Reason::InnerName(self.preset)),
-            preset => (Verdict::Allow, Reason::Preset(preset)),
+            preset if !preset.resolves() => (Access::Deny, Reason::Preset(preset)),
+            preset if is_metadata_name(name) => (Access::Deny, Reason::MetadataName(preset)),
+            Preset::Public if is_inner_name(name) => (Access::Deny, Reason::InnerName(self.preset)),
+            preset => (Access::Allow, Reason::Preset(preset)),
         }
     }
 
     /// Whether there is any way to reach an address that a name was resolved to.
-    pub(super) fn reveals(&self, name: &HostName, place: Place) -> bool {
+    pub(super) fn reveals(&self, name: &HostName, location: Location) -> bool {
         for rule in self.outward() {
             let named = matches!(rule.target(), Target::Name(pattern) if pattern.matches(name));
             match rule.action() {
-                Action::Allow if rule.target().admits(place) => return true,
-                Action::Allow if named && Target::Public.admits(place) => return true,
-                Action::Deny if rule.is_total() && (named || rule.target().covers(place)) => return false,
+                Action::Allow if rule.target().admits(location) => return true,
+                Action::Allow if named && Target::Public.admits(location) => return true,
+                Action::Deny if rule.is_total() && (named || rule.target().covers(location)) => return false,
                 _ => {}
             }
         }
-        self.preset.admits(place)
+        self.preset.admits(location)
     }
 
     /// About a peer that connects to a published port.
-    pub(super) fn accept(&self, peer: Place, protocol: Protocol, port: u16) -> Answer {
-        if let Some(rule) = self.rules.iter().find(|rule| rule.concerns_peer(peer, protocol, port)) {
-            return (verdict(rule.action()), Reason::Rule(rule.clone()));
+    pub(super) fn accept(&self, peer: Location, protocol: Protocol, port: u16) -> Outcome {
+        if let Some(rule) = self.rules.iter().find(|rule| rule.matches_inbound(peer, protocol, port)) {
+            return (access(rule.action()), Reason::Rule(rule.clone()));
         }
         match self.preset {
-            Preset::None => (Verdict::Deny, Reason::Preset(self.preset)),
-            Preset::Public | Preset::AllowList | Preset::Open => (Verdict::Allow, Reason::Published),
+            Preset::None => (Access::Deny, Reason::Preset(self.preset)),
+            Preset::Public | Preset::AllowList | Preset::Open => (Access::Allow, Reason::Published),
         }
     }
 
@@ -102,15 +107,15 @@ impl NetworkPolicy {
     }
 }
 
-const fn verdict(action: Action) -> Verdict {
+const fn access(action: Action) -> Access {
     match action {
-        Action::Allow => Verdict::Allow,
-        Action::Deny => Verdict::Deny,
+        Action::Allow => Access::Allow,
+        Action::Deny => Access::Deny,
     }
 }
 
 /// Whether a name is worth asking for because of what is allowed. An address that is allowed by itself needs no name.
-fn leads_somewhere(target: &Target, name: &HostName) -> bool {
+fn justifies_query(target: &Target, name: &HostName) -> bool {
     match target {
         Target::Name(pattern) => pattern.matches(name),
         Target::Metadata => is_metadata_name(name),
@@ -126,7 +131,7 @@ fn leads_somewhere(target: &Target, name: &HostName) -> bool {
 }
 
 /// Whether a name cannot lead anywhere because of what is denied.
-fn ends(target: &Target, name: &HostName) -> bool {
+fn rules_out(target: &Target, name: &HostName) -> bool {
     match target {
         Target::Name(pattern) => pattern.matches(name),
         target => *target == Target::Any,

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::Target;
-use crate::rule::Place;
+use crate::rule::Location;
 use crate::suggest::Hint;
 use crate::text::serde_as_text;
 
@@ -48,11 +48,11 @@ impl Preset {
         }
     }
 
-    pub(super) fn admits(self, place: Place) -> bool {
+    pub(super) fn admits(self, location: Location) -> bool {
         match self {
             Self::None | Self::AllowList => false,
-            Self::Public => Target::Public.admits(place),
-            Self::Open => Target::Public.admits(place) || Target::Private.admits(place),
+            Self::Public => Target::Public.admits(location),
+            Self::Open => Target::Public.admits(location) || Target::Private.admits(location),
         }
     }
 

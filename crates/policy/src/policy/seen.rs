@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::rule::Place;
+use crate::rule::Location;
 use crate::{HostName, Protocol};
 
 /// Where a guest wants to go.
@@ -21,14 +21,14 @@ pub struct Destination<'a> {
 }
 
 impl Destination<'_> {
-    pub(crate) const fn place(&self) -> Place {
-        Place { address: self.address, is_host: self.is_host }
+    pub(crate) const fn location(&self) -> Location {
+        Location { address: self.address, is_host: self.is_host }
     }
 }
 
 /// A request that was read.
 #[derive(Clone, Copy, Debug)]
-pub struct HttpSeen<'a> {
+pub struct InspectedRequest<'a> {
     /// The method as the client wrote it.
     pub method: &'a str,
     /// The path without query. None if it has no single plain spelling.
@@ -39,7 +39,7 @@ pub struct HttpSeen<'a> {
 
 /// What was read of a connection.
 #[derive(Clone, Copy, Debug)]
-pub enum Read<'a> {
+pub enum Inspected<'a> {
     /// A TLS ClientHello.
     Tls {
         /// The server's name in it.
@@ -54,7 +54,7 @@ pub enum Read<'a> {
         /// Whether the Host field has the address instead of a name.
         host_is_address: bool,
         /// The request.
-        request: HttpSeen<'a>,
+        request: InspectedRequest<'a>,
     },
     /// Something else.
     Other,

@@ -3,7 +3,7 @@
 //! Servers disagree on what `/a/../b`, `//`, `%2e` or a backslash mean. A path is compared in one spelling, and one that can
 //! be read in two ways is taken by no allow rule that names a path, and by every deny rule that does.
 
-use crate::policy::HttpSeen;
+use crate::policy::InspectedRequest;
 
 /// The port that `http://` stands for.
 pub(super) const PORT: u16 = 80;
@@ -57,7 +57,7 @@ impl HttpMatch {
     }
 
     /// Whether an allow rule takes the request: it must be what the rule says, letter by letter.
-    pub(super) fn allows(&self, request: &HttpSeen<'_>) -> bool {
+    pub(super) fn allows(&self, request: &InspectedRequest<'_>) -> bool {
         let path_fits = |pattern: &String| {
             request.path.and_then(plain_path).is_some_and(|path| match pattern.strip_suffix('*') {
                 Some(prefix) => path.starts_with(prefix),
@@ -72,7 +72,7 @@ impl HttpMatch {
     }
 
     /// Whether a deny rule takes the request: a server that is easy about case or spelling must not be a way around it.
-    pub(super) fn denies(&self, request: &HttpSeen<'_>) -> bool {
+    pub(super) fn denies(&self, request: &InspectedRequest<'_>) -> bool {
         let path_fits = |pattern: &String| {
             request.path.and_then(plain_path).is_none_or(|path| {
                 let (path, pattern) = (path.to_ascii_lowercase(), pattern.to_ascii_lowercase());

@@ -7,12 +7,12 @@ use crate::address::{self, Class, classify, readings};
 
 /// The other side's address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     pub(crate) address: IpAddr,
     pub(crate) is_host: bool,
 }
 
-impl Place {
+impl Location {
     /// A mapped address has no meaning on the wire, and a socket would take it for another one: nothing allows it.
     fn is_mapped(self) -> bool {
         address::canonical(self.address) != self.address
@@ -47,31 +47,32 @@ impl Target {
     }
 
     /// Whether an allow rule for this target lets the sandbox reach an address.
-    pub(crate) fn admits(&self, place: Place) -> bool {
-        let mapped = place.is_mapped();
+    pub(crate) fn admits(&self, location: Location) -> bool {
+        let mapped = location.is_mapped();
         match self {
-            Self::Net(net) if net.is_single() => !mapped && net.contains(place.address),
+            Self::Net(net) if net.is_single() => !mapped && net.contains(location.address),
             Self::Net(net) => {
-                let named =
-                    |class: Class| if is_own_machine(class) { net.is_within(class) } else { !place.is_host };
-                net.contains(place.address) && place.plain_class().is_some_and(named)
+                let named = |class: Class| {
+                    if is_own_machine(class) { net.is_within(class) } else { !location.is_host }
+                };
+                net.contains(location.address) && location.plain_class().is_some_and(named)
             }
-            Self::Any => !mapped && !place.must_be_named(),
-            Self::Host => !mapped && place.is_host && !is_own_machine(classify(place.address)),
-            Self::Loopback | Self::Metadata => place.plain_class() == self.class(),
+            Self::Any => !mapped && !location.must_be_named(),
+            Self::Host => !mapped && location.is_host && !is_own_machine(classify(location.address)),
+            Self::Loopback | Self::Metadata => location.plain_class() == self.class(),
             Self::Public | Self::Private | Self::LinkLocal => {
-                !place.is_host && place.plain_class() == self.class()
+                !location.is_host && location.plain_class() == self.class()
             }
             Self::Name(_) => false,
         }
     }
 
     /// Whether a deny rule for this target takes an address in, by any of its readings.
-    pub(crate) fn covers(&self, place: Place) -> bool {
-        let mut found = readings(place.address);
+    pub(crate) fn covers(&self, location: Location) -> bool {
+        let mut found = readings(location.address);
         match self {
             Self::Any => true,
-            Self::Host => place.is_host || found.any(|(_, class)| class == Class::Loopback),
+            Self::Host => location.is_host || found.any(|(_, class)| class == Class::Loopback),
             Self::Net(net) => found.any(|(reading, _)| net.contains(reading)),
             Self::Name(_) => false,
             Self::Public | Self::Private | Self::Loopback | Self::LinkLocal | Self::Metadata => {
@@ -85,7 +86,7 @@ impl Target {
     }
 
     /// Whether an allow rule for this target lets a peer in.
-    pub(crate) fn admits_peer(&self, peer: Place) -> bool {
+    pub(crate) fn admits_peer(&self, peer: Location) -> bool {
         match self {
             Self::Any => true,
             Self::Host => peer.is_host || peer.plain_class() == Some(Class::Loopback),

@@ -11,16 +11,16 @@ use super::super::answering::ANSWER_TIME;
 use super::super::dialing::DIAL_TIME;
 use super::super::open::HALF_OPEN_TIME;
 use super::super::reading::READING_TIME;
-use super::super::resolving::QUESTIONS_TIME;
-use super::super::{Connection, Pumped, TURN};
-use super::ends;
+use super::super::resolving::QUERY_IDLE_TIME;
+use super::super::{Connection, TURN, TurnOutcome};
+use super::tuple;
 use crate::counts::Meter;
-use crate::inspect::{Found, Inspector, Speech};
+use crate::inspect::{AppProtocol, Inspector, ParsedTarget};
 use crate::link::Link;
 use crate::stack::guest::Guest;
 use crate::stack::{Clock, Stack};
 
-const ROOM: usize = 512 * 1024;
+const BUFFER_SIZE: usize = 512 * 1024;
 const PLENTY: u64 = 1 << 30;
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x.example\r\n\r\n";
 
@@ -44,27 +44,27 @@ fn sockets() -> (UnixStream, UnixStream) {
 
 impl Scene {
     fn new(connection: impl FnOnce(&mut Guest, &mut Link, Clock, Instant) -> Connection) -> Self {
-        let (mut guest, mut link) = Guest::new(ends());
+        let (mut guest, mut link) = Guest::new(tuple());
         let (now, clock) = (Instant::now(), Clock::new());
         let connection = connection(&mut guest, &mut link, clock, now);
         Self { connection, guest, link, now, clock }
     }
 
     /// One that is dialled, and the server's end.
-    fn dialling() -> (Self, UnixStream) {
+    fn dialing() -> (Self, UnixStream) {
         let (socket, server) = sockets();
-        let dialling = |guest: &mut Guest, _: &mut Link, _, now| {
-            Connection::dialing(ends(), socket.into(), guest.syn(), now)
+        let dialing = |guest: &mut Guest, _: &mut Link, _, now| {
+            Connection::dialing(tuple(), socket.into(), guest.syn(), now)
         };
-        (Self::new(dialling), server)
+        (Self::new(dialing), server)
     }
 
     /// One that is established at both ends and was recorded, and the server's end.
     fn open() -> (Self, UnixStream) {
-        let (mut scene, server) = Self::dialling();
+        let (mut scene, server) = Self::dialing();
         scene.connection.wake();
         scene.establish();
-        assert!(matches!(scene.pump(), Pumped::Opened));
+        assert!(matches!(scene.pump(), TurnOutcome::Opened));
         scene.connection.is_logged = true;
         (scene, server)
     }
@@ -75,14 +75,14 @@ impl Scene {
         scene.say(b"x");
         scene.settle();
         assert_eq!(read(&mut server), b"x");
-        scene.connection.moved = Meter::default();
+        scene.connection.meter = Meter::default();
         (scene, server)
     }
 
     /// One whose guest's end is established, in the stage that `stage` makes of a stack.
     fn local(stage: impl FnOnce(Stack, Instant) -> Connection) -> Self {
         let mut scene = Self::new(|guest, link, clock, now| {
-            let mut stack = Stack::answering(ends(), ROOM, clock, link).unwrap();
+            let mut stack = Stack::listen(tuple(), BUFFER_SIZE, clock, link).unwrap();
             stack.on_packet(&guest.syn(), now, link);
             stage(stack, now)
         });
@@ -91,7 +91,7 @@ impl Scene {
     }
 
     fn reading() -> Self {
-        Self::local(|stack, now| Connection::reading(ends(), stack, now))
+        Self::local(|stack, now| Connection::reading(tuple(), stack, now))
     }
 
     /// The guest completes the connection.
@@ -127,12 +127,12 @@ impl Scene {
         }
     }
 
-    fn pump(&mut self) -> Pumped {
+    fn pump(&mut self) -> TurnOutcome {
         self.pump_within(&mut PLENTY.clone())
     }
 
-    fn pump_within(&mut self, down: &mut u64) -> Pumped {
-        self.connection.pump(self.now, self.clock, ROOM, &mut self.link, down)
+    fn pump_within(&mut self, down: &mut u64) -> TurnOutcome {
+        self.connection.pump(self.now, self.clock, BUFFER_SIZE, &mut self.link, down)
     }
 
     /// What has come to the guest after a turn.
@@ -146,8 +146,8 @@ impl Scene {
     #[track_caller]
     fn ended(&mut self) -> String {
         match self.pump() {
-            Pumped::Ended(why) => why,
-            pumped => unreachable!("{pumped:?}"),
+            TurnOutcome::Ended(why) => why,
+            outcome => unreachable!("{outcome:?}"),
         }
     }
 
@@ -178,12 +178,12 @@ fn has_nothing(server: &mut UnixStream) -> bool {
 
 #[test]
 fn the_guest_gets_no_answer_before_the_server_has_one() {
-    let (mut scene, _server) = Scene::dialling();
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    let (mut scene, _server) = Scene::dialing();
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
     assert!(scene.guest.segments().is_empty());
     assert_eq!(scene.connection.due(scene.now), Some(scene.now + DIAL_TIME));
     scene.connection.wake();
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
     assert!(scene.guest.segments()[0].syn());
     assert!(!scene.connection.is_dialing());
     let due = scene.connection.due(scene.now).unwrap();
@@ -193,14 +193,14 @@ fn the_guest_gets_no_answer_before_the_server_has_one() {
 #[test]
 fn an_established_connection_has_no_deadline_and_is_recorded_once() {
     let (mut scene, _server) = Scene::open();
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
     scene.now += 2 * DIAL_TIME;
-    assert!(matches!(scene.pump(), Pumped::Idle), "it may be silent");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "it may be silent");
 }
 
 #[test]
 fn a_guest_that_does_not_complete_the_connection_is_reset() {
-    let (mut scene, _server) = Scene::dialling();
+    let (mut scene, _server) = Scene::dialing();
     scene.connection.wake();
     scene.pump();
     scene.now += HALF_OPEN_TIME;
@@ -215,10 +215,10 @@ fn a_turn_ends_when_its_bytes_are_used_up_and_goes_on_later() {
     server.write_all(&down).unwrap();
     scene.say(&up);
     scene.connection.wake();
-    assert!(matches!(scene.pump(), Pumped::More), "there is more to do");
-    assert_eq!(scene.connection.moved.bytes(), (150_000, TURN as u64 - 150_000));
-    assert!(matches!(scene.pump(), Pumped::Idle));
-    assert_eq!(scene.connection.moved.bytes(), (150_000, 150_000));
+    assert!(matches!(scene.pump(), TurnOutcome::More), "there is more to do");
+    assert_eq!(scene.connection.meter.bytes(), (150_000, TURN as u64 - 150_000));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
+    assert_eq!(scene.connection.meter.bytes(), (150_000, 150_000));
     assert_eq!(drain(&mut server), up.len());
 }
 
@@ -227,9 +227,9 @@ fn a_guest_alone_uses_up_a_turn_too() {
     let (mut scene, mut server) = Scene::unread();
     scene.say(&vec![b'u'; TURN + 1000]);
     scene.connection.wake();
-    assert!(matches!(scene.pump(), Pumped::More), "there is more to do");
-    assert_eq!(scene.connection.moved.bytes(), (TURN as u64, 0));
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(matches!(scene.pump(), TurnOutcome::More), "there is more to do");
+    assert_eq!(scene.connection.meter.bytes(), (TURN as u64, 0));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
     assert_eq!(drain(&mut server), TURN + 1000);
 }
 
@@ -239,9 +239,9 @@ fn a_turn_that_its_bytes_just_suffice_for_goes_on_too() {
     server.write_all(&vec![b'd'; TURN / 2]).unwrap();
     scene.say(&vec![b'u'; TURN / 2]);
     scene.connection.wake();
-    assert!(matches!(scene.pump(), Pumped::More), "it does not know whether there is more");
-    assert!(matches!(scene.pump(), Pumped::Idle));
-    assert_eq!(scene.connection.moved.bytes(), (TURN as u64 / 2, TURN as u64 / 2));
+    assert!(matches!(scene.pump(), TurnOutcome::More), "it does not know whether there is more");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
+    assert_eq!(scene.connection.meter.bytes(), (TURN as u64 / 2, TURN as u64 / 2));
 }
 
 #[test]
@@ -250,13 +250,13 @@ fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
     server.write_all(b"0123456789").unwrap();
     scene.connection.wake();
     let mut share = 4;
-    assert!(matches!(scene.pump_within(&mut share), Pumped::More), "there is more to do");
-    assert_eq!((share, scene.connection.moved.bytes()), (0, (0, 4)));
-    assert!(matches!(scene.pump_within(&mut share), Pumped::More), "it waits for its share");
-    assert_eq!(scene.connection.moved.bytes(), (0, 4));
+    assert!(matches!(scene.pump_within(&mut share), TurnOutcome::More), "there is more to do");
+    assert_eq!((share, scene.connection.meter.bytes()), (0, (0, 4)));
+    assert!(matches!(scene.pump_within(&mut share), TurnOutcome::More), "it waits for its share");
+    assert_eq!(scene.connection.meter.bytes(), (0, 4));
     let mut share = 100;
-    assert!(matches!(scene.pump_within(&mut share), Pumped::Idle));
-    assert_eq!((share, scene.connection.moved.bytes()), (94, (0, 10)));
+    assert!(matches!(scene.pump_within(&mut share), TurnOutcome::Idle));
+    assert_eq!((share, scene.connection.meter.bytes()), (94, (0, 10)));
     assert_eq!(scene.came(), b"0123456789");
 }
 
@@ -264,46 +264,46 @@ fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
 fn what_the_server_cannot_take_waits_in_the_guests_end() {
     let (mut scene, mut server) = Scene::unread();
     scene.narrow();
-    let sent = ROOM - 60_000;
+    let sent = BUFFER_SIZE - 60_000;
     scene.say(&vec![b'u'; sent]);
     scene.connection.wake();
-    while matches!(scene.pump(), Pumped::More) {}
-    let taken = scene.connection.moved.bytes().0;
+    while matches!(scene.pump(), TurnOutcome::More) {}
+    let taken = scene.connection.meter.bytes().0;
     assert!(taken > 0 && taken < sent as u64, "the socket's buffer is full: {taken}");
-    assert!(matches!(scene.pump(), Pumped::Idle), "nothing can be moved now");
-    assert_eq!(scene.connection.moved.bytes().0, taken);
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "nothing can be moved now");
+    assert_eq!(scene.connection.meter.bytes().0, taken);
     let mut came = 0;
-    while scene.connection.moved.bytes().0 < sent as u64 {
+    while scene.connection.meter.bytes().0 < sent as u64 {
         came += drain(&mut server);
         scene.connection.wake();
         scene.pump();
     }
     came += drain(&mut server);
-    assert_eq!((came, scene.connection.moved.bytes().0), (sent, sent as u64));
+    assert_eq!((came, scene.connection.meter.bytes().0), (sent, sent as u64));
 }
 
 #[test]
 fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
     let mut scene = Scene::reading();
-    let kept = Inspector::new(ends().remote.ip()).room();
-    let (head, body) = ("POST / HTTP/1.1\r\nHost: x.example\r\nContent-Length: 300000\r\n\r\n", 3 * kept);
+    let space = Inspector::new(tuple().remote.ip()).space();
+    let (head, body) = ("POST / HTTP/1.1\r\nHost: x.example\r\nContent-Length: 300000\r\n\r\n", 3 * space);
     scene.say(head.as_bytes());
-    let found = judged(&mut scene);
-    assert!(scene.connection.accept(found), "it is to be dialled");
+    let target = judged(&mut scene);
+    assert!(scene.connection.accept(target), "it is to be dialled");
     let (socket, mut server) = sockets();
     scene.connection.dialed(socket.into(), scene.now);
     scene.settle();
     scene.say(&vec![b'x'; body]);
     scene.connection.wake();
-    assert!(matches!(scene.pump(), Pumped::Opened));
+    assert!(matches!(scene.pump(), TurnOutcome::Opened));
     scene.connection.is_logged = true;
     let mut came = drain(&mut server);
-    assert!(matches!(scene.pump(), Pumped::More), "more waits than the reader had room for");
+    assert!(matches!(scene.pump(), TurnOutcome::More), "more waits than the reader had room for");
     came += drain(&mut server);
-    while matches!(scene.pump(), Pumped::More) {}
+    while matches!(scene.pump(), TurnOutcome::More) {}
     came += drain(&mut server);
-    assert!(matches!(scene.pump(), Pumped::Idle));
-    assert_eq!((came, scene.connection.moved.bytes().0), (head.len() + body, (head.len() + body) as u64));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
+    assert_eq!((came, scene.connection.meter.bytes().0), (head.len() + body, (head.len() + body) as u64));
 }
 
 #[test]
@@ -312,30 +312,30 @@ fn a_reader_that_is_full_waits_for_the_server_to_answer() {
     scene.connection.inspect();
     let socket = b"GET / HTTP/1.1\r\nHost: x.example\r\nUpgrade: websocket\r\n\r\n";
     scene.say(socket);
-    let found = judged(&mut scene);
-    scene.connection.accept(found);
+    let target = judged(&mut scene);
+    scene.connection.accept(target);
     scene.connection.wake();
     scene.settle();
     assert_eq!(read(&mut server), socket);
-    let kept = Inspector::new(ends().remote.ip()).room();
-    scene.say(&vec![b'x'; 2 * kept]);
-    assert!(matches!(scene.pump(), Pumped::Idle), "whether the protocol changes is not known");
-    assert_eq!(scene.connection.moved.bytes().0, (socket.len() + kept) as u64);
+    let space = Inspector::new(tuple().remote.ip()).space();
+    scene.say(&vec![b'x'; 2 * space]);
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "whether the protocol changes is not known");
+    assert_eq!(scene.connection.meter.bytes().0, (socket.len() + space) as u64);
     assert!(has_nothing(&mut server));
     server.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").unwrap();
     scene.connection.wake();
-    while scene.connection.moved.bytes().0 < (socket.len() + 2 * kept) as u64 {
+    while scene.connection.meter.bytes().0 < (socket.len() + 2 * space) as u64 {
         scene.pump();
     }
     scene.pump();
-    assert_eq!(drain(&mut server), 2 * kept);
+    assert_eq!(drain(&mut server), 2 * space);
 }
 
 #[track_caller]
-fn judged(scene: &mut Scene) -> Found {
+fn judged(scene: &mut Scene) -> ParsedTarget {
     match scene.pump() {
-        Pumped::Decide(found) => found,
-        pumped => unreachable!("{pumped:?}"),
+        TurnOutcome::Decide(target) => target,
+        outcome => unreachable!("{outcome:?}"),
     }
 }
 
@@ -343,28 +343,28 @@ fn judged(scene: &mut Scene) -> Found {
 fn nothing_is_recorded_and_nothing_is_dialled_while_the_client_is_read() {
     let mut scene = Scene::reading();
     assert!(
-        matches!(scene.pump(), Pumped::Idle),
+        matches!(scene.pump(), TurnOutcome::Idle),
         "it is not established as far as anybody else is concerned"
     );
     assert!(scene.connection.is_undecided() && scene.connection.has_not_begun());
     let due = scene.connection.due(scene.now).unwrap();
     assert!(due <= scene.now + READING_TIME, "it has to say what it wants");
     scene.say(REQUEST);
-    assert!(matches!(judged(&mut scene), Found::Http { .. }));
-    assert_eq!(scene.connection.speech(), Speech::Http);
-    assert_eq!(scene.connection.moved.bytes().0, REQUEST.len() as u64);
+    assert!(matches!(judged(&mut scene), ParsedTarget::Http { .. }));
+    assert_eq!(scene.connection.app_protocol(), AppProtocol::Http);
+    assert_eq!(scene.connection.meter.bytes().0, REQUEST.len() as u64);
 }
 
 #[test]
 fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
     let mut scene = Scene::reading();
     scene.say(REQUEST);
-    let found = judged(&mut scene);
-    scene.connection.accept(found);
+    let target = judged(&mut scene);
+    scene.connection.accept(target);
     let (socket, mut server) = sockets();
     scene.connection.dialed(socket.into(), scene.now);
     assert!(!scene.connection.is_undecided());
-    assert!(matches!(scene.pump(), Pumped::Idle), "it is dialled");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "it is dialled");
     assert!(has_nothing(&mut server));
     assert_eq!(scene.connection.due(scene.now).map(|due| due <= scene.now + DIAL_TIME), Some(true));
     let reset = scene.guest.packet(TcpControl::Rst, &[]);
@@ -376,12 +376,12 @@ fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
 fn a_server_that_was_dialled_for_nothing_does_not_answer_in_time() {
     let mut scene = Scene::reading();
     scene.say(REQUEST);
-    let found = judged(&mut scene);
-    scene.connection.accept(found);
+    let target = judged(&mut scene);
+    scene.connection.accept(target);
     let (socket, _server) = sockets();
     scene.connection.dialed(socket.into(), scene.now);
     scene.now += DIAL_TIME - Duration::from_millis(1);
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
     scene.now += Duration::from_millis(1);
     assert_eq!(scene.ended(), "not connected: no answer in time");
 }
@@ -395,11 +395,11 @@ fn a_denied_client_is_answered_whatever_else_it_says() {
     scene.connection.deny(b"no".to_vec(), scene.now);
     assert!(scene.connection.is_local() && !scene.connection.has_not_begun());
     assert!(scene.connection.due(scene.now).is_some_and(|due| due <= scene.now + ANSWER_TIME));
-    scene.say(&vec![b'x'; ROOM / 2]);
+    scene.say(&vec![b'x'; BUFFER_SIZE / 2]);
     assert_eq!(scene.came(), b"no");
     // All of that was taken, so that it fits once more.
-    scene.say(&vec![b'x'; ROOM / 2]);
-    scene.say(&vec![b'x'; ROOM / 4]);
+    scene.say(&vec![b'x'; BUFFER_SIZE / 2]);
+    scene.say(&vec![b'x'; BUFFER_SIZE / 4]);
     scene.came();
     let fin = scene.guest.fin();
     scene.on_packet(&fin);
@@ -410,7 +410,7 @@ fn a_denied_client_is_answered_whatever_else_it_says() {
 fn a_client_that_is_denied_without_a_word_is_reset() {
     let mut scene = Scene::reading();
     scene.say(b"SSH-2.0-x\r\n");
-    assert_eq!(judged(&mut scene), Found::Other);
+    assert_eq!(judged(&mut scene), ParsedTarget::Other);
     scene.connection.deny(Vec::new(), scene.now);
     assert!(scene.is_reset());
 }
@@ -421,8 +421,8 @@ fn what_was_allowed_before_goes_out_and_what_is_denied_does_not() {
     scene.connection.inspect();
     let both = [REQUEST, b"GET /secret HTTP/1.1\r\nHost: x.example\r\n\r\n"].concat();
     scene.say(&both);
-    let found = judged(&mut scene);
-    scene.connection.accept(found);
+    let target = judged(&mut scene);
+    scene.connection.accept(target);
     assert!(has_nothing(&mut server), "it was accepted and not yet sent");
     judged(&mut scene);
     scene.connection.deny(b"no".to_vec(), scene.now);
@@ -438,21 +438,21 @@ fn what_was_allowed_before_goes_out_and_what_is_denied_does_not() {
 
 #[test]
 fn a_query_over_a_connection_is_answered_there() {
-    let mut scene = Scene::local(|stack, now| Connection::resolving(ends(), stack, now));
+    let mut scene = Scene::local(|stack, now| Connection::resolving(tuple(), stack, now));
     scene.say(&[0, 3, 1, 2, 3, 0, 1, 9]);
     for expected in [vec![1, 2, 3], vec![9]] {
-        let pumped = scene.pump();
-        assert!(matches!(&pumped, Pumped::Question(bytes) if *bytes == expected), "{pumped:?}");
+        let outcome = scene.pump();
+        assert!(matches!(&outcome, TurnOutcome::Query(bytes) if *bytes == expected), "{outcome:?}");
     }
-    assert!(matches!(scene.pump(), Pumped::Idle));
-    scene.now += QUESTIONS_TIME - Duration::from_secs(1);
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
+    scene.now += QUERY_IDLE_TIME - Duration::from_secs(1);
     scene.connection.on_dns_response(&[7, 7], scene.now);
     assert_eq!(scene.came(), [0, 2, 7, 7]);
     let fin = scene.guest.fin();
     scene.on_packet(&fin);
-    assert!(matches!(scene.pump(), Pumped::Idle), "one is still to be answered");
-    scene.now += QUESTIONS_TIME - Duration::from_secs(1);
-    assert!(matches!(scene.pump(), Pumped::Idle), "its time begins anew with each answer");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "one is still to be answered");
+    scene.now += QUERY_IDLE_TIME - Duration::from_secs(1);
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "its time begins anew with each answer");
     scene.connection.on_dns_response(&[8], scene.now);
     scene.pump();
     let closes = scene.guest.segments().iter().any(|segment| segment.fin());
@@ -461,16 +461,16 @@ fn a_query_over_a_connection_is_answered_there() {
 
 #[test]
 fn r5_a_connection_has_sixteen_queries_at_once() {
-    let mut scene = Scene::local(|stack, now| Connection::resolving(ends(), stack, now));
+    let mut scene = Scene::local(|stack, now| Connection::resolving(tuple(), stack, now));
     scene.say(&[0, 1, 9].repeat(18));
     let mut taken = 0;
-    while matches!(scene.pump(), Pumped::Question(_)) {
+    while matches!(scene.pump(), TurnOutcome::Query(_)) {
         taken += 1;
     }
     assert_eq!(taken, 16);
     scene.connection.on_dns_response(&[7], scene.now);
-    assert!(matches!(scene.pump(), Pumped::Question(_)), "one more for each answer");
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(matches!(scene.pump(), TurnOutcome::Query(_)), "one more for each answer");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
 }
 
 #[test]
@@ -479,12 +479,12 @@ fn an_end_of_one_side_becomes_one_of_the_other() {
     scene.say(b"last");
     let fin = scene.guest.fin();
     scene.on_packet(&fin);
-    assert!(matches!(scene.pump(), Pumped::Idle), "the other way is open");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "the other way is open");
     assert_eq!((read(&mut server), read(&mut server)), (b"last".to_vec(), Vec::new()));
     server.write_all(b"answer").unwrap();
     drop(server);
     scene.connection.wake();
-    assert!(matches!(scene.pump(), Pumped::Idle), "the guest has not taken it");
+    assert!(matches!(scene.pump(), TurnOutcome::Idle), "the guest has not taken it");
     assert!(scene.guest.segments().iter().any(|segment| segment.fin()));
     assert_eq!(scene.guest.came, b"answer");
     let ack = scene.guest.ack();
@@ -503,7 +503,7 @@ fn the_server_gets_all_that_was_read_before_the_clients_end() {
     let mut came = 0;
     while came < said.len() {
         scene.connection.wake();
-        assert!(matches!(scene.pump(), Pumped::Idle | Pumped::More), "it goes on: {came}");
+        assert!(matches!(scene.pump(), TurnOutcome::Idle | TurnOutcome::More), "it goes on: {came}");
         came += drain(&mut server);
     }
     scene.pump();
@@ -515,7 +515,7 @@ fn a_client_that_has_finished_may_still_break_off() {
     let (mut scene, mut server) = Scene::open();
     let fin = scene.guest.fin();
     scene.on_packet(&fin);
-    assert!(matches!(scene.pump(), Pumped::Idle));
+    assert!(matches!(scene.pump(), TurnOutcome::Idle));
     assert_eq!(read(&mut server), b"", "the server is told that nothing follows");
     let reset = scene.guest.packet(TcpControl::Rst, &[]);
     scene.on_packet(&reset);
@@ -529,15 +529,15 @@ fn an_inbound_connection_tells_who_broke_it_off() {
     {
         let (socket, mut server) = sockets();
         let mut scene = Scene::new(|_, link, clock, now| {
-            let stack = Stack::calling(ends(), ROOM, clock, link).unwrap();
-            Connection::inbound(ends(), ends().remote, socket.into(), stack, now)
+            let stack = Stack::connect(tuple(), BUFFER_SIZE, clock, link).unwrap();
+            Connection::inbound(tuple(), tuple().remote, socket.into(), stack, now)
         });
-        assert!(matches!(scene.pump(), Pumped::Idle));
+        assert!(matches!(scene.pump(), TurnOutcome::Idle));
         assert!(scene.guest.segments()[0].syn());
         if is_logged {
             let answer = scene.guest.syn();
             scene.on_packet(&answer);
-            assert!(matches!(scene.pump(), Pumped::Opened));
+            assert!(matches!(scene.pump(), TurnOutcome::Opened));
             scene.connection.is_logged = true;
         }
         let reset = scene.guest.packet(TcpControl::Rst, &[]);

@@ -7,7 +7,7 @@ use bathy_policy::HostName;
 use hickory_proto::rr::RData;
 
 use super::super::{
-    Answer, BadAnswer, MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_BOOK_TTL, Query, RecordType, ResponseCode,
+    Answer, AnswerError, MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_CACHE_TTL, Query, RecordType, ResponseCode,
     Transport, read_answer, read_query,
 };
 use super::{
@@ -26,12 +26,12 @@ fn is_public(_: &HostName, address: IpAddr) -> bool {
     }
 }
 
-fn read(query: &Query, bytes: &[u8]) -> Result<Answer, BadAnswer> {
+fn read(query: &Query, bytes: &[u8]) -> Result<Answer, AnswerError> {
     read_answer(query, ID, bytes, is_public)
 }
 
 /// The answer to a question for addresses of `a.example` with these records.
-fn answered(kind: u16, records: &[Vec<u8>]) -> Result<Answer, BadAnswer> {
+fn answered(kind: u16, records: &[Vec<u8>]) -> Result<Answer, AnswerError> {
     let count = u16::try_from(records.len()).unwrap();
     let content = [&[question("a.example", kind)][..], records].concat();
     read(&query("a.example", kind), &message(ID, ANSWERS, [1, count, 0, 0], &content))
@@ -65,8 +65,8 @@ fn an_answer_reaches_the_guest_and_the_book() {
             edns(1232, 0, &[]),
         ],
     );
-    let asked = message(7, ASKS, [1, 0, 0, 1], &[question("A.eXample", A), edns(1232, 0, &[])]);
-    let answer = read(&read_query(&asked, Transport::Udp).unwrap(), &bytes).unwrap();
+    let original_name = message(7, ASKS, [1, 0, 0, 1], &[question("A.eXample", A), edns(1232, 0, &[])]);
+    let answer = read(&read_query(&original_name, Transport::Udp).unwrap(), &bytes).unwrap();
     assert_eq!(addresses(&answer), ["192.0.2.1", "192.0.2.2"]);
     assert!(answer.resolved.iter().all(|(_, ttl)| *ttl == Duration::from_secs(30)), "the alias ends first");
     assert_eq!((answer.removed.len(), answer.code), (0, ResponseCode::NoError));
@@ -157,7 +157,7 @@ fn n3_records_that_were_not_asked_for_are_left_out() {
 #[test]
 fn n3_answers_to_something_else_are_not_ours() {
     let good = || [question("a.example", A), address("a.example", 60, "192.0.2.1")];
-    let other = |asked: Vec<u8>| [asked, address("a.example", 60, "192.0.2.1")];
+    let other = |original_name: Vec<u8>| [original_name, address("a.example", 60, "192.0.2.1")];
     let counts = [1, 1, 0, 0];
     let chaos = [name("a.example"), vec![0, 1, 0, 3]].concat();
     let rows: &[(&str, Vec<u8>)] = &[
@@ -176,48 +176,55 @@ fn n3_answers_to_something_else_are_not_ours() {
         ("half a header", vec![0x42; 11]),
     ];
     for (what, bytes) in rows {
-        assert_eq!(read(&query("a.example", A), bytes), Err(BadAnswer::NotOurs), "{what}");
+        assert_eq!(read(&query("a.example", A), bytes), Err(AnswerError::NotOurs), "{what}");
     }
     assert!(read(&query("a.example", A), &message(ID, ANSWERS, counts, &good())).is_ok());
 }
 
 #[test]
 fn n3_messages_that_lie_are_refused() {
-    let asked = || question("a.example", A);
+    let original_name = || question("a.example", A);
     let good = || address("a.example", 60, "192.0.2.1");
     let at = |place: u8| vec![0xc0, place, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 1];
-    let end = u8::try_from(12 + asked().len()).unwrap();
+    let end = u8::try_from(12 + original_name().len()).unwrap();
     let with_data = |data: &[u8]| record("a.example", A, 60, data);
     let rows: &[(&str, Vec<u8>)] = &[
-        ("more answers than there are", message(ID, ANSWERS, [1, 2, 0, 0], &[asked(), good()])),
-        ("65535 answers", message(ID, ANSWERS, [1, 65535, 0, 0], &[asked(), good()])),
-        ("65535 authorities", message(ID, ANSWERS, [1, 1, 65535, 0], &[asked(), good()])),
-        ("a name that points at itself", message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), at(end)])),
-        ("a name that points forward", message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), at(end + 3)])),
-        ("an address of 3 bytes", message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), with_data(&[1, 2, 3])])),
+        ("more answers than there are", message(ID, ANSWERS, [1, 2, 0, 0], &[original_name(), good()])),
+        ("65535 answers", message(ID, ANSWERS, [1, 65535, 0, 0], &[original_name(), good()])),
+        ("65535 authorities", message(ID, ANSWERS, [1, 1, 65535, 0], &[original_name(), good()])),
+        ("a name that points at itself", message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), at(end)])),
+        ("a name that points forward", message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), at(end + 3)])),
+        (
+            "an address of 3 bytes",
+            message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), with_data(&[1, 2, 3])]),
+        ),
         (
             "an address of 5 bytes",
-            message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), with_data(&[1, 2, 3, 4, 5])]),
+            message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), with_data(&[1, 2, 3, 4, 5])]),
         ),
-        ("an empty address", message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), with_data(&[])])),
-        ("EDNS among the answers", message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), edns(1232, 0, &[])])),
+        ("an empty address", message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), with_data(&[])])),
+        (
+            "EDNS among the answers",
+            message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), edns(1232, 0, &[])]),
+        ),
     ];
     for (what, bytes) in rows {
-        assert_eq!(read(&query("a.example", A), bytes), Err(BadAnswer::Malformed), "{what}");
+        assert_eq!(read(&query("a.example", A), bytes), Err(AnswerError::Malformed), "{what}");
     }
     // A pointer to the question is how honest resolvers save space.
     let answer =
-        read(&query("a.example", A), &message(ID, ANSWERS, [1, 1, 0, 0], &[asked(), at(12)])).unwrap();
+        read(&query("a.example", A), &message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), at(12)]))
+            .unwrap();
     assert_eq!(told(&answer), ["192.0.2.1"]);
 }
 
 #[test]
 fn resolvers_that_fail_are_told_from_names_that_do_not_exist() {
-    let asked = [question("a.example", A)];
-    let with = |flags: u16| read(&query("a.example", A), &message(ID, flags, [1, 0, 0, 0], &asked));
-    assert_eq!(with(ANSWERS | 0x0200), Err(BadAnswer::Truncated));
-    assert_eq!(with(ANSWERS | 2), Err(BadAnswer::Failed(ResponseCode::ServFail)));
-    assert_eq!(with(ANSWERS | 5), Err(BadAnswer::Failed(ResponseCode::Refused)));
+    let original_name = [question("a.example", A)];
+    let with = |flags: u16| read(&query("a.example", A), &message(ID, flags, [1, 0, 0, 0], &original_name));
+    assert_eq!(with(ANSWERS | 0x0200), Err(AnswerError::Truncated));
+    assert_eq!(with(ANSWERS | 2), Err(AnswerError::Failed(ResponseCode::ServFail)));
+    assert_eq!(with(ANSWERS | 5), Err(AnswerError::Failed(ResponseCode::Refused)));
     let answer = with(ANSWERS | 3).unwrap();
     assert_eq!(answer.code, ResponseCode::NXDomain);
     assert_eq!(parsed(&answer.message).metadata.response_code, ResponseCode::NXDomain);
@@ -262,33 +269,33 @@ fn n3_aliases_end_somewhere() {
         answered(A, &records)
     };
     assert_eq!(addresses(&chain(MAX_CHAIN).unwrap()), ["192.0.2.1"]);
-    assert_eq!(chain(MAX_CHAIN + 1), Err(BadAnswer::Chain));
+    assert_eq!(chain(MAX_CHAIN + 1), Err(AnswerError::Chain));
     let itself = [alias("a.example", 60, "a.example")];
-    assert_eq!(answered(A, &itself), Err(BadAnswer::Chain));
+    assert_eq!(answered(A, &itself), Err(AnswerError::Chain));
     let circle = [alias("a.example", 60, "b.example"), alias("b.example", 60, "A.EXAMPLE")];
-    assert_eq!(answered(A, &circle), Err(BadAnswer::Chain));
+    assert_eq!(answered(A, &circle), Err(AnswerError::Chain));
     let fork = [
         alias("a.example", 60, "b.example"),
         alias("a.example", 60, "c.example"),
         address("b.example", 60, "192.0.2.1"),
     ];
-    assert_eq!(answered(A, &fork), Err(BadAnswer::Chain));
+    assert_eq!(answered(A, &fork), Err(AnswerError::Chain));
     let open = answered(A, &[alias("a.example", 60, "b.example")]).unwrap();
     assert_eq!((open.resolved.len(), parsed(&open.message).answers.len()), (0, 1));
-    let asked = answered(CNAME, &[alias("a.example", 60, "b.example")]).unwrap();
-    assert_eq!(parsed(&asked.message).answers[0].record_type(), RecordType::CNAME);
+    let original_name = answered(CNAME, &[alias("a.example", 60, "b.example")]).unwrap();
+    assert_eq!(parsed(&original_name.message).answers[0].record_type(), RecordType::CNAME);
 }
 
 #[test]
 fn n3_times_to_live_are_bounded() {
     let rows = [
-        (0, 0, MIN_BOOK_TTL),
+        (0, 0, MIN_CACHE_TTL),
         (1, 1, 1),
         (MAX_TTL, MAX_TTL, MAX_TTL),
         (86400, MAX_TTL, MAX_TTL),
         (i32::MAX.unsigned_abs(), MAX_TTL, MAX_TTL),
-        (1 << 31, 0, MIN_BOOK_TTL),
-        (u32::MAX, 0, MIN_BOOK_TTL),
+        (1 << 31, 0, MIN_CACHE_TTL),
+        (u32::MAX, 0, MIN_CACHE_TTL),
     ];
     for (given, told, kept) in rows {
         let answer = answered(A, &[address("a.example", given, "192.0.2.1")]).unwrap();
@@ -304,9 +311,9 @@ fn r5_long_answers_are_cut_to_what_the_guest_takes() {
     let content = [&[question("a.example", A)][..], &records].concat();
     let bytes = message(ID, ANSWERS, [1, 200, 0, 0], &content);
     let over = |transport, size: Option<u16>| {
-        let asked: Vec<_> =
+        let original_name: Vec<_> =
             [question("a.example", A)].into_iter().chain(size.map(|size| edns(size, 0, &[]))).collect();
-        let query = message(7, ASKS, [1, 0, 0, u16::from(size.is_some())], &asked);
+        let query = message(7, ASKS, [1, 0, 0, u16::from(size.is_some())], &original_name);
         read(&read_query(&query, transport).unwrap(), &bytes).unwrap()
     };
     let answer = over(Transport::Tcp, None);

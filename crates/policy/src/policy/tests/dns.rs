@@ -1,7 +1,7 @@
 //! Which names may be asked for, and which addresses may be told.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, policies, policy};
-use crate::{Policies, Preset, Verdict};
+use crate::{Access, Policies, Preset};
 
 #[test]
 fn n4_names_outside_of_the_policy_are_not_asked_for() {
@@ -56,7 +56,7 @@ fn n2_names_of_metadata_services_need_to_be_named() {
             [&[][..], &["allow any"], &["allow 169.254.169.254"], &["allow public"], &["allow 0.0.0.0/0"]]
         {
             let decision = policies(preset, rules).resolve(&metadata);
-            assert_eq!(decision.verdict, Verdict::Deny, "N2 {preset} {rules:?}");
+            assert_eq!(decision.access, Access::Deny, "N2 {preset} {rules:?}");
             assert_eq!(decision.by.to_string(), format!("preset {preset}: name of a metadata service"));
         }
     }

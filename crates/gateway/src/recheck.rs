@@ -3,22 +3,22 @@
 #[cfg(test)]
 mod tests;
 
-use bathy_policy::{Decision, Protocol, Verdict};
+use bathy_policy::{Access, Decision, Protocol};
 
 use crate::connection::Connection;
-use crate::flows::{Flow, Way};
+use crate::flows::{Flow, FlowSocket};
 use crate::gateway::Gateway;
 use crate::policy_check::PolicyCheck;
 
 impl Gateway {
     /// Ends everything that the policies do not allow any more. How many that were.
-    pub(crate) fn judge_all_again(&mut self) -> u32 {
+    pub(crate) fn recheck_all(&mut self) -> u32 {
         let mut connections = Vec::new();
         for (number, connection) in self.table.all_mut() {
-            match again(&self.policy_check, connection) {
-                Again::Stays => {}
-                Again::IsRead => connection.inspect(),
-                Again::Ends(decision) => connections.push((number, decision)),
+            match recheck(&self.policy_check, connection) {
+                Recheck::Keep => {}
+                Recheck::Inspect => connection.inspect(),
+                Recheck::Close(decision) => connections.push((number, decision)),
             }
         }
         let flows: Vec<_> = self
@@ -45,46 +45,48 @@ fn reason(decision: &Decision) -> String {
 }
 
 /// What becomes of a connection.
-enum Again {
-    Stays,
+enum Recheck {
+    Keep,
     /// It stays, and what its client says is judged.
-    IsRead,
-    Ends(Decision),
+    Inspect,
+    Close(Decision),
 }
 
-fn again(policy_check: &PolicyCheck, connection: &Connection) -> Again {
+fn recheck(policy_check: &PolicyCheck, connection: &Connection) -> Recheck {
     let ends_unless_allowed =
-        |decision: Decision| if decision.allows() { Again::Stays } else { Again::Ends(decision) };
+        |decision: Decision| if decision.allows() { Recheck::Keep } else { Recheck::Close(decision) };
     if connection.is_local() {
-        return Again::Stays;
+        return Recheck::Keep;
     }
     if connection.inbound {
-        let port = connection.ends.guest_port;
+        let port = connection.tuple.guest_port;
         return ends_unless_allowed(policy_check.accept(
             connection.endpoint.remote.ip(),
             Protocol::Tcp,
             port,
         ));
     }
-    let place = &connection.endpoint;
-    let decision = policy_check.connect(place);
-    match (decision.verdict, connection.parsed_target()) {
-        (Verdict::Allow, _) => Again::Stays,
-        (Verdict::Deny, _) => Again::Ends(decision),
-        _ if connection.is_undecided() => Again::Stays,
+    let endpoint = &connection.endpoint;
+    let decision = policy_check.connect(endpoint);
+    match (decision.access, connection.parsed_target()) {
+        (Access::Allow, _) => Recheck::Keep,
+        (Access::Deny, _) => Recheck::Close(decision),
+        _ if connection.is_undecided() => Recheck::Keep,
         // What was said first decides still.
-        (_, Some(said)) => ends_unless_allowed(policy_check.decide(place, said)),
-        (Verdict::UnlessRead, None) if connection.is_dialing() => Again::IsRead,
-        (Verdict::UnlessRead, None) if connection.is_inspected() => Again::Stays,
+        (_, Some(said)) => ends_unless_allowed(policy_check.decide(endpoint, said)),
+        (Access::AllowAndInspect, None) if connection.is_dialing() => Recheck::Inspect,
+        (Access::AllowAndInspect, None) if connection.is_inspected() => Recheck::Keep,
         // It matters now what this connection carries, and nobody has read it.
-        (_, None) => Again::Ends(decision),
+        (_, None) => Recheck::Close(decision),
     }
 }
 
 fn denial_of_flow(policy_check: &PolicyCheck, flow: &Flow) -> Option<Decision> {
-    let decision = match flow.way {
-        Way::Out(_) => policy_check.connect(&flow.place),
-        Way::Back(_, _) => policy_check.accept(flow.place.remote.ip(), Protocol::Udp, flow.ends.guest_port),
+    let decision = match flow.socket {
+        FlowSocket::Outbound(_) => policy_check.connect(&flow.endpoint),
+        FlowSocket::Inbound(_, _) => {
+            policy_check.accept(flow.endpoint.remote.ip(), Protocol::Udp, flow.tuple.guest_port)
+        }
     };
-    (!matches!(decision.verdict, Verdict::Allow | Verdict::UnlessRead)).then_some(decision)
+    (!matches!(decision.access, Access::Allow | Access::AllowAndInspect)).then_some(decision)
 }

@@ -4,7 +4,7 @@
 //! another protocol: empty lines or spaces before it, small letters, other spaces, other line ends, no version.
 
 /// How many bytes are looked at.
-const MAX_DOUBT: usize = 1024;
+const MAX_SNIFFED: usize = 1024;
 
 /// The methods that some server acts on.
 const METHODS: [&str; 18] = [
@@ -29,8 +29,8 @@ const METHODS: [&str; 18] = [
 ];
 
 /// Whether `start` is meant as HTTP, as soon as that is clear.
-pub(super) fn is_meant_as_http(start: &[u8]) -> Option<bool> {
-    let within = start.get(..MAX_DOUBT).unwrap_or(start);
+pub(super) fn looks_like_http(start: &[u8]) -> Option<bool> {
+    let within = start.get(..MAX_SNIFFED).unwrap_or(start);
     let text = within.trim_ascii_start();
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r');
     // Behind the method some servers take any byte that is no control character.
@@ -53,6 +53,6 @@ pub(super) fn is_meant_as_http(start: &[u8]) -> Option<bool> {
     // Only the line counts, however much came with it: how a stream is cut is the client's choice.
     match end {
         Some(_) => Some(false),
-        None => (within.len() == MAX_DOUBT).then_some(true),
+        None => (within.len() == MAX_SNIFFED).then_some(true),
     }
 }

@@ -22,13 +22,13 @@ pub const GRACE: Duration = Duration::from_secs(10);
 /// No call does more than a look-up and, at most, a pass over the names of one address; only what has ended costs more,
 /// once.
 #[derive(Debug, Default)]
-pub struct NameBook {
+pub struct NameCache {
     entries: BTreeMap<IpAddr, BTreeMap<HostName, Duration>>,
     /// The same entries in the order in which they end.
-    ends: BTreeSet<(Duration, IpAddr, HostName)>,
+    by_expiry: BTreeSet<(Duration, IpAddr, HostName)>,
 }
 
-impl NameBook {
+impl NameCache {
     /// An empty book.
     #[must_use]
     pub fn new() -> Self {
@@ -36,25 +36,25 @@ impl NameBook {
     }
 
     /// Records that `name` has `address` for `ttl` from `now` on. What was recorded before for longer stays.
-    pub fn learn(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Duration) {
+    pub fn insert(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Duration) {
         let address = address.to_canonical();
-        self.forget_ended(now);
+        self.evict_expired(now);
         let until = now.saturating_add(ttl).saturating_add(GRACE);
         let known = self.of(address).find(|(known, _)| *known == name).map(|(_, until)| *until);
         match known {
             Some(known) if known >= until => return,
-            Some(known) => self.forget(&(known, address, name.clone())),
+            Some(known) => self.remove(&(known, address, name.clone())),
             None if self.of(address).count() >= MAX_NAMES => {
                 let first = self.of(address).map(|(name, until)| (*until, address, name.clone())).min();
-                first.iter().for_each(|first| self.forget(first));
+                first.iter().for_each(|first| self.remove(first));
             }
             None => {}
         }
-        if self.ends.len() >= MAX_ENTRIES {
-            self.ends.first().cloned().iter().for_each(|first| self.forget(first));
+        if self.by_expiry.len() >= MAX_ENTRIES {
+            self.by_expiry.first().cloned().iter().for_each(|first| self.remove(first));
         }
         self.entries.entry(address).or_default().insert(name.clone(), until);
-        self.ends.insert((until, address, name.clone()));
+        self.by_expiry.insert((until, address, name.clone()));
     }
 
     /// The names that `address` has now, in their order.
@@ -68,15 +68,15 @@ impl NameBook {
         self.entries.get(&address).into_iter().flatten()
     }
 
-    fn forget_ended(&mut self, now: Duration) {
-        while let Some(first) = self.ends.first().filter(|(until, ..)| *until <= now).cloned() {
-            self.forget(&first);
+    fn evict_expired(&mut self, now: Duration) {
+        while let Some(first) = self.by_expiry.first().filter(|(until, ..)| *until <= now).cloned() {
+            self.remove(&first);
         }
     }
 
-    fn forget(&mut self, entry: &(Duration, IpAddr, HostName)) {
+    fn remove(&mut self, entry: &(Duration, IpAddr, HostName)) {
         let (_, address, name) = entry;
-        self.ends.remove(entry);
+        self.by_expiry.remove(entry);
         if let Some(names) = self.entries.get_mut(address) {
             names.remove(name);
             if names.is_empty() {
