@@ -1,5 +1,5 @@
-//! One TCP connection: the guest's side is a stack of its own, the other side is a socket of the host. Nothing passes between
-//! them but bytes.
+//! One TCP connection: the guest's side is a stack of its own, the other side is a socket of the host. Nothing but
+//! bytes passes between them.
 
 mod answering;
 mod dialing;
@@ -44,9 +44,9 @@ const TURN: usize = 256 * 1024;
 #[derive(Debug)]
 pub struct Connection {
     pub tuple: FourTuple,
-    /// What is dialed, or the peer of an inbound connection, with what was known of it at the start.
+    /// What is dialed, or the inbound peer, with what was known about it when the connection began.
     pub endpoint: Endpoint,
-    /// Whether a peer at a published port opened it.
+    /// Whether an inbound peer at a published port opened it.
     pub inbound: bool,
     /// What the client asked for last.
     pub target: Option<ParsedTarget>,
@@ -138,13 +138,13 @@ impl Connection {
         }
     }
 
-    /// When it needs a turn without any event.
+    /// When it needs a turn even without an event.
     pub fn due(&mut self, now: Instant) -> Option<Instant> {
         let stack = self.state.stack().and_then(|stack| stack.due(now));
         [stack, self.state.deadline()].into_iter().flatten().min()
     }
 
-    /// Whether the policy has not decided yet: nothing was dialed, nothing has left the sandbox.
+    /// Whether the policy has not decided yet: nothing was dialed, and nothing has left the sandbox.
     pub fn is_undecided(&self) -> bool {
         matches!(self.state, State::Reading(_))
     }
@@ -164,12 +164,12 @@ impl Connection {
         self.target.as_ref().or_else(|| self.state.inspector()?.observed())
     }
 
-    /// Whether the gateway itself is the other side.
+    /// Whether the gateway itself is the client's peer.
     pub fn is_local(&self) -> bool {
         matches!(self.state, State::Resolving(_) | State::Answering(_))
     }
 
-    /// Whether its next turn could establish it or resolve a name, which would have to be logged first.
+    /// Whether its next turn could establish it or resolve a name, which would have to be logged.
     pub fn has_not_begun(&self) -> bool {
         !self.is_logged && !matches!(self.state, State::Answering(_))
     }
@@ -179,7 +179,7 @@ impl Connection {
         self.state.host().is_some() && !self.inbound && !self.is_logged
     }
 
-    /// Lets through what [`Pumped::Decide`] asked about. Whether it has to be dialed now.
+    /// Clears what [`TurnOutcome::Decide`] asked about. Returns whether it is to be dialed now.
     pub fn accept(&mut self, target: ParsedTarget) -> bool {
         if let Some(inspector) = self.state.inspector_mut() {
             inspector.accept(&target);
@@ -196,7 +196,7 @@ impl Connection {
         });
     }
 
-    /// Refuses what [`Pumped::Decide`] asked about, with an answer or, if that is empty, with a reset.
+    /// Rejects what [`TurnOutcome::Decide`] asked about, with an answer or, if that is empty, with a reset.
     pub fn deny(&mut self, answer: Vec<u8>, now: Instant) {
         self.transition(|state| match state {
             State::Reading(reading) => State::Answering(reading.denied(answer, now)),
@@ -214,7 +214,6 @@ impl Connection {
         self.state.inspector().map_or(AppProtocol::Other, Inspector::app_protocol)
     }
 
-    /// Resets both sides.
     pub fn abort(&mut self) {
         self.state.abort();
     }
@@ -243,7 +242,7 @@ impl Connection {
         }
     }
 
-    /// Moves what can be moved. `down` is how many bytes may go to the guest now, and is lowered by those that did.
+    /// Gives it a turn. `down` is how many bytes may go to the guest now, and is lowered by those that did.
     pub fn pump(
         &mut self,
         now: Instant,
@@ -280,7 +279,7 @@ impl Connection {
     }
 }
 
-/// Goes on to [`State::Open`] if the host's socket has connected, and ends the connection if that has failed.
+/// Moves on to [`State::Open`] if the host's socket has connected, and ends the connection if that failed.
 fn settle_dial(state: &mut State, tuple: FourTuple, turn: &mut Turn<'_>) -> Option<TurnOutcome> {
     let connected = match state {
         State::Dialing(dialing) => dialing.host.connected()?,

@@ -1,5 +1,5 @@
-//! Events on their way to the gateway's owner. None is lost: when too many wait, or the owner cannot record them at present,
-//! nothing new is decided.
+//! Events for the gateway's owner. None is lost: while the queue is full or the owner cannot record them, the
+//! gateway fails closed and allows nothing new.
 
 #[cfg(test)]
 mod tests;
@@ -14,14 +14,14 @@ use rustix::net::{SendFlags, send};
 
 use crate::frame::DropReason;
 
-/// So many may wait before nothing new is decided.
+/// How many events may be queued before the gateway stops reading frames.
 const MAX_QUEUED: usize = 1024;
-/// Alike denials, drops and limits are told once in this time, with their number.
+/// The time within which equal denials, drops and limits are counted together.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How many kinds of denials are told apart in one such time.
+/// How many different denials are distinguished within [`PERIOD`].
 const MAX_KINDS: usize = 256;
 
-/// A denial that was told of, and how often it came again.
+/// A denial that was logged, and how often it was repeated since.
 #[derive(Debug)]
 struct Repeated {
     rule: String,
@@ -29,17 +29,17 @@ struct Repeated {
     again: u32,
 }
 
-/// What waits.
+/// The queue of events, and what is only counted.
 #[derive(Debug)]
 pub struct EventLog {
     socket: OwnedFd,
-    /// Answers to the owner. They overtake events, which an owner that cannot record them leaves where they are.
+    /// Replies to the owner. They overtake events, which an owner that cannot record them does not receive.
     answers: VecDeque<Vec<u8>>,
     queued: VecDeque<Vec<u8>>,
-    /// The owner cannot record events at present.
+    /// Whether the owner cannot record events at present.
     is_held: bool,
     denials: BTreeMap<String, (Peer, Repeated)>,
-    /// Names that were told of as denied.
+    /// Denied names and record types that were logged in this [`PERIOD`].
     names: BTreeSet<(String, String)>,
     drops: BTreeMap<DropReason, u64>,
     limits: BTreeMap<&'static str, u64>,
@@ -48,7 +48,6 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// To this socket.
     pub fn new(socket: OwnedFd, now: Instant) -> Self {
         Self {
             socket,
@@ -64,32 +63,29 @@ impl EventLog {
         }
     }
 
-    /// What to wait on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether the guest's frames may be taken: what is open goes on, and its end is an event.
+    /// Whether the guest's frames may be read. Open connections go on while held, but each end is an event.
     pub fn has_space(&self) -> bool {
         self.queued.len() < MAX_QUEUED
     }
 
-    /// Whether something new may begin.
+    /// Whether anything new may be allowed.
     pub fn may_begin(&self) -> bool {
         !self.is_held && self.has_space()
     }
 
-    /// Whether the owner cannot record events at present.
     pub fn is_held(&self) -> bool {
         self.is_held
     }
 
-    /// The owner says whether it cannot record events at present.
     pub fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;
     }
 
-    /// Sends an answer to the owner, before any event that waits.
+    /// Sends a reply to the owner, ahead of queued events.
     pub fn reply(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
             self.answers.push_back(bytes);
@@ -97,7 +93,6 @@ impl EventLog {
         }
     }
 
-    /// Sends a message.
     pub fn send(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
             self.queued.push_back(bytes);
@@ -105,12 +100,11 @@ impl EventLog {
         }
     }
 
-    /// Something happened.
     pub fn log(&mut self, event: NetEvent) {
         self.send(&FromGateway::Event(event));
     }
 
-    /// Something was denied. The first of its kind is told at once, the others are counted for a while.
+    /// Logs the first denial of its kind at once, and counts its repetitions.
     pub fn log_denial(&mut self, peer: &Peer, rule: &str, fix: Option<&str>) {
         let kind = format!("{:?} {} {} {:?} {rule}", peer.transport, peer.address, peer.port, peer.name);
         if let Some((_, repeated)) = self.denials.get_mut(&kind) {
@@ -126,7 +120,7 @@ impl EventLog {
         self.denials.insert(kind, (peer.clone(), Repeated { rule, fix, again: 0 }));
     }
 
-    /// A name was asked for. Of names that are denied each is told of once in a while: a guest can ask as often as it likes.
+    /// Logs a DNS query. A denied name is logged once in a [`PERIOD`], because a guest can repeat it at any rate.
     pub fn log_query(&mut self, event: NetEvent) {
         if let NetEvent::Unresolved { name, kind, denied: true, .. } = &event {
             let asked = (name.clone(), kind.clone());
@@ -141,19 +135,19 @@ impl EventLog {
         self.log(event);
     }
 
-    /// A frame was dropped.
+    /// Counts a dropped frame, unless every guest sends such.
     pub fn count_drop(&mut self, reason: DropReason) {
         if !reason.is_usual() {
             *self.drops.entry(reason).or_default() += 1;
         }
     }
 
-    /// Something was turned away by a limit.
+    /// Counts what a limit rejected.
     pub fn count_limit(&mut self, limit: &'static str) {
         *self.limits.entry(limit).or_default() += 1;
     }
 
-    /// When to come back for what was only counted, if anything was.
+    /// When to flush what was only counted, if anything was.
     pub fn due(&self) -> Option<Instant> {
         let nothing = self.denials.is_empty()
             && self.names.is_empty()
@@ -162,7 +156,6 @@ impl EventLog {
         (!nothing && self.may_begin()).then_some(self.next)
     }
 
-    /// Tells what was counted, once in a while.
     pub fn flush_counts_if_due(&mut self, now: Instant) {
         if now >= self.next && self.may_begin() {
             self.next = now + PERIOD;
@@ -170,7 +163,7 @@ impl EventLog {
         }
     }
 
-    /// Tells what was counted.
+    /// Logs what was only counted.
     pub fn flush_counts(&mut self) {
         self.names.clear();
         for (peer, Repeated { rule, fix, again }) in std::mem::take(&mut self.denials).into_values() {
@@ -190,12 +183,11 @@ impl EventLog {
         }
     }
 
-    /// Whether everything was sent.
     pub fn is_sent(&self) -> bool {
         self.answers.is_empty() && self.queued.is_empty()
     }
 
-    /// Sends what the reader takes now.
+    /// Sends as much as the socket accepts.
     pub fn flush(&mut self) {
         loop {
             let queue = if self.answers.is_empty() { &mut self.queued } else { &mut self.answers };
@@ -203,7 +195,7 @@ impl EventLog {
             match send(&self.socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => return,
-                // A reader that is gone is noticed when it is listened to.
+                // An owner that has exited is detected when the socket is read.
                 _ => drop(queue.pop_front()),
             }
         }

@@ -1,5 +1,5 @@
-//! What a frame of the guest is. Every frame is hostile: what is not plainly one of the few things that the link carries is
-//! dropped, and says why.
+//! Parses the guest's frames. Every frame is hostile: what is not plainly one of the few kinds that the link
+//! carries is dropped, with a reason.
 
 #[cfg(test)]
 mod tests;
@@ -20,35 +20,33 @@ const VLAN_OUTER: u16 = 0x88a8;
 const IPV4_HEADER: u8 = 20;
 const IPV6_HEADER: usize = 40;
 
-/// Why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DropReason {
-    /// Its lengths do not agree with each other.
+    /// Lengths, checksums or versions that contradict each other.
     Malformed,
-    /// From a network card that is not the guest's.
+    /// The source MAC address is not the guest's.
     ForeignMac,
-    /// From an address that is not the guest's.
+    /// The source IP address is not the guest's.
     ForeignAddress,
-    /// To a network card that is not on the link.
+    /// The destination MAC address is not on the link.
     UnknownMac,
-    /// Of a virtual network.
+    /// A VLAN tag.
     Vlan,
-    /// Neither IP nor ARP.
     UnknownEtherType,
-    /// With IP options, or with headers between that of IPv6 and what it carries.
+    /// IP options or IPv6 extension headers.
     Options,
-    /// A part of a packet.
+    /// A fragment of an IP packet.
     Fragment,
-    /// To many at once.
+    /// Multicast or broadcast.
     Multicast,
-    /// To port 0, or from it.
+    /// Source or destination port 0.
     NoPort,
-    /// A message of the network's own that only a gateway may send, or that means nothing here.
+    /// A control message that only a router sends, or that has no meaning on this link.
     Announcement,
 }
 
 impl DropReason {
-    /// Whether every guest sends such frames now and then, without meaning harm.
+    /// Whether every guest sends such frames, so that they are not worth an event.
     pub fn is_usual(self) -> bool {
         matches!(self, Self::Multicast | Self::Announcement)
     }
@@ -72,24 +70,20 @@ impl fmt::Display for DropReason {
     }
 }
 
-/// A TCP segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// The guest's port.
     pub guest_port: u16,
-    /// The other side, as the guest wants it.
+    /// The destination.
     pub remote: SocketAddr,
-    /// Whether it begins a connection.
+    /// A SYN without ACK, RST or FIN.
     pub opens: bool,
-    /// Whether it ends one at once.
     pub resets: bool,
-    /// The whole IP packet.
     pub packet: &'a [u8],
 }
 
 impl Segment<'_> {
-    /// The packet without what it carries, as it is kept when it begins a connection: what a guest sends along before there is
-    /// one, it has to send again.
+    /// The packet without its payload, to be kept while the destination is dialed. The guest retransmits data that
+    /// it sent with the SYN.
     pub fn without_payload(&self) -> Vec<u8> {
         let header = if self.remote.is_ipv4() { usize::from(IPV4_HEADER) } else { IPV6_HEADER };
         let tcp = self.packet.get(header..).and_then(|payload| TcpPacket::new_checked(payload).ok());
@@ -104,52 +98,44 @@ impl Segment<'_> {
     }
 }
 
-/// A UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// The guest's port.
     pub guest_port: u16,
-    /// The other side, as the guest wants it.
+    /// The destination.
     pub remote: SocketAddr,
-    /// What it carries.
     pub payload: &'a [u8],
-    /// The whole IP packet.
     pub packet: &'a [u8],
 }
 
-/// What the guest wants.
+/// A packet that the gateway handles.
 #[derive(Clone, Copy, Debug)]
 pub enum GuestPacket<'a> {
-    /// To know the gateway's network card, over IPv4.
+    /// A request for the gateway's MAC address.
     ArpRequest,
-    /// To know the gateway's network card, over IPv6; the answer goes to this address.
+    /// The same over IPv6; the answer goes to this address.
     NeighborSolicit(Ipv6Addr),
-    /// An echo.
+    /// An ICMP echo request.
     Echo {
-        /// Of whom.
+        /// The destination.
         remote: IpAddr,
-        /// The whole IP packet.
         packet: &'a [u8],
     },
-    /// Something of a connection.
     Tcp(Segment<'a>),
-    /// A datagram.
     Udp(Datagram<'a>),
-    /// Something that goes nowhere, which is denied.
+    /// Any other IP protocol, which is rejected.
     Other {
-        /// To whom.
+        /// The destination.
         remote: IpAddr,
-        /// The protocol's number.
+        /// The IP protocol number.
         protocol: u8,
-        /// The whole IP packet.
         packet: &'a [u8],
     },
 }
 
-/// Tells what a frame is.
+/// Parses a frame of the guest.
 ///
 /// # Errors
-/// When it is nothing that the link carries.
+/// When the frame is dropped.
 pub fn parse(frame: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
     let ethernet = EthernetFrame::new_checked(frame).map_err(|_| DropReason::Malformed)?;
     if ethernet.src_addr() != EthernetAddress(GUEST_MAC) {
@@ -177,7 +163,7 @@ fn parse_arp(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
     if arp.source_hardware_addr() != GUEST_MAC {
         return Err(DropReason::ForeignMac);
     }
-    // A probe for the own address has no source yet.
+    // An ARP probe has no source address.
     if arp.source_protocol_addr() != GUEST_V4.octets() && arp.source_protocol_addr() != [0; 4] {
         return Err(DropReason::ForeignAddress);
     }
@@ -262,7 +248,7 @@ fn parse_v6(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
 }
 
 fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<GuestPacket<'a>, DropReason> {
-    // Without a source it is the guest's own check whether its address is free, which nobody answers.
+    // Duplicate address detection has no source, and no answer means that the address is free.
     if from.is_unspecified() || icmp.target_addr() != GATEWAY_V6 {
         return Err(DropReason::Announcement);
     }
@@ -273,7 +259,7 @@ fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<
     }
 }
 
-/// The address that the guest's kernel gives its card by itself.
+/// The link-local address that the guest's kernel derives from its MAC address.
 pub fn guest_link_local() -> Ipv6Addr {
     let [a, b, c, d, e, f] = GUEST_MAC;
     let mut octets = [0; 16];

@@ -1,4 +1,5 @@
-//! The gateway's one loop: frames of the guest, sockets of the host, messages of whoever started it, timers.
+//! The gateway's event loop: frames of the guest, sockets of the host, messages of the owner (the process that
+//! started it), timers.
 
 #[cfg(test)]
 mod tests;
@@ -33,33 +34,29 @@ use crate::resolver::Resolver;
 use crate::stack::Clock;
 use crate::table::Table;
 
-/// How many frames of the guest are taken before others have their turn.
+/// How many frames of the guest are handled before sockets have their turn.
 const FRAMES_AT_ONCE: usize = 128;
-/// How many connections have their turn before the link is looked at again.
+/// How many connections have their turn before the link is read again.
 const TURNS_AT_ONCE: usize = 64;
 const EVENTS_AT_ONCE: usize = 128;
-/// How long whoever started the gateway may take to hear of the end.
+/// How long to wait for the owner to receive the final events.
 const FINAL_FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const CONTROL: u64 = 0;
 const LINK: u64 = 1;
-/// Numbers below this are of a kind; the kind is above it.
+/// The upper bits of a token are its kind, the lower bits the number.
 const KIND: u64 = 1 << 60;
 
-/// What a token of the event queue stands for.
+/// What an epoll event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
-    /// Messages.
     Control,
-    /// Frames.
     Link,
-    /// A published port.
     Port(u64),
-    /// The host's end of a connection.
+    /// The host's socket of a connection.
     Connection(u64),
-    /// A flow's socket.
     Flow(u64),
-    /// A question for a name.
+    /// The socket of a DNS query to the host's resolver.
     Query(u64),
 }
 
@@ -88,18 +85,14 @@ impl Token {
     }
 }
 
-/// Why a gateway cannot serve.
 #[derive(Debug, Error)]
 pub enum GatewayError {
-    /// What it is to decide by.
     #[error("The policies cannot be read: {0}")]
     Policies(serde_json::Error),
-    /// The host.
     #[error("The gateway cannot wait for events: {0}")]
     Events(io::Error),
 }
 
-/// A gateway.
 #[derive(Debug)]
 pub struct Gateway {
     pub(crate) epoll: OwnedFd,
@@ -114,32 +107,33 @@ pub struct Gateway {
     pub(crate) quota: Quota,
     pub(crate) ports: Vec<OwnedFd>,
     pub(crate) bound: Vec<BoundPort>,
-    /// Published ports at which more waits than was taken.
+    /// Published ports whose accept queue or receive buffer was not drained.
     pub(crate) ports_pending: BTreeSet<usize>,
-    /// Nobody is taken before this.
+    /// Back-off: no inbound peer is accepted before this, because the host was short of descriptors or memory.
     pub(crate) accept_after: Instant,
-    /// Connections that had not begun when the owner could not record events any more: they go on when it can.
+    /// Connections that were not established when the owner stopped recording events. They continue when it records
+    /// again.
     pub(crate) deferred: BTreeSet<u64>,
-    /// Flows with more datagrams for the guest than were delivered.
+    /// Flows with datagrams for the guest that were not delivered yet.
     pub(crate) flows_pending: BTreeSet<u64>,
     pub(crate) next_port: u16,
     pub(crate) clock: Clock,
     pub(crate) now: Instant,
-    /// How far its time is ahead of the host's.
+    /// Test clock: how far `now` is ahead of the host's clock.
     ahead: Duration,
     pub(crate) buffer: Vec<u8>,
     link_readable: bool,
     frame: Vec<u8>,
 }
 
-/// Nobody is left to serve.
+/// The keeper or the owner has closed its end, so the gateway exits.
 struct Shutdown;
 
 impl Gateway {
-    /// One that serves over these sockets. `ports` are bound, in the order of the launch's.
+    /// Serves over these sockets. `ports` are bound, in the order of the launch's.
     ///
     /// # Errors
-    /// When the policies cannot be read or the host gives no event queue.
+    /// When the policies cannot be parsed or the host has no epoll instance to give.
     pub fn new(
         launch: GatewayLaunch,
         control: OwnedFd,
@@ -190,26 +184,26 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Counts bytes in memory that outlives the process.
+    /// Keeps byte counts in memory that outlives this process.
     pub(crate) fn counting_in(mut self, counts: Counts) -> Self {
         self.counts = counts;
         self
     }
 
-    /// Serves until the keeper or whoever started it is gone.
+    /// Serves until the keeper or the owner closes its end.
     ///
     /// # Errors
-    /// When the host lets it wait no more.
+    /// When epoll fails.
     pub fn run(mut self) -> Result<(), GatewayError> {
         self.event_log.send(&FromGateway::Ready);
         while self.step(true)? {}
         Ok(())
     }
 
-    /// One turn of the loop, which waits for something to do or not. Whether somebody is left to serve.
+    /// One iteration of the loop, blocking if `waits`. Returns false when the gateway is to exit.
     ///
     /// # Errors
-    /// When the host lets it wait no more.
+    /// When epoll fails.
     pub fn step(&mut self, waits: bool) -> Result<bool, GatewayError> {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
         let timeout = if waits { self.timeout() } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
@@ -223,7 +217,7 @@ impl Gateway {
         Ok(served.is_ok())
     }
 
-    /// Lets time pass at once, so that timers can be tested without waiting for them.
+    /// Advances the clock, so that tests need not wait for timers.
     #[doc(hidden)]
     pub fn pass(&mut self, time: Duration) {
         self.ahead += time;
@@ -293,7 +287,7 @@ impl Gateway {
         }
     }
 
-    /// Lets nothing new begin, or lets it again, with what had to wait.
+    /// While held, no new connection begins; after it, the deferred ones are queued.
     fn hold(&mut self, is_held: bool) {
         self.event_log.hold(is_held);
         if !is_held {
@@ -303,7 +297,7 @@ impl Gateway {
         }
     }
 
-    /// Puts a connection aside if it has not begun and nothing may begin now. Whether it did.
+    /// Defers a connection that is not established while the owner cannot record events. Returns whether it did.
     fn defers(&mut self, number: u64) -> bool {
         let has_not_begun = |connection: &mut Connection| connection.has_not_begun();
         let holds = self.event_log.is_held() && self.table.get_mut(number).is_some_and(has_not_begun);
@@ -313,12 +307,12 @@ impl Gateway {
         holds
     }
 
-    /// Whether anything may be sent to the guest now.
+    /// Whether the link has space and the rate limit allows anything to be sent to the guest.
     pub(crate) fn may_receive(&mut self) -> bool {
         self.link.has_space() && self.quota.may_receive(self.now).is_ok()
     }
 
-    /// How long to wait for events.
+    /// When epoll has to return without an event.
     fn timeout(&mut self) -> Option<Timespec> {
         let mut wake: Vec<Option<Instant>> =
             vec![self.event_log.due(), self.resolver.due(), self.flows.due(), self.closing.due()];
@@ -379,7 +373,7 @@ impl Gateway {
 
     fn read_frames(&mut self, buffer: &mut [u8]) -> Result<(), Shutdown> {
         for _ in 0..FRAMES_AT_ONCE {
-            // What cannot be recorded is not decided: the guest waits.
+            // Backpressure: while the event queue is full, no frame is read.
             if !self.link_readable || !self.event_log.has_space() || self.quota.may_send(self.now).is_err() {
                 break;
             }
@@ -399,7 +393,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// The sandbox is at its end: what is open is written down as ended, and whoever started the gateway gets all of it.
+    /// The sandbox has ended: logs the end of everything that is open, and flushes all events to the owner.
     fn end_all(&mut self) {
         let connections: Vec<_> = self.table.all().map(|(number, _)| number).collect();
         for number in connections {
@@ -419,7 +413,7 @@ impl Gateway {
         while !self.event_log.is_sent() && Instant::now() < until {
             let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
             let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-            // A reader that takes no more is noticed by the time, not by an event.
+            // A socket that stays full generates no event; the deadline ends the loop.
             let _ = epoll::wait(&self.epoll, &mut events, Some(&pause));
             self.event_log.flush();
         }
@@ -439,7 +433,7 @@ impl Gateway {
         }
     }
 
-    /// Writes down that something has ended.
+    /// Logs the end of a connection or flow, or one that could not begin.
     pub(crate) fn log_close(
         &mut self,
         number: u64,
@@ -460,17 +454,16 @@ impl Gateway {
     }
 }
 
-/// The number of a connection in events.
+/// The number of a connection in events. Flows have the odd numbers between.
 pub(crate) fn connection_number(number: u64) -> u64 {
     NEVER_BEGAN + number * 2
 }
 
-/// The number of a flow in events.
 pub(crate) fn flow_number(number: u64) -> u64 {
     connection_number(number) + 1
 }
 
-/// Watches a socket by edges.
+/// Registers a socket, edge-triggered.
 pub(crate) fn watch(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
     epoll::add(epoll, socket, EventData::new_u64(token.number()), flags)

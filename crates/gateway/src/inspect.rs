@@ -1,9 +1,10 @@
-//! Reading what a guest says first on a connection, and keeping it back until it was judged.
+//! Parses the first bytes of a client, and holds them back until the policy has decided.
 //!
-//! What the guest sends waits here. TLS tells one name, once; plain HTTP is followed from request to request. Only what was
-//! judged and let through goes on to the host's socket.
+//! TLS names a server once, in the SNI of its ClientHello; plain HTTP is followed from request to request. Only
+//! cleared bytes are sent to the host's socket.
 //!
-//! Where nothing that is said matters, nothing waits; but a name in TLS is remembered, for a policy to come.
+//! Where the content cannot change the decision nothing is held back, but the SNI is recorded in case the policy
+//! changes.
 
 #[cfg(test)]
 mod tests;
@@ -15,38 +16,37 @@ use bathy_policy::{HostName, Inspected, InspectedRequest};
 use crate::hello::{ClientHello, Hello, HelloReader, SecondHello};
 use crate::http::{Host, HttpRefusal, MAX_HEAD, Request, RequestStream, Step};
 
-/// How much of what the guest sent is kept back at most.
+/// How many bytes of the client are held back at most.
 const MAX_BUFFERED: usize = MAX_HEAD + 16 * 1024;
 
-/// What was read, to be judged, and to be judged again when the policy changes.
+/// What a client asked for. Decided at once, and again when the policy changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParsedTarget {
-    /// The start of TLS.
+    /// A TLS ClientHello.
     Tls {
-        /// The name that the client gave.
+        /// The server name (SNI).
         name: Option<HostName>,
-        /// Whether the name may be another one inside.
+        /// Whether the SNI may only be the outer name of an encrypted ClientHello.
         encrypted_hello: bool,
     },
-    /// A request.
+    /// An HTTP request.
     Http {
-        /// The name that the client gave.
+        /// The host name in the request.
         host: Option<HostName>,
-        /// Whether it gave the address that it connects to.
+        /// Whether the request names the address that is connected to.
         host_is_address: bool,
-        /// The method.
         method: String,
         /// The path, if it has one plain spelling.
         path: Option<String>,
-        /// Whether the server may make another method or path of it.
+        /// Whether a header field may override the method or the path.
         rewrites: bool,
     },
-    /// Something else.
+    /// Neither TLS nor HTTP.
     Other,
 }
 
 impl ParsedTarget {
-    /// As the policy wants it.
+    /// The same as the policy crate's type.
     pub fn read(&self) -> Inspected<'_> {
         match self {
             Self::Tls { name, encrypted_hello } => {
@@ -61,7 +61,7 @@ impl ParsedTarget {
         }
     }
 
-    /// The name that the client gave.
+    /// The name that the client asked for, if any.
     pub fn name(&self) -> Option<&HostName> {
         match self {
             Self::Tls { name, .. } => name.as_ref(),
@@ -85,62 +85,60 @@ impl ParsedTarget {
     }
 }
 
-/// What is to be done next.
+/// What to do after parsing.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Inspection {
-    /// More bytes are needed, of the guest or of the server.
+    /// Wait for more bytes of the client or of the server.
     More,
-    /// This is to be judged; [`Inspector::accept`] lets it through.
+    /// Ask the policy; [`Inspector::accept`] clears it.
     Decide(ParsedTarget),
-    /// It cannot be read in one way only. A connection whose name decides is at its end.
+    /// The bytes are ambiguous, so the connection is denied.
     Refused(String),
 }
 
-/// What a client speaks.
+/// The application protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppProtocol {
-    /// Plain HTTP.
     Http,
-    /// TLS.
     Tls,
-    /// Something else, or nothing yet.
+    /// Neither, or not known yet.
     Other,
 }
 
 #[derive(Debug)]
 enum Mode {
     Unknown,
-    /// A hello is read; it is kept with what it says.
+    /// A ClientHello is being parsed; it is kept until it is accepted.
     Tls(HelloReader, Option<Box<ClientHello>>),
-    /// It was let through, and what may be a second one is looked for.
+    /// The ClientHello was accepted, and a second one may follow.
     SecondHello(SecondHello),
     Http(Box<RequestStream>),
-    /// It was judged once and for all.
+    /// Everything passes: no decision can follow.
     Passing,
-    /// It passes whatever it is, and the name of its hello is read on the way.
+    /// Everything passes, and the first ClientHello is parsed on the way.
     Watching(HelloReader),
-    /// The same, of a second hello.
+    /// Everything passes, and a second ClientHello is looked for.
     WatchingSecond(SecondHello),
 }
 
-/// Reads one connection.
+/// Inspects the client's side of one connection.
 #[derive(Debug)]
 pub struct Inspector {
     address: IpAddr,
     buffered: Vec<u8>,
-    /// How many of the kept bytes may go on.
+    /// How many of the buffered bytes may be sent.
     cleared: usize,
-    /// How many of them the reader of hellos has seen.
+    /// How many of the buffered bytes were parsed by a ClientHello reader.
     seen: usize,
     mode: Mode,
-    /// How many requests were let through.
+    /// How many requests were accepted.
     requests: u64,
-    /// What was read in passing.
+    /// What was parsed without being decided.
     observed: Option<ParsedTarget>,
 }
 
 impl Inspector {
-    /// For a connection to this address.
+    /// Holds back what the client sends for a decision.
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
@@ -153,49 +151,49 @@ impl Inspector {
         }
     }
 
-    /// For a connection to this address that may say what it likes.
+    /// Lets everything pass, and records the SNI.
     pub fn passive(address: IpAddr) -> Self {
         Self { mode: Mode::Watching(HelloReader::new()), ..Self::new(address) }
     }
 
-    /// What was read of a connection that may say what it likes.
+    /// What was parsed of a connection that needed no decision.
     pub fn observed(&self) -> Option<&ParsedTarget> {
         self.observed.as_ref()
     }
 
-    /// Whether what comes next is still to be judged.
+    /// Whether what the client sends next is held back for a decision.
     pub fn is_enforcing(&self) -> bool {
         matches!(self.mode, Mode::Unknown | Mode::Tls(..) | Mode::SecondHello(_) | Mode::Http(_))
     }
 
-    /// How many bytes of the guest are taken now.
+    /// How many bytes [`Self::push`] accepts now.
     pub fn space(&self) -> usize {
         MAX_BUFFERED.saturating_sub(self.buffered.len())
     }
 
-    /// Takes bytes of the guest's, at most as many as there is [`Self::room`] for.
+    /// Buffers bytes of the client, at most [`Self::space`].
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffered.extend_from_slice(bytes);
     }
 
-    /// Takes bytes of the server's, in so far as they say whether the protocol changes.
+    /// Observes bytes of the server, which say whether an Upgrade took effect.
     pub fn on_response(&mut self, bytes: &[u8]) {
         if let Mode::Http(stream) = &mut self.mode {
-            stream.answer(bytes);
+            stream.on_response(bytes);
         }
     }
 
-    /// Whether the server's bytes have to be shown to [`Self::push_answer`].
+    /// Whether [`Self::on_response`] has to observe the server's bytes.
     pub fn wants_response(&self) -> bool {
         matches!(&self.mode, Mode::Http(stream) if stream.wants_response())
     }
 
-    /// What may go on.
+    /// The bytes that may be sent.
     pub fn cleared(&self) -> &[u8] {
         self.buffered.get(..self.cleared).unwrap_or_default()
     }
 
-    /// So many of the cleared bytes have gone on.
+    /// Removes cleared bytes that were sent.
     pub fn consume(&mut self, count: usize) {
         let count = count.min(self.cleared);
         self.buffered.drain(..count);
@@ -206,17 +204,17 @@ impl Inspector {
         }
     }
 
-    /// Whether nothing has to be read any more, and nothing is kept: bytes may go on directly.
+    /// Whether nothing is left to inspect or to send, so that bytes may bypass the inspector.
     pub fn is_done(&self) -> bool {
         self.buffered.is_empty() && matches!(self.mode, Mode::Passing)
     }
 
-    /// Whether a request was let through before.
+    /// Whether a request was accepted before.
     pub fn has_passed_requests(&self) -> bool {
         self.requests > 0
     }
 
-    /// What is spoken, as far as it was read.
+    /// The protocol, as far as it was parsed.
     pub fn app_protocol(&self) -> AppProtocol {
         match self.mode {
             Mode::Http(_) => AppProtocol::Http,
@@ -225,14 +223,14 @@ impl Inspector {
         }
     }
 
-    /// Reads on.
+    /// Parses what was buffered.
     pub fn parse(&mut self) -> Inspection {
         if matches!(self.mode, Mode::Unknown) {
             self.mode = match self.buffered.first() {
                 None => return Inspection::More,
-                // The type of a record with a handshake, or the first byte of an SSL 2 hello.
+                // The type of a handshake record, or the first byte of an SSL 2 hello.
                 Some(0x16 | 0x80..) => Mode::Tls(HelloReader::new(), None),
-                // Whether some server would take it for HTTP, that reader knows best.
+                // The HTTP parser knows best what some server would accept as HTTP.
                 Some(_) => Mode::Http(Box::default()),
             };
         }
@@ -282,7 +280,7 @@ impl Inspector {
         }
     }
 
-    /// Lets everything pass, and looks at what has not been seen yet.
+    /// Clears everything, and parses what was not parsed yet.
     fn watch(&mut self) {
         self.cleared = self.buffered.len();
         let new = self.buffered.get(self.seen..).unwrap_or_default();
@@ -305,14 +303,14 @@ impl Inspector {
             match second.push(rest) {
                 Ok(true) => return,
                 Ok(false) => {}
-                // Which name the server acts on, nobody can say.
+                // Two ClientHellos that differ: which name the server uses is unknown.
                 Err(_) => self.observed = None,
             }
             self.mode = Mode::Passing;
         }
     }
 
-    /// Lets through what [`Next::Decide`] showed last.
+    /// Clears what [`Inspection::Decide`] returned last.
     pub fn accept(&mut self, target: &ParsedTarget) {
         match (&mut self.mode, target) {
             (Mode::Http(stream), ParsedTarget::Http { .. }) => {

@@ -1,21 +1,21 @@
-//! How much of the network a sandbox may use in a time.
+//! Rate limits and the connection quota of a sandbox.
 
 use std::time::{Duration, Instant};
 
 use bathy_protocol::network::NetworkLimits;
 
-/// Fills by so much in a second, and holds one second's worth. What is taken beyond that is owed, and comes back first.
+/// A token bucket: refilled at a constant rate, with a burst of one second. It can be overdrawn, and repays the
+/// debt first.
 #[derive(Debug)]
 pub struct TokenBucket {
     per_second: i64,
     left: i64,
-    /// What is left of a unit, in billionths.
+    /// Billionths of a token.
     fraction: u64,
     last: Instant,
 }
 
 impl TokenBucket {
-    /// A full one.
     pub fn new(per_second: u64, now: Instant) -> Self {
         let per_second = i64::try_from(per_second).unwrap_or(i64::MAX);
         Self { per_second, left: per_second, fraction: 0, last: now }
@@ -31,30 +31,27 @@ impl TokenBucket {
         self.left = self.left.saturating_add(whole).min(self.per_second);
     }
 
-    /// Whether anything is left.
     pub fn has_tokens(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.left > 0
     }
 
-    /// Takes one unit if one is left.
     pub fn take_one(&mut self, now: Instant) -> bool {
         let has_tokens = self.has_tokens(now);
         self.left = self.left.saturating_sub(i64::from(has_tokens));
         has_tokens
     }
 
-    /// Takes this much, whether it is there or not.
+    /// Takes tokens even if that overdraws the bucket.
     pub fn take(&mut self, amount: u64) {
         self.left = self.left.saturating_sub(i64::try_from(amount).unwrap_or(i64::MAX));
     }
 
-    /// How much is left.
     pub fn left(&self) -> u64 {
         u64::try_from(self.left).unwrap_or(0)
     }
 
-    /// When something will be there again, and not before a hundredth of the whole is, if nothing is now.
+    /// When an empty bucket will have tokens again, between [`SHORTEST_WAIT`] and [`LONGEST_WAIT`] from now.
     pub fn ready_at(&self) -> Instant {
         if self.left > 0 {
             return self.last;
@@ -66,18 +63,18 @@ impl TokenBucket {
     }
 }
 
-/// How soon, and how late at most, an empty bucket is looked at again.
+/// Bounds of the time until an empty bucket is checked again.
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// What is left of all that a sandbox may use.
+/// What a sandbox may still use.
 #[derive(Debug)]
 pub struct Quota {
-    /// Connections and flows at once.
+    /// Connections and flows that may be open at the same time.
     pub connections: usize,
-    /// New ones of the guest's.
+    /// New connections and flows from the guest.
     pub outbound: TokenBucket,
-    /// New ones of callers at published ports.
+    /// New connections and flows from inbound peers at published ports.
     pub inbound: TokenBucket,
     /// Bytes and packets from the guest.
     pub up: (TokenBucket, TokenBucket),
@@ -86,7 +83,6 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// All of it.
     pub fn new(limits: &NetworkLimits, now: Instant) -> Self {
         let traffic = || (TokenBucket::new(limits.bytes, now), TokenBucket::new(limits.packets.into(), now));
         Self {
@@ -98,7 +94,7 @@ impl Quota {
         }
     }
 
-    /// Takes all that there is now, since it is not known how much of it was used before.
+    /// Empties every bucket: what an earlier gateway of this sandbox has used is not known.
     pub fn use_up(&mut self) {
         let Self { connections: _, outbound, inbound, up, down } = self;
         for bucket in [outbound, inbound, &mut up.0, &mut up.1, &mut down.0, &mut down.1] {
@@ -106,18 +102,18 @@ impl Quota {
         }
     }
 
-    /// Whether the guest may send, or when it may again.
+    /// Whether the rate limit allows frames from the guest.
     ///
     /// # Errors
-    /// When it may not now.
+    /// When it will again.
     pub fn may_send(&mut self, now: Instant) -> Result<(), Instant> {
         may(&mut self.up, now)
     }
 
-    /// Whether something may be sent to the guest, or when it may again.
+    /// Whether the rate limit allows frames to the guest.
     ///
     /// # Errors
-    /// When it may not now.
+    /// When it will again.
     pub fn may_receive(&mut self, now: Instant) -> Result<(), Instant> {
         may(&mut self.down, now)
     }
@@ -170,7 +166,7 @@ mod tests {
                 meter += 65_000;
             }
         }
-        // One second's worth at once, ten seconds' worth after it, and a frame more.
+        // A burst of one second, ten seconds at the rate, and one frame.
         assert!((1_000_000..=1_165_000).contains(&meter), "{meter}");
     }
 

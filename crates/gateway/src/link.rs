@@ -1,4 +1,5 @@
-//! The frames' way to and from the keeper. Nothing is lost on it: whoever is too fast waits.
+//! The link to the keeper, which carries Ethernet frames. A full socket is backpressure: connections stop sending, and only
+//! small replies can be dropped.
 
 #[cfg(test)]
 mod tests;
@@ -11,22 +12,19 @@ use bathy_protocol::network::{FRAME_HEADER, GATEWAY_MAC, GUEST_MAC, MAX_FRAME};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-/// Frames that wait until the keeper reads. Connections stop at the first; small answers may still come after it.
+/// How many frames may be queued. Connections stop sending at the first; small replies may still follow it.
 const MAX_QUEUED: usize = 64;
 
-/// What kind of packet a frame carries.
+/// The EtherType of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EtherType {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
-    /// ARP.
     Arp,
 }
 
 impl EtherType {
-    /// The kind for this address.
+    /// The IP version of this address.
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -40,17 +38,14 @@ impl EtherType {
     }
 }
 
-/// What came.
 pub enum Received<'a> {
-    /// A frame.
     Frame(&'a [u8]),
-    /// Nothing now.
     WouldBlock,
-    /// The keeper is gone.
+    /// The keeper has closed its end.
     Closed,
 }
 
-/// The link's end.
+/// The gateway's end of the link.
 #[derive(Debug)]
 pub struct Link {
     socket: OwnedFd,
@@ -58,27 +53,24 @@ pub struct Link {
     queued: VecDeque<Vec<u8>>,
     /// Frames and bytes that were sent to the guest.
     pub sent: (u64, u64),
-    /// Frames that found no room.
+    /// Frames that were dropped because the queue was full.
     pub dropped: u64,
 }
 
 impl Link {
-    /// A link over this socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket, scratch: vec![0; MAX_FRAME], queued: VecDeque::new(), sent: (0, 0), dropped: 0 }
     }
 
-    /// What to wait on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Takes the next frame.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Received<'a> {
         loop {
             match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Ok((_, 0)) => return Received::Closed,
-                // One that is longer than the buffer is none of the keeper's; what is left of it is malformed.
+                // A frame longer than the buffer is cut, and then malformed.
                 Ok((_, length)) => return Received::Frame(buffer.get(..length).unwrap_or_default()),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Received::WouldBlock,
@@ -87,7 +79,7 @@ impl Link {
         }
     }
 
-    /// Whether the keeper takes more.
+    /// Whether frames can be sent without being queued.
     pub fn has_space(&self) -> bool {
         self.queued.is_empty()
     }
@@ -101,7 +93,7 @@ impl Link {
         for (place, byte) in header.iter_mut().zip(to.into_iter().chain(from).chain(ether_type.number())) {
             *place = byte;
         }
-        // What is written is built in place: nothing of the last packet may show through.
+        // The scratch buffer is reused: nothing of the last packet may leak into this one.
         if ether_type != EtherType::Arp {
             packet.get_mut(..60.min(length)).unwrap_or_default().fill(0);
         }
@@ -117,7 +109,7 @@ impl Link {
         }
     }
 
-    /// Sends what had to wait.
+    /// Sends as many queued frames as the socket accepts.
     pub fn flush(&mut self) {
         while let Some(frame) = self.queued.front() {
             if !try_send(&self.socket, frame) {
@@ -128,7 +120,7 @@ impl Link {
     }
 }
 
-/// Whether the frame is off. A keeper that is gone is noticed when it is listened to.
+/// Whether the frame was sent. A closed socket is detected when it is read.
 fn try_send(socket: &OwnedFd, frame: &[u8]) -> bool {
     loop {
         match send(socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {

@@ -1,4 +1,4 @@
-//! Published ports: whoever calls there reaches a port of the guest's, if the policy lets them.
+//! Published ports: inbound peers that the policy allows are connected to a port of the guest.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -16,17 +16,17 @@ use crate::host;
 use crate::policy_check::Endpoint;
 use crate::stack::{FourTuple, Stack};
 
-/// The ports that callers have from the guest's point of view.
+/// The source ports that inbound peers have in the guest.
 const FIRST_PORT: u16 = 32768;
 const PORTS: u16 = 28232;
-/// How long callers wait when the host has no room for one more.
+/// How long to wait before accepting again when the host is short of descriptors or memory.
 const SHORTAGE_BACKOFF: Duration = Duration::from_millis(100);
-/// How many callers are taken before others have their turn.
+/// How many inbound peers are accepted before others have their turn.
 const ACCEPTS_AT_ONCE: usize = 64;
 
 impl Gateway {
     pub(crate) fn on_port(&mut self, index: usize) {
-        // What cannot be recorded is not decided, and what cannot be delivered is not taken.
+        // Fails closed: without space in the event log or the link, the accept queue is left alone.
         if !self.event_log.may_begin() || !self.may_receive() || self.now < self.accept_after {
             self.ports_pending.insert(index);
             return;
@@ -49,16 +49,16 @@ impl Gateway {
                     }
                 }
                 Err(Errno::AGAIN) => return,
-                // Nobody can be taken now, and no edge will tell when.
+                // Nothing can be accepted now, and epoll reports no edge when that changes.
                 Err(error) if host::is_shortage(error) => {
                     self.accept_after = self.now + SHORTAGE_BACKOFF;
                     break;
                 }
-                // The caller is gone: the next one may do better.
+                // That peer has closed already; the next one may be accepted.
                 Err(_) => {}
             }
         }
-        // There may be more, and no edge tells.
+        // The accept queue may not be empty, and epoll reports no further edge.
         self.ports_pending.insert(index);
     }
 
@@ -164,7 +164,7 @@ impl Gateway {
     }
 }
 
-/// Sockets that serve both families tell of IPv4 in the clothes of IPv6.
+/// Dual-stack sockets report IPv4 peers as IPv4-mapped addresses.
 fn unmapped(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(bathy_policy::canonical(address.ip()), address.port())
 }

@@ -1,17 +1,16 @@
-//! Queries for names that come over a connection.
+//! Queries of a DNS-over-TCP connection.
 
 use crate::connection::TurnOutcome;
 use crate::dns::{FrameReader, MAX_QUERY};
 use crate::stack::Stack;
 
-/// How many questions of one connection wait for answers at once.
+/// How many queries of one connection may be unanswered.
 const MAX_QUEUED: usize = 16;
-/// How many bytes of answers may wait until the guest reads them.
+/// How many bytes of responses may be unread by the guest.
 const MAX_UNREAD: usize = 64 * 1024;
-/// How much is read at once.
 const CHUNK: usize = 4096;
 
-/// The questions of one connection.
+/// The queries of one connection.
 #[derive(Debug)]
 pub struct Queries {
     reader: FrameReader,
@@ -19,23 +18,20 @@ pub struct Queries {
 }
 
 impl Queries {
-    /// None yet.
     pub fn new() -> Self {
         Self { reader: FrameReader::new(MAX_QUERY), unanswered: 0 }
     }
 
-    /// One was answered.
     pub fn answered(&mut self) {
         self.unanswered = self.unanswered.saturating_sub(1);
     }
 
-    /// Whether all were answered.
     pub fn is_idle(&self) -> bool {
         self.unanswered == 0
     }
 
-    /// The next question, if it is there. `unread` bytes of answers wait for the guest, which does not get to ask more
-    /// before it reads.
+    /// The next complete query. Backpressure: none while too many are unanswered, or `unread` bytes of responses
+    /// are too many.
     pub fn take(&mut self, stack: &mut Stack, unread: usize) -> Option<TurnOutcome> {
         loop {
             if self.unanswered >= MAX_QUEUED || unread >= MAX_UNREAD {

@@ -1,4 +1,4 @@
-//! A new policy, and what is open: whatever it would not let begin is ended.
+//! A changed policy is applied to what is open: what it would not allow is closed.
 
 #[cfg(test)]
 mod tests;
@@ -11,7 +11,7 @@ use crate::gateway::Gateway;
 use crate::policy_check::PolicyCheck;
 
 impl Gateway {
-    /// Ends everything that the policies do not allow any more. How many that were.
+    /// Closes every connection and flow that the policies no longer allow. Returns how many.
     pub(crate) fn recheck_all(&mut self) -> u32 {
         let mut connections = Vec::new();
         for (number, connection) in self.table.all_mut() {
@@ -44,10 +44,9 @@ fn reason(decision: &Decision) -> String {
     format!("the policy was changed: {}", decision.by)
 }
 
-/// What becomes of a connection.
 enum Recheck {
     Keep,
-    /// It stays, and what its client says is judged.
+    /// It stays, and what the client sends next is inspected.
     Inspect,
     Close(Decision),
 }
@@ -72,11 +71,11 @@ fn recheck(policy_check: &PolicyCheck, connection: &Connection) -> Recheck {
         (Access::Allow, _) => Recheck::Keep,
         (Access::Deny, _) => Recheck::Close(decision),
         _ if connection.is_undecided() => Recheck::Keep,
-        // What was said first decides still.
+        // What the client asked for first still decides.
         (_, Some(said)) => ends_unless_allowed(policy_check.decide(endpoint, said)),
         (Access::AllowAndInspect, None) if connection.is_dialing() => Recheck::Inspect,
         (Access::AllowAndInspect, None) if connection.is_inspected() => Recheck::Keep,
-        // It matters now what this connection carries, and nobody has read it.
+        // Its content decides now, and was never inspected: fail closed.
         (_, None) => Recheck::Close(decision),
     }
 }

@@ -1,4 +1,4 @@
-//! What the gateway itself says on the link: who it is, that something is refused, and datagrams.
+//! Packets that the gateway itself sends: ARP and neighbour replies, rejections, datagrams.
 
 #[cfg(test)]
 mod tests;
@@ -18,9 +18,9 @@ use crate::frame::Segment;
 use crate::link::{EtherType, Link};
 
 const HOPS: u8 = 64;
-/// Neighbours are only believed if nobody has passed the message on.
+/// Neighbour messages with any other hop limit are ignored, because they were routed (RFC 4861).
 const NEIGHBOUR_HOPS: u8 = 255;
-/// How much of a refused packet goes back, so that the guest knows which one it was.
+/// How much of a rejected packet is quoted, so that the guest can tell which one it was.
 const QUOTED: usize = 512;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -33,7 +33,6 @@ fn guest(remote: IpAddr) -> IpAddr {
     if remote.is_ipv4() { GUEST_V4.into() } else { GUEST_V6.into() }
 }
 
-/// Sends an IP packet from `remote` to the guest.
 fn send_ip(
     link: &mut Link,
     remote: IpAddr,
@@ -50,7 +49,7 @@ fn send_ip(
     });
 }
 
-/// Tells the guest the gateway's network card.
+/// Answers an ARP request for the gateway's MAC address.
 pub fn send_arp_reply(link: &mut Link) {
     let arp = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
@@ -64,7 +63,7 @@ pub fn send_arp_reply(link: &mut Link) {
     });
 }
 
-/// Tells it over IPv6, to this address of the guest's.
+/// Answers a neighbour solicitation for the gateway's MAC address.
 pub fn send_neighbor_advert(link: &mut Link, to: Ipv6Addr) {
     let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
         flags: NdiscNeighborFlags::ROUTER | NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE,
@@ -85,7 +84,7 @@ pub fn send_neighbor_advert(link: &mut Link, to: Ipv6Addr) {
     });
 }
 
-/// Answers an echo request to the gateway itself. Nothing else has asked for one before this is called.
+/// Answers an echo request to the gateway itself.
 pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     match remote {
         IpAddr::V4(_) => {
@@ -115,7 +114,7 @@ pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     }
 }
 
-/// Tells the guest that a packet of its is not let through.
+/// Rejects a packet with an ICMP error: administratively prohibited.
 pub fn send_prohibited(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     let quoted = |header: usize| {
         packet.get(header..).map(|rest| rest.get(..QUOTED).unwrap_or(rest)).unwrap_or_default()
@@ -160,7 +159,7 @@ pub fn send_prohibited(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     }
 }
 
-/// Refuses a segment as a host does that has nothing at this port: at once, so that nobody waits.
+/// Rejects a segment with a TCP reset, so that the client fails at once instead of timing out.
 pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
     if segment.resets {
         return;
@@ -170,7 +169,7 @@ pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
     else {
         return;
     };
-    // What is acknowledged tells where the guest expects us to be; if nothing is, its own place is acknowledged.
+    // RFC 9293: the sequence number is the acknowledged one; without an ACK, the segment itself is acknowledged.
     let (seq_number, ack_number) = if tcp.ack() {
         (tcp.ack_number(), None)
     } else {
@@ -197,7 +196,7 @@ pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
     });
 }
 
-/// Sends a datagram to a port of the guest's.
+/// Sends a UDP datagram to a port of the guest.
 pub fn send_datagram(link: &mut Link, remote: SocketAddr, guest_port: u16, payload: &[u8]) {
     let udp = UdpRepr { src_port: remote.port(), dst_port: guest_port };
     let address = remote.ip();

@@ -1,4 +1,4 @@
-//! Names: each question of the guest that the policy allows is asked anew, of the host's resolvers.
+//! The resolver: each query of the guest that the policy allows is sent anew to the host's resolvers.
 
 #[cfg(test)]
 mod tests;
@@ -20,39 +20,36 @@ use crate::dns::{
 use crate::host;
 use crate::policy_check::PolicyCheck;
 
-/// How many questions wait for answers at once.
+/// How many queries may be unanswered.
 const MAX_QUEUED: usize = 256;
-/// How long one resolver has.
+/// How long one server may take to respond.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a question is asked, of one resolver after the other.
+/// How often a query is sent, to one server after the other.
 const MAX_ATTEMPTS: usize = 4;
 
-/// Who asked.
+/// Where a query came from, and its response goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryOrigin {
-    /// A datagram from this port of the guest's, to this address of ours.
+    /// A datagram from this port of the guest, to this address of the gateway.
     Datagram(u16, SocketAddr),
-    /// A connection.
+    /// The number of a DNS-over-TCP connection.
     Connection(u64),
 }
 
-/// An answer for the guest.
+/// A response for the guest.
 #[derive(Debug)]
 pub struct Reply {
-    /// To whom.
     pub origin: QueryOrigin,
-    /// What; nothing if it was no question.
+    /// None if the guest did not send a query.
     pub message: Option<Vec<u8>>,
-    /// What is to be written down.
     pub event: Option<NetEvent>,
 }
 
-/// What came of a question.
+/// The progress of a query.
 #[derive(Debug)]
 pub enum Lookup {
-    /// The answer is known.
     Done(Reply),
-    /// It waits, under this number; its socket is to be watched.
+    /// Sent to a server, under this number; its socket is to be watched.
     Pending(u64),
 }
 
@@ -64,11 +61,12 @@ struct PendingQuery {
     attempts: usize,
     deadline: Instant,
     socket: OwnedFd,
-    /// The answer was too long for a datagram, and is asked for over a connection: what is still to be sent, and what came.
+    /// The UDP response was truncated, so the query is retried over TCP: what is still to be sent, and the reader
+    /// of the response.
     stream: Option<(Vec<u8>, FrameReader)>,
 }
 
-/// Asks for names.
+/// Forwards queries to the host's resolvers.
 #[derive(Debug)]
 pub struct Resolver {
     servers: Vec<SocketAddr>,
@@ -76,12 +74,11 @@ pub struct Resolver {
     pending: BTreeMap<u64, PendingQuery>,
     last: u64,
     buffer: Vec<u8>,
-    /// Who keeps what was used of the budgets for the next gateway, and what was last reported there.
+    /// The owner keeps the used budgets for the next gateway: its socket, and what was last reported.
     report: Option<(OwnedFd, Spent)>,
 }
 
 impl Resolver {
-    /// Of these servers, so many questions in a second.
     pub fn new(servers: Vec<SocketAddr>, per_second: u32) -> Self {
         let config =
             LimitConfig { rate: per_second, burst: per_second.saturating_mul(5), ..LimitConfig::default() };
@@ -95,19 +92,20 @@ impl Resolver {
         }
     }
 
-    /// Reports what is used over this socket, before it is used.
+    /// Reports used budgets to the owner, before the query is sent.
     pub fn reporting_to(mut self, socket: OwnedFd) -> Self {
         self.report = Some((socket, Spent::default()));
         self
     }
 
-    /// Goes on with the budgets of gateways before this one.
+    /// Continues with the budgets of earlier gateways of this sandbox.
     pub fn continuing(mut self, spent: Spent) -> Self {
         self.limits.carry_over(spent, Duration::ZERO);
         self
     }
 
-    /// Reports what is used now. Whether that was taken: what is not known to have been used must not be used.
+    /// Reports the used budgets. Returns whether the owner received them: a budget that is not recorded must not be
+    /// used.
     fn report_spent(&mut self, now: Duration) -> bool {
         let spent = self.limits.spent(now);
         let Some((socket, last)) = &mut self.report else { return true };
@@ -122,7 +120,7 @@ impl Resolver {
         is_sent
     }
 
-    /// A question of the guest's.
+    /// Handles a query of the guest.
     pub fn start(
         &mut self,
         bytes: &[u8],
@@ -196,7 +194,7 @@ impl Resolver {
         }
     }
 
-    /// Asks the next server that can be asked, from a port and with a number that nobody can guess.
+    /// Sends a query to the next server that can be reached, with a random port and id against spoofing.
     fn send(&self, query: &Query, attempts: usize) -> Option<(OwnedFd, u16, usize)> {
         for attempts in attempts..MAX_ATTEMPTS {
             let server = self.servers.get(attempts % self.servers.len().max(1))?;
@@ -209,17 +207,16 @@ impl Resolver {
         None
     }
 
-    /// The socket of a question.
     pub fn socket(&self, number: u64) -> Option<BorrowedFd<'_>> {
         self.pending.get(&number).map(|pending| pending.socket.as_fd())
     }
 
-    /// When the next question has waited for too long.
+    /// When the next query times out.
     pub fn due(&self) -> Option<Instant> {
         self.pending.values().map(|pending| pending.deadline).min()
     }
 
-    /// Queries that have waited for too long at one server.
+    /// The queries whose server has timed out.
     pub fn expired(&self, now: Instant) -> Vec<u64> {
         self.pending
             .iter()
@@ -228,12 +225,12 @@ impl Resolver {
             .collect()
     }
 
-    /// Forgets what a connection asked that is gone.
+    /// Drops the queries of a connection that was removed.
     pub fn cancel(&mut self, connection: u64) {
         self.pending.retain(|_, pending| pending.origin != QueryOrigin::Connection(connection));
     }
 
-    /// Goes on with a question whose socket is ready, or whose time is over. The number of a new socket, or the answer.
+    /// Handles a query whose socket is ready or whose server has timed out.
     pub fn resume(&mut self, number: u64, policy_check: &mut PolicyCheck, now: Instant) -> Option<Lookup> {
         let mut pending = self.pending.remove(&number)?;
         let read = loop {
@@ -248,7 +245,7 @@ impl Resolver {
             let read = dns::read_answer(&pending.query, pending.id, message, |name, address| {
                 policy_check.reveal(name, address)
             });
-            // Somebody who is not the server guesses, and the true answer may wait behind it; a stream has only one end.
+            // A spoofed datagram must not hide the real one behind it; a TCP stream comes from the server alone.
             if !matches!(read, Err(AnswerError::NotOurs)) || pending.stream.is_some() {
                 break read;
             }

@@ -1,5 +1,5 @@
-//! The guest's side of one TCP connection: a stack of its own, which knows of nothing else. So a packet costs the same
-//! however many connections there are, and none can disturb another.
+//! The guest's side of one TCP connection: a stack of its own. So the cost of a packet does not depend on the
+//! number of connections, and none can disturb another.
 
 #[cfg(test)]
 pub(crate) mod guest;
@@ -18,21 +18,20 @@ use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpEndpoint, IpListenEndp
 
 use crate::link::{EtherType, Link};
 
-/// How long the guest may leave what was sent to it unanswered.
+/// How long the guest may leave segments unacknowledged.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often a silent guest is asked whether it is still there, so that a connection may be silent for as long as it likes.
+/// How often an idle guest is probed, so that a connection may be idle for any time.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 
-/// The clock of all stacks.
+/// Converts between the host's clock and that of all stacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
 }
 
 impl Clock {
-    /// A clock that starts now.
     pub fn new() -> Self {
         Self { start: Instant::now() }
     }
@@ -53,32 +52,31 @@ impl Default for Clock {
     }
 }
 
-/// What the stack may be given of a guest that keeps to no rule. smoltcp (0.14) trusts its own bookkeeping of windows, and
-/// that can be wrong: the window of an opening segment is never scaled, but is read as if it were, also when such a segment is
-/// sent again later. It would take in more than it has buffer space for, and its assertion would end the process. So whatever
-/// smoltcp believes, nothing reaches it that ends behind its buffer.
+/// Drops segments that would overrun smoltcp's receive buffer. smoltcp (0.14) trusts its own bookkeeping of
+/// windows, which a guest can confuse: the window of a SYN is never scaled, but is read as if it were, also when
+/// the SYN is retransmitted. It would accept more than its buffer holds, and its assertion would end the process.
+/// So no segment is passed on that ends behind the buffer.
 #[derive(Debug, Default)]
 struct WindowGuard {
-    /// Whether anything was sent.
     has_sent: bool,
-    /// What the last segment acknowledged, until the buffer's end is known by it.
+    /// The acknowledgement number of the last segment sent, until the window is computed from it.
     acknowledged: Option<u32>,
-    /// The first number for which there was no buffer space. It only ever grows, since what was read is never put back.
+    /// The first sequence number that does not fit into the buffer. It only ever grows.
     window_end: Option<u32>,
 }
 
 impl WindowGuard {
-    /// Takes note of a packet that is sent.
+    /// Observes a segment of the gateway.
     fn sent(&mut self, kind: EtherType, packet: &[u8]) {
         let Some(segment) = segment(kind, packet) else { return };
         self.has_sent = true;
-        // A reset acknowledges what the other segment carried, whether it was taken or not.
+        // A reset acknowledges what the other segment carried, whether it was accepted or not.
         if segment.ack() && !segment.rst() {
             self.acknowledged = Some(number(segment.ack_number()));
         }
     }
 
-    /// Moves the edge, if something was sent since: behind what was acknowledged there is this much space.
+    /// Moves the window's end, if a segment was sent since: `space` bytes from its acknowledgement.
     fn settle(&mut self, space: usize) {
         if let Some(acknowledged) = self.acknowledged.take() {
             self.window_end = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
@@ -102,7 +100,7 @@ fn number(number: smoltcp::wire::TcpSeqNumber) -> u32 {
     number.0.cast_unsigned()
 }
 
-/// One packet in, and a way out.
+/// A device for smoltcp with one received packet at most.
 struct Wire<'a> {
     packet: Option<&'a [u8]>,
     link: &'a mut Link,
@@ -130,7 +128,7 @@ impl TxToken for Out<'_> {
         });
         match (result, work) {
             (Some(result), _) => result,
-            // Longer than any frame, which the stack never sends: it is built for nobody.
+            // Longer than any frame, which the stack never sends: the packet is discarded.
             (None, Some(work)) => work(&mut vec![0; length]),
             (None, None) => unreachable!("the work was done, and it has a result"),
         }
@@ -160,8 +158,8 @@ impl Device for Wire<'_> {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ip;
         capabilities.max_transmission_unit = usize::from(MTU);
-        // The guest's card leaves sums to us, and no wire lies between that could spoil anything: only the guest's own
-        // sums would be wrong. Ours are right, for guests that pass packets on.
+        // The guest's virtio NIC offloads checksums, and nothing in between could corrupt a packet. Ours are
+        // computed, for guests that forward packets.
         let mut checksum = ChecksumCapabilities::default();
         checksum.ipv4 = Checksum::Tx;
         checksum.tcp = Checksum::Tx;
@@ -170,7 +168,6 @@ impl Device for Wire<'_> {
     }
 }
 
-/// The stack of one connection.
 pub struct Stack {
     interface: Interface,
     sockets: SocketSet<'static>,
@@ -186,18 +183,16 @@ impl std::fmt::Debug for Stack {
     }
 }
 
-/// Which connection a stack is for.
+/// What identifies a connection: the guest's address is fixed, so three values are enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FourTuple {
-    /// The guest's port.
     pub guest_port: u16,
-    /// The other side, as the guest sees it.
+    /// The remote address, as the guest sees it.
     pub remote: SocketAddr,
 }
 
 impl Stack {
-    /// A stack that stands at the other side of a connection that the guest begins; the packet that does so is to follow.
-    /// `room` is how many bytes wait each way at most.
+    /// A stack that accepts the connection whose SYN is passed to it next. `buffer_size` is that of each direction.
     pub fn listen(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
         let mut stack = Self::new(tuple, buffer_size, clock, link)?;
         let endpoint = IpListenEndpoint::from((tuple.remote.ip(), tuple.remote.port()));
@@ -205,7 +200,7 @@ impl Stack {
         Some(stack)
     }
 
-    /// A stack that begins a connection to the guest.
+    /// A stack that opens a connection to the guest.
     pub fn connect(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
         let mut stack = Self::new(tuple, buffer_size, clock, link)?;
         let guest =
@@ -230,7 +225,7 @@ impl Stack {
         let own = IpAddress::from(tuple.remote.ip());
         let bits = if tuple.remote.is_ipv4() { 32 } else { 128 };
         interface.update_ip_addrs(|addresses| {
-            // The one address of a fresh interface has room.
+            // A fresh interface has space for its one address.
             let _ = addresses.push(IpCidr::new(own, bits));
         });
         let mut socket =
@@ -243,14 +238,12 @@ impl Stack {
         Some(Self { interface, sockets, socket, guard, kind, clock })
     }
 
-    /// The connection's own end.
     pub fn tcp(&mut self) -> &mut Socket<'static> {
         self.sockets.get_mut(self.socket)
     }
 
-    /// Takes a packet of this connection.
     pub fn on_packet(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
-        // Before its own SYN is out, a guest that opens the same connection finds no window, and smoltcp computes a negative one.
+        // With simultaneous open, before its own SYN is sent, smoltcp would compute a negative window.
         let has_begun = self.guard.has_sent || self.tcp().state() != State::SynSent;
         if !has_begun || !self.guard.admits(self.kind, packet) {
             return;
@@ -258,16 +251,17 @@ impl Stack {
         let mut wire = Wire { packet: Some(packet), link, guard: &mut self.guard, kind: self.kind };
         self.interface.poll_ingress_single(self.clock.stack(now), &mut wire, &mut self.sockets);
         self.settle();
-        // smoltcp listens again after a reset, with the windows of the connection before. A stack is for one connection.
+        // smoltcp listens again after a reset, with the windows of the last connection. A stack is for one
+        // connection.
         if self.tcp().state() == State::Listen {
             self.tcp().abort();
         }
     }
 
-    /// Sends what there is to send, as far as there is room.
+    /// Sends as many segments as the link has space for.
     pub fn transmit(&mut self, now: Instant, link: &mut Link) {
         let now = self.clock.stack(now);
-        // Each turn sends one packet; the link's room and the connection's window bound them.
+        // Each iteration sends one packet; the link's space and the guest's window bound them.
         while link.has_space() {
             let mut wire = Wire { packet: None, link, guard: &mut self.guard, kind: self.kind };
             let result = self.interface.poll_egress(now, &mut wire, &mut self.sockets);
@@ -278,35 +272,35 @@ impl Stack {
         self.settle();
     }
 
-    /// Sending changes nothing in the buffer, so its space is what it was when the last segment was sent.
+    /// Sending does not change the receive buffer: its space is what it was at the last segment.
     fn settle(&mut self) {
         let socket = self.tcp();
         let space = socket.recv_capacity().saturating_sub(socket.recv_queue());
         self.guard.settle(space);
     }
 
-    /// When it has something to send by itself.
+    /// When the stack has a segment to send without an event.
     pub fn due(&mut self, now: Instant) -> Option<Instant> {
         let at = self.interface.poll_at(self.clock.stack(now), &self.sockets)?;
         Some(self.clock.outside(at))
     }
 
-    /// Whether the guest's end and ours have both gone.
+    /// Whether both directions are closed.
     pub fn is_over(&mut self) -> bool {
         self.is_reset() || self.tcp().state() == State::TimeWait
     }
 
-    /// Whether nothing more can come of it. One that the guest broke off before it stood listens again, to nobody.
+    /// Whether the connection was reset. One that the guest resets during the handshake returns to listening.
     pub fn is_reset(&mut self) -> bool {
         matches!(self.tcp().state(), State::Closed | State::Listen)
     }
 
-    /// Whether the connection stands, as far as the guest is concerned.
+    /// Whether the handshake is complete.
     pub fn is_established(&mut self) -> bool {
         !matches!(self.tcp().state(), State::Closed | State::Listen | State::SynSent | State::SynReceived)
     }
 
-    /// Whether the guest will send nothing more, and all of it was taken.
+    /// Whether the guest has sent its FIN, and everything before it was read.
     pub fn guest_has_finished(&mut self) -> bool {
         let established = self.is_established();
         let socket = self.tcp();

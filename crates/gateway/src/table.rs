@@ -1,4 +1,4 @@
-//! All connections: found by their ends or their number, with their timers and the order of their turns.
+//! All TCP connections, by four-tuple and by number, with their timers and the queue of turns.
 
 #[cfg(test)]
 mod tests;
@@ -9,18 +9,16 @@ use std::time::Instant;
 use crate::connection::Connection;
 use crate::stack::FourTuple;
 
-/// How many bytes may wait each way in one of a few connections.
+/// The buffer size of the first connections, each way.
 const PLENTY: usize = 512 * 1024;
 
 #[derive(Debug)]
 struct Entry {
     connection: Connection,
-    /// When the connection needs its next turn, as in `timers`.
     timer: Option<Instant>,
     is_queued: bool,
 }
 
-/// All connections.
 #[derive(Debug, Default)]
 pub struct Table {
     by_number: BTreeMap<u64, Entry>,
@@ -31,13 +29,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// How many there are.
     pub fn count(&self) -> usize {
         self.by_number.len()
     }
 
-    /// How many bytes may wait each way in the next connection, with so many others besides: the first have plenty, and
-    /// however many there are, they fit.
+    /// The buffer size of the next connection, each way. `besides` are sockets that count as connections too. The
+    /// first connections have large buffers; the sum is bounded for any number.
     pub fn buffer_size(&self, besides: usize) -> usize {
         match self.count().saturating_add(besides) {
             0..32 => PLENTY,
@@ -46,23 +43,20 @@ impl Table {
         }
     }
 
-    /// How many bytes the host may keep for the next connection until the other side takes them; the first ones have as many as
-    /// the host likes.
+    /// The size of the kernel's send buffer for the next connection; none leaves it to the kernel.
     pub fn send_buffer(&self, besides: usize) -> Option<usize> {
         Some(self.buffer_size(besides)).filter(|buffer_size| *buffer_size < PLENTY)
     }
 
-    /// The number of the connection with these ends.
     pub fn find(&self, tuple: FourTuple) -> Option<u64> {
         self.by_tuple.get(&tuple).copied()
     }
 
-    /// Whether a connection has these ends.
     pub fn contains(&self, tuple: FourTuple) -> bool {
         self.by_tuple.contains_key(&tuple)
     }
 
-    /// A new one, which has its turn soon.
+    /// Adds a connection and queues it for a turn.
     pub fn add(&mut self, connection: Connection) -> u64 {
         self.last += 1;
         self.by_tuple.insert(connection.tuple, self.last);
@@ -71,22 +65,18 @@ impl Table {
         self.last
     }
 
-    /// One of them.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Connection> {
         self.by_number.get_mut(&number).map(|entry| &mut entry.connection)
     }
 
-    /// All of them.
     pub fn all(&self) -> impl Iterator<Item = (u64, &Connection)> {
         self.by_number.iter().map(|(number, entry)| (*number, &entry.connection))
     }
 
-    /// All of them, to be changed.
     pub fn all_mut(&mut self) -> impl Iterator<Item = (u64, &mut Connection)> {
         self.by_number.iter_mut().map(|(number, entry)| (*number, &mut entry.connection))
     }
 
-    /// Ends one.
     pub fn remove(&mut self, number: u64) -> Option<Connection> {
         let Entry { connection, timer, is_queued: _ } = self.by_number.remove(&number)?;
         self.by_tuple.remove(&connection.tuple);
@@ -96,7 +86,7 @@ impl Table {
         Some(connection)
     }
 
-    /// It wants a turn.
+    /// Queues a connection for a turn, once.
     pub fn queue(&mut self, number: u64) {
         if let Some(entry) = self.by_number.get_mut(&number)
             && !entry.is_queued
@@ -106,12 +96,10 @@ impl Table {
         }
     }
 
-    /// How many want a turn.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// The next that has its turn.
     pub fn next_queued(&mut self) -> Option<u64> {
         while let Some(number) = self.queue.pop_front() {
             if let Some(entry) = self.by_number.get_mut(&number) {
@@ -122,7 +110,7 @@ impl Table {
         None
     }
 
-    /// Asks a connection when it wants its next turn.
+    /// Sets the timer of a connection to when it needs its next turn.
     pub fn set_timer(&mut self, number: u64, now: Instant) {
         let Some(entry) = self.by_number.get_mut(&number) else { return };
         let due = entry.connection.due(now);
@@ -137,12 +125,11 @@ impl Table {
         }
     }
 
-    /// When the first wants its turn.
     pub fn due(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Gives a turn to those whose time has come.
+    /// Queues the connections whose timers have expired.
     pub fn fire_timers(&mut self, now: Instant) {
         while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, number));

@@ -1,4 +1,4 @@
-//! Connections of the guest: whether they may begin, their turns, their end.
+//! TCP connections of the guest: admission, turns, end.
 
 use std::net::IpAddr;
 
@@ -16,18 +16,16 @@ use crate::reply;
 use crate::resolver::{Lookup, QueryOrigin};
 use crate::stack::{FourTuple, Stack};
 
-/// Where names are asked for.
 pub const DNS_PORT: u16 = 53;
-/// Where a denial is explained in the client's own language.
+/// Where a denial is explained in an HTTP response.
 const HTTP_PORT: u16 = 80;
-/// The alert with which TLS says that access is denied.
+/// The TLS alert `access_denied`, fatal.
 const TLS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
-/// How many requests or questions of one connection are judged before others have their turn.
+/// How many requests or queries of one connection are handled before others have their turn.
 const STEPS_AT_ONCE: usize = 64;
-/// How much waits each way in a connection that ends here.
+/// The buffer size of a connection that the gateway itself answers.
 const LOCAL_BUFFER: usize = 4096;
 
-/// Whether it is the gateway itself.
 pub fn is_gateway(address: IpAddr) -> bool {
     address == IpAddr::V4(GATEWAY_V4) || address == IpAddr::V6(GATEWAY_V6)
 }
@@ -41,7 +39,7 @@ impl Gateway {
             }
             self.table.queue(number);
         } else if segment.opens {
-            // While nothing may begin, the guest's kernel asks again later.
+            // Dropped: the guest's kernel retransmits its SYN.
             if self.event_log.may_begin() {
                 self.open(segment, tuple);
             }
@@ -50,7 +48,7 @@ impl Gateway {
         }
     }
 
-    /// How many connections and flows there are, with those that the other side has not let go of.
+    /// Connections and flows, with those whose last bytes the peer has not acknowledged.
     fn open_count(&self) -> usize {
         self.table.count() + self.flows.count() + self.closing.count()
     }
@@ -59,7 +57,7 @@ impl Gateway {
         self.table.send_buffer(self.closing.count())
     }
 
-    /// Whether one more connection or flow of the guest's may begin.
+    /// Whether the quota admits one more connection or flow from the guest.
     pub(crate) fn admits_outbound(&mut self) -> bool {
         if self.open_count() >= self.quota.connections {
             self.event_log.count_limit("connections at once");
@@ -72,8 +70,8 @@ impl Gateway {
         true
     }
 
-    /// Whether one more caller may be let in. Callers have half of all connections at most: whoever they are, the guest's
-    /// own go on.
+    /// Whether the quota admits one more inbound peer. Inbound peers get at most half of all connections, so that
+    /// they cannot starve the guest's own.
     pub(crate) fn admits_inbound(&mut self) -> bool {
         if !self.quota.inbound.take_one(self.now) {
             self.event_log.count_limit("new callers in a second");
@@ -173,7 +171,6 @@ impl Gateway {
         self.event_log.log_denial(&policy_check::peer(endpoint, name), rule, fix.as_deref());
     }
 
-    /// Gives a connection its turn.
     pub(crate) fn turn(&mut self, number: u64) {
         for _ in 0..STEPS_AT_ONCE {
             let buffer_size = self.table.buffer_size(self.closing.count());
@@ -216,7 +213,7 @@ impl Gateway {
     fn decide_target(&mut self, number: u64, target: ParsedTarget) {
         let Some(connection) = self.table.get_mut(number) else { return };
         if connection.is_undecided() {
-            // It is dialled now, and the host's addresses may have changed since it began.
+            // It is dialed only now, and the host's addresses may have changed since the SYN (TOCTOU).
             connection.endpoint.is_host = self.policy_check.is_host(connection.endpoint.remote.ip());
         }
         let decision = self.policy_check.decide(&connection.endpoint, &target);
@@ -255,14 +252,14 @@ impl Gateway {
         self.log_denial(&endpoint, name, rule);
     }
 
-    /// Ends a connection, and writes it down if it had begun, or if it was to begin and did not.
+    /// Removes a connection, and logs its end unless it only talked to the gateway.
     pub(crate) fn end(&mut self, number: u64, reason: &str) {
         let Some(mut connection) = self.table.remove(number) else { return };
         connection.send_final(self.now, &mut self.link);
         self.resolver.cancel(number);
         let number = connection_number(number);
         if connection.was_only_dialed() {
-            // Somebody outside has heard of it, although it never stood.
+            // A SYN left the host, so the connection is logged although it was never established.
             let (peer, rule) = (peer_of(&connection), connection.rule.clone());
             self.counts.begin(number, &mut connection.meter);
             self.event_log.log(NetEvent::Allowed { number, peer, rule });
@@ -280,7 +277,7 @@ impl Gateway {
     pub(crate) fn on_lookup(&mut self, lookup: Lookup) {
         match lookup {
             Lookup::Pending(number) => {
-                // One that cannot be watched is asked again when its time is over.
+                // If epoll cannot watch it, the query times out and is retried.
                 if let Some(socket) = self.resolver.socket(number) {
                     let _ = watch(&self.epoll, socket, Token::Query(number));
                 }
@@ -312,7 +309,7 @@ impl Gateway {
     }
 }
 
-/// As it is written down.
+/// The peer as events name it.
 pub fn peer_of(connection: &Connection) -> Peer {
     let name = connection.target.as_ref().and_then(ParsedTarget::name);
     let peer = policy_check::peer(&connection.endpoint, name);

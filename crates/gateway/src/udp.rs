@@ -1,4 +1,4 @@
-//! Datagrams and echoes of the guest.
+//! UDP datagrams, ICMP echo requests and other protocols of the guest.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -48,7 +48,7 @@ impl Gateway {
         let endpoint = self.policy_check.endpoint(Protocol::Udp, tuple.remote, self.now);
         let decision = self.policy_check.connect(&endpoint);
         let rule = decision.by.to_string();
-        // What is in a datagram is not read: one whose name or content would decide is denied.
+        // Payloads of datagrams are not inspected: where a name or a request would decide, the flow is denied.
         if !matches!(decision.access, Access::Allow | Access::AllowAndInspect) {
             reply::send_prohibited(&mut self.link, tuple.remote.ip(), datagram.packet);
             let fix = self.policy_check.fix(&endpoint, None);
@@ -70,7 +70,7 @@ impl Gateway {
         }
     }
 
-    /// Writes down that a flow begins.
+    /// Logs that a flow was allowed.
     pub(crate) fn log_flow(&mut self, flow: u64, peer: Peer, rule: String) {
         let number = flow_number(flow);
         if let Some(flow) = self.flows.get_mut(flow) {
@@ -87,7 +87,7 @@ impl Gateway {
         }
     }
 
-    /// Datagrams for the guest.
+    /// Delivers datagrams from a flow's socket to the guest.
     pub(crate) fn on_flow(&mut self, number: u64) {
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut is_left = true;
@@ -110,7 +110,6 @@ impl Gateway {
         }
     }
 
-    /// Hands a datagram to the guest.
     pub(crate) fn deliver(&mut self, from: SocketAddr, guest_port: u16, payload: &[u8]) {
         self.quota.down.0.take(u64::try_from(payload.len()).unwrap_or(0));
         self.quota.down.1.take(1);
@@ -128,7 +127,7 @@ impl Gateway {
         }
     }
 
-    /// The gateway answers for itself, and nothing goes out.
+    /// Echo requests are answered only for the gateway itself; none leaves the host.
     pub(crate) fn on_echo(&mut self, remote: IpAddr, packet: &[u8]) {
         if is_gateway(remote) {
             return reply::send_echo_reply(&mut self.link, remote, packet);

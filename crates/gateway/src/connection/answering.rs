@@ -1,4 +1,4 @@
-//! Connections that the gateway itself answers: it explains a denial to the client in the client's own protocol.
+//! Connections that the gateway itself answers: a denial is explained in the client's own protocol.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub(super) const ANSWER_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Answering {
     pub(super) stack: Stack,
-    /// The server, if it may still respond to requests that were allowed before the denied one.
+    /// The server, while it may still respond to requests that were allowed before the denied one.
     pub(super) host: Option<HostSocket>,
     /// What is left of the answer.
     answer: Vec<u8>,
@@ -24,7 +24,7 @@ pub(super) struct Answering {
 }
 
 impl Answering {
-    /// Denied by its address: the client may not even have completed the handshake.
+    /// Denied by its address. The client may not have completed the handshake.
     pub(super) fn new(stack: Stack, answer: Vec<u8>, now: Instant) -> Self {
         Self { stack, host: None, answer, deadline: now + READING_TIME }
     }
@@ -73,12 +73,12 @@ impl Answering {
     }
 }
 
-/// What the client still sends is of no use, and must not fill the receive buffer.
+/// What the client still sends is discarded, so that it cannot fill the receive buffer.
 fn discard_received(stack: &mut Stack) {
     while stack.tcp().recv(|bytes| (bytes.len(), bytes.len())).is_ok_and(|count| count > 0) {}
 }
 
-/// Moves what fits from an answer into the stack's send buffer.
+/// Moves as much of an answer as fits into the stack's send buffer.
 pub(super) fn send_from(answer: &mut Vec<u8>, stack: &mut Stack) {
     if !answer.is_empty() && stack.tcp().can_send() {
         let count = stack.tcp().send_slice(answer).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Connections whose host's socket is connecting.
+//! Connections whose host socket is connecting.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(super) const DIAL_TIME: Duration = Duration::from_secs(60);
 pub(super) struct Dialing {
     pub(super) host: HostSocket,
     pub(super) inspector: Box<Inspector>,
-    /// The guest's SYN, to be answered when the server has answered.
+    /// The guest's SYN, answered only when the server has answered.
     pub(super) syn: Vec<u8>,
     pub(super) deadline: Instant,
 }
@@ -26,7 +26,7 @@ impl Dialing {
         Self { host: HostSocket::new(socket), inspector: Box::new(inspector), syn, deadline: now + DIAL_TIME }
     }
 
-    /// The socket is connected: answers the guest's SYN. Without a stack the state stays what it was.
+    /// The socket has connected: answers the guest's SYN. Without a stack the state is given back.
     pub(super) fn connected(self, tuple: FourTuple, turn: &mut Turn<'_>) -> Result<Open, Self> {
         let Some(mut stack) = Stack::listen(tuple, turn.buffer_size, turn.clock, turn.link) else {
             return Err(self);
@@ -46,7 +46,7 @@ pub(super) struct DialingRead {
 }
 
 impl DialingRead {
-    /// While the socket is connecting, the guest's stack still acknowledges and may be reset.
+    /// While the socket is connecting, the guest's stack still sends ACKs, and may be reset.
     pub(super) fn wait(&mut self, turn: &mut Turn<'_>) -> TurnOutcome {
         self.stack.transmit(turn.now, turn.link);
         if self.stack.is_reset() {
@@ -55,7 +55,7 @@ impl DialingRead {
         TurnOutcome::Idle
     }
 
-    /// The socket is connected, and the guest's side has been established since before.
+    /// The socket has connected; the guest's side was established before.
     pub(super) fn connected(self) -> Open {
         let Self { stack, host, inspector, deadline: _ } = self;
         Open { stack, host, inspector: Some(inspector), handshake_deadline: None }

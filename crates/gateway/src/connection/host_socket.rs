@@ -39,7 +39,7 @@ impl HostSocket {
         (self.readable, self.writable) = (true, true);
     }
 
-    /// The outcome of connecting, or `None` while it is pending.
+    /// The result of connecting, or `None` while it is pending.
     pub(super) fn connected(&self) -> Option<Result<(), Errno>> {
         self.writable.then(|| host::connect_result(&self.socket))
     }
@@ -75,7 +75,7 @@ impl HostSocket {
         (is_clean && !host::is_closed(&self.socket)).then_some(self.socket)
     }
 
-    /// Sends what the inspector has cleared.
+    /// Sends the bytes that the inspector has cleared.
     pub(super) fn send_cleared(&mut self, inspector: &mut Inspector) -> Result<(), Errno> {
         while self.writable && !inspector.cleared().is_empty() {
             match send(&self.socket, inspector.cleared(), SendFlags::NOSIGNAL) {

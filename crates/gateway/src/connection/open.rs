@@ -1,4 +1,4 @@
-//! Connections with both sides, between which bytes pass.
+//! Established connections, between whose sides bytes are copied.
 
 use std::time::{Duration, Instant};
 
@@ -21,12 +21,12 @@ pub(super) struct Open {
     pub(super) host: HostSocket,
     /// An inbound connection has none: the guest's responses are not subject to the policy.
     pub(super) inspector: Option<Box<Inspector>>,
-    /// When the guest has to have completed the handshake; none once it has.
+    /// The deadline of the guest's handshake; none once it is complete.
     pub(super) handshake_deadline: Option<Instant>,
 }
 
 impl Open {
-    /// The host's side is established, the guest's handshake is under way.
+    /// The host's side is established, the guest's handshake is in progress.
     pub(super) fn half_open(
         stack: Stack,
         host: HostSocket,
@@ -71,14 +71,15 @@ impl Open {
         Ok(None)
     }
 
-    /// Whether an inspector that was full has buffer space again, for bytes that the guest sent long ago: no event reports that.
+    /// Whether an inspector whose buffer was full has space again for bytes that the guest sent before: no event
+    /// reports that.
     fn can_inspect_on(&mut self) -> bool {
         let Some(inspector) = &self.inspector else { return false };
         let has_space = inspector.is_done() || inspector.space() > 0;
         self.host.can_write() && self.stack.tcp().recv_queue() > 0 && has_space
     }
 
-    /// A FIN of one side becomes a FIN to the other, behind all bytes before it.
+    /// A FIN from one side is forwarded to the other, behind all bytes that precede it.
     fn propagate_fins(&mut self) {
         if self.host.is_read_closed() && self.stack.is_established() {
             self.stack.tcp().close();
@@ -89,8 +90,8 @@ impl Open {
         }
     }
 
-    /// The client's next request is denied. What was allowed before still goes out, and the server's responses to it come
-    /// before the gateway's answer.
+    /// The client's next request is denied. What was allowed before is still sent, and the server's responses to it
+    /// precede the gateway's answer.
     pub(super) fn denied(mut self, answer: Vec<u8>, now: Instant) -> Answering {
         let mut has_passed_requests = false;
         if let Some(inspector) = &mut self.inspector {

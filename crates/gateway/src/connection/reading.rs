@@ -52,7 +52,7 @@ impl Reading {
     }
 }
 
-/// Reads on, as far as the inspector has buffer space.
+/// Parses as much of the client's stream as the inspector has buffer space for.
 pub(super) fn inspect(
     inspector: &mut Inspector,
     stack: &mut Stack,

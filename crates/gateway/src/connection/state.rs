@@ -1,10 +1,10 @@
-//! The states of a connection. Each owns exactly what exists in it, so that no combination of parts is possible that the
-//! state does not have.
+//! The states of a connection. Each owns exactly the parts that exist in it, so that an illegal combination cannot
+//! be represented.
 //!
 //! ```text
-//! Dialing ───────────────────────► Open ◄── a peer at a published port
-//! Reading ──► DialingRead ────────► Open
-//! Reading, Open ──────────────────► Answering
+//! Dialing ──────────────────► Open ◄── inbound peer
+//! Reading ──► DialingRead ──► Open
+//! Reading, Open ────────────► Answering
 //! Resolving
 //! ```
 
@@ -22,20 +22,20 @@ use crate::stack::Stack;
 
 #[derive(Debug, Default)]
 pub(super) enum State {
-    /// Holds nothing. A transition leaves it here while it makes the next state of the last one.
+    /// Owns nothing. Replaces a state that a transition consumes, until the next one is there.
     #[default]
     Closed,
-    /// The host's socket is connecting. The guest's SYN is not answered before that is done.
+    /// The host's socket is connecting. The guest's SYN is not answered before.
     Dialing(Dialing),
-    /// The guest's side is established, and nothing is dialed before the policy knows what the client asks for.
+    /// The guest's side is established. Nothing is dialed before the policy has decided about the client's first
+    /// bytes.
     Reading(Reading),
-    /// What the client asked for was allowed, and the host's socket is connecting.
+    /// The client's first bytes were allowed, and the host's socket is connecting.
     DialingRead(DialingRead),
-    /// Bytes pass both ways.
     Open(Open),
     /// The gateway itself answers the client, and then closes.
     Answering(Answering),
-    /// The client sends DNS queries to the gateway.
+    /// DNS over TCP to the gateway's resolver.
     Resolving(Resolving),
 }
 
@@ -71,7 +71,6 @@ impl State {
         }
     }
 
-    /// Resets both sides.
     pub(super) fn abort(&mut self) {
         if let Some(stack) = self.stack() {
             stack.tcp().abort();
@@ -123,7 +122,7 @@ impl State {
         }
     }
 
-    /// The reason with which a connection ends at its deadline.
+    /// The reason for which a connection ends at its deadline.
     pub(super) fn timeout_reason(&self) -> &'static str {
         match self {
             Self::Dialing(_) | Self::DialingRead(_) => "not connected: no answer in time",

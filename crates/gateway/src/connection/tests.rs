@@ -1,4 +1,4 @@
-//! Connections in each of their stages, over real sockets and stacks.
+//! Connections in each state, over real sockets and stacks.
 
 mod pump;
 
@@ -30,7 +30,7 @@ fn stack() -> Stack {
     Stack::listen(tuple(), 4096, Clock::new(), &mut link()).unwrap()
 }
 
-/// One in each stage, with its name.
+/// A connection in each state, with its name.
 fn all(now: Instant) -> [(&'static str, Connection); 5] {
     [
         ("dialling", Connection::dialing(tuple(), socket(), Vec::new(), now)),

@@ -1,4 +1,4 @@
-//! One turn of a connection: what it may use, and what came of it.
+//! One turn of a connection: what it may use, and its outcome.
 
 use std::time::Instant;
 
@@ -62,19 +62,20 @@ impl Turn<'_> {
         self.left = self.left.saturating_sub(count);
     }
 
-    /// [`Pumped::More`] if a limit ended the turn, or if there is more to do for another reason.
+    /// [`TurnOutcome::More`] if a limit cut the turn short, or if there is more to do for another reason.
     pub(super) fn idle_or_more(&self, has_more: bool) -> TurnOutcome {
         let is_cut_short = self.left == 0 || *self.down == 0;
         if is_cut_short || has_more { TurnOutcome::More } else { TurnOutcome::Idle }
     }
 }
 
-/// The end of a connection that only the gateway answers: there is no socket to wait for.
+/// The end of a connection without a host socket.
 pub(super) fn ended_locally(stack: &mut Stack) -> Option<TurnOutcome> {
     stack.is_over().then(|| TurnOutcome::Ended("ended".to_owned()))
 }
 
-/// The end of a connection with both sides. A reset by the guest is passed on, and its reason is `reset`.
+/// The end of a connection with both sides. If the guest has reset it, the host's side is reset too, and `reset` is
+/// the reason.
 pub(super) fn ended(stack: &mut Stack, host: &mut HostSocket, reset: &str) -> Option<TurnOutcome> {
     if !stack.is_over() {
         return None;

@@ -1,4 +1,4 @@
-//! Which names a sandbox resolved to which addresses.
+//! The names that a sandbox has resolved, by address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,36 +6,34 @@ use std::time::Duration;
 
 use bathy_policy::HostName;
 
-/// How many pairs of name and address are known at once. When there are more, the one that ends first goes.
+/// How many pairs of name and address are cached. The one that expires first is evicted.
 pub const MAX_ENTRIES: usize = 4096;
-/// How many names one address may have at once. Servers of content networks carry many.
+/// How many names one address may have. Servers of CDNs have many.
 pub const MAX_NAMES: usize = 64;
-/// For how long an address holds after its time: a client that resolved a name in the last moment still connects, and
-/// a slow one has until then to retransmit.
+/// How long an entry outlives its TTL: a client that resolved a name at the last moment still connects, and may
+/// retransmit.
 pub const GRACE: Duration = Duration::from_secs(10);
 
-/// The names that this sandbox resolved, by address. Only the name that the guest asked for counts, not the aliases that
-/// led to the address. Times are counted from any fixed moment, the same for all calls.
+/// The names that this sandbox has resolved, by address. Only the queried name counts, not the aliases that led to
+/// the address. Times are measured from any fixed moment, the same for all calls.
 ///
-/// An IPv4 address inside an IPv6 one is kept as IPv4, because that is how the guest's kernel dials it.
+/// An IPv4 address inside an IPv6 one is cached as IPv4, because that is how the guest's kernel connects to it.
 ///
-/// No call does more than a look-up and, at most, a pass over the names of one address; only what has ended costs more,
-/// once.
+/// Each call costs a look-up and, at most, a pass over the names of one address, besides evicting what has expired.
 #[derive(Debug, Default)]
 pub struct NameCache {
     entries: BTreeMap<IpAddr, BTreeMap<HostName, Duration>>,
-    /// The same entries in the order in which they end.
+    /// The same entries, by expiry.
     by_expiry: BTreeSet<(Duration, IpAddr, HostName)>,
 }
 
 impl NameCache {
-    /// An empty book.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Records that `name` has `address` for `ttl` from `now` on. What was recorded before for longer stays.
+    /// Records that `name` has `address` for `ttl` from `now` on. An entry that expires later is kept.
     pub fn insert(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Duration) {
         let address = address.to_canonical();
         self.evict_expired(now);
@@ -57,7 +55,7 @@ impl NameCache {
         self.by_expiry.insert((until, address, name.clone()));
     }
 
-    /// The names that `address` has now, in their order.
+    /// The names of `address` that have not expired, in order.
     #[must_use]
     pub fn names(&self, address: IpAddr, now: Duration) -> Vec<HostName> {
         let of = self.of(address.to_canonical());

@@ -19,15 +19,15 @@ use crate::link::Link;
 const BUFFER: usize = 1 << 20;
 const SCALE: u8 = 7;
 
-/// Sends without waiting for anything, and remembers what came.
+/// Sends without waiting, and records what it receives.
 pub(crate) struct Guest {
     link: OwnedFd,
     tuple: FourTuple,
     pub(crate) next: TcpSeqNumber,
     pub(crate) acknowledged: Option<TcpSeqNumber>,
-    /// What was carried to it, in order.
+    /// The received payload, in order.
     pub(crate) came: Vec<u8>,
-    /// The most that one segment carried.
+    /// The longest payload of a segment.
     pub(crate) longest: usize,
 }
 
@@ -51,17 +51,14 @@ impl Guest {
         send(&self.link, &frame, SendFlags::empty()).unwrap();
     }
 
-    /// The packet that begins the connection.
     pub(crate) fn syn(&mut self) -> Vec<u8> {
         self.packet(TcpControl::Syn, &[])
     }
 
-    /// The packet that acknowledges what came.
     pub(crate) fn ack(&mut self) -> Vec<u8> {
         self.packet(TcpControl::None, &[])
     }
 
-    /// The packet that ends the connection as far as the guest is concerned.
     pub(crate) fn fin(&mut self) -> Vec<u8> {
         self.packet(TcpControl::Fin, &[])
     }
@@ -103,7 +100,7 @@ impl Guest {
         [header, bytes].concat()
     }
 
-    /// Takes the segments that came since the last time.
+    /// The segments that came since the last call.
     pub(crate) fn segments(&mut self) -> Vec<TcpPacket<Vec<u8>>> {
         let mut frame = vec![0; MAX_FRAME];
         let mut segments = Vec::new();

@@ -19,7 +19,7 @@ fn kind(refused: &HttpRefusal) -> &'static str {
         HttpRefusal::Framing(_) => "framing",
         HttpRefusal::Connect => "connect",
         HttpRefusal::LateSwitch => "late switch",
-        HttpRefusal::Answer => "answer",
+        HttpRefusal::BadResponse => "answer",
         HttpRefusal::Changed => "changed",
     }
 }
@@ -379,7 +379,7 @@ fn s5_the_second_request_is_judged_like_the_first() {
         }
         assert_eq!(pending, second.as_bytes(), "{first}");
         assert_eq!(stream.read(&pending), Ok(Step::Held));
-        stream.answer(b"HTTP/1.1 101 Switching\r\n\r\n");
+        stream.on_response(b"HTTP/1.1 101 Switching\r\n\r\n");
         assert_eq!(stream.read(&pending), Ok(Step::Held));
     }
 }
@@ -399,14 +399,14 @@ fn n5_a_socket_that_the_server_declines_leads_nowhere() {
         ["HTTP/2 101\r\n", "101\r\n", "HTTP/1.1 1010\r\n", "HTTP/1.1 999\r\n", "SSH-2.0\r\n", "\r\n"]
     {
         let followed = follow_answered(&both, answer.as_bytes());
-        assert_eq!(followed.refused, Some(HttpRefusal::Answer), "{answer:?}");
+        assert_eq!(followed.refused, Some(HttpRefusal::BadResponse), "{answer:?}");
         assert_eq!(followed.passed, socket, "{answer:?}");
     }
     let hints = b"HTTP/1.1 103 x\r\na: b\r\n\r\n".repeat(2000);
     let late = follow_answered(&both, &[&hints[..], b"HTTP/1.1 101 X\r\n"].concat());
     assert!(late.opaque, "some informational answers may come before it: {}", hints.len());
     let endless = follow_answered(&both, &b"HTTP/1.1 100 x\r\na: b\r\n\r\n".repeat(4000));
-    assert_eq!(endless.refused, Some(HttpRefusal::Answer));
+    assert_eq!(endless.refused, Some(HttpRefusal::BadResponse));
     // Behind another request the first answer would not be the one to this.
     let late = follow_answered(&[FIRST, &both].concat(), b"HTTP/1.1 101 X\r\n\r\n");
     assert_eq!((late.refused, late.passed), (Some(HttpRefusal::LateSwitch), FIRST.to_vec()));
