@@ -1,18 +1,17 @@
-//! One policy's answers.
+//! Evaluates one policy.
 
 use super::{Access, Destination, Inspected, NetworkPolicy, Preset, Reason, Unmet};
-use crate::rule::{Location, Match};
-use crate::{Action, Class, Direction, HostName, Protocol, Rule, Target, is_inner_name, is_metadata_name};
+use crate::rule::{Match, RemoteAddress};
+use crate::{Action, Class, Direction, HostName, Protocol, Rule, Target, is_internal_name, is_metadata_name};
 
-/// Ports on which something other than the gateway could tell the guest where a name is: DNS, DNS over TLS and QUIC,
-/// multicast DNS, and LLMNR.
+/// The ports of resolvers other than the gateway's: DNS, DNS over TLS and QUIC, multicast DNS, and LLMNR.
 const RESOLVERS: [u16; 4] = [53, 853, 5353, 5355];
 
-/// A verdict that does not yet say whose it is.
+/// What one policy decides, before its author is known.
 pub(super) type Outcome = (Access, Reason);
 
 impl NetworkPolicy {
-    /// About a connection, before anything was read of it or after.
+    /// Decides about a connection, before or after inspection.
     pub(super) fn connect(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Outcome {
         let is_resolver_port = self.guards_port(to);
         let (mut may_allow, mut may_deny, mut unmet) = (None, None, None);
@@ -52,47 +51,47 @@ impl NetworkPolicy {
         if is_resolver_port {
             return (Access::Deny, Reason::Resolvers(self.preset));
         }
-        if self.preset.admits(to.location()) {
+        if self.preset.admits(to.remote()) {
             return (Access::Allow, Reason::Preset(self.preset));
         }
         let reason = unmet.map_or(Reason::Preset(self.preset), |(rule, why)| Reason::Unmet(rule, why));
         (Access::Deny, reason)
     }
 
-    /// About a question for a name. A question is a message to whoever answers for the name, so none is asked that could
-    /// not lead anywhere.
+    /// Decides about a DNS query. A query is a message to the owner of the name (exfiltration), so none is sent for
+    /// a name that no rule could allow.
     pub(super) fn resolve(&self, name: &HostName) -> Outcome {
         let decides = |rule: &&Rule| match rule.action() {
             Action::Allow => justifies_query(rule.target(), name),
             Action::Deny => rule.is_total() && rules_out(rule.target(), name),
         };
-        if let Some(rule) = self.outward().find(decides) {
+        if let Some(rule) = self.outbound_rules().find(decides) {
             return (access(rule.action()), Reason::Rule(rule.clone()));
         }
         match self.preset {
             preset if !preset.resolves() => (Access::Deny, Reason::Preset(preset)),
             preset if is_metadata_name(name) => (Access::Deny, Reason::MetadataName(preset)),
-            Preset::Public if is_inner_name(name) => (Access::Deny, Reason::InnerName(self.preset)),
+            Preset::Public if is_internal_name(name) => (Access::Deny, Reason::InternalName(self.preset)),
             preset => (Access::Allow, Reason::Preset(preset)),
         }
     }
 
-    /// Whether there is any way to reach an address that a name was resolved to.
-    pub(super) fn reveals(&self, name: &HostName, location: Location) -> bool {
-        for rule in self.outward() {
+    /// Whether any rule lets the sandbox reach an address that a name was resolved to.
+    pub(super) fn reveals(&self, name: &HostName, remote: RemoteAddress) -> bool {
+        for rule in self.outbound_rules() {
             let named = matches!(rule.target(), Target::Name(pattern) if pattern.matches(name));
             match rule.action() {
-                Action::Allow if rule.target().admits(location) => return true,
-                Action::Allow if named && Target::Public.admits(location) => return true,
-                Action::Deny if rule.is_total() && (named || rule.target().covers(location)) => return false,
+                Action::Allow if rule.target().admits(remote) => return true,
+                Action::Allow if named && Target::Public.admits(remote) => return true,
+                Action::Deny if rule.is_total() && (named || rule.target().covers(remote)) => return false,
                 _ => {}
             }
         }
-        self.preset.admits(location)
+        self.preset.admits(remote)
     }
 
-    /// About a peer that connects to a published port.
-    pub(super) fn accept(&self, peer: Location, protocol: Protocol, port: u16) -> Outcome {
+    /// Decides about an inbound peer at a published port.
+    pub(super) fn accept(&self, peer: RemoteAddress, protocol: Protocol, port: u16) -> Outcome {
         if let Some(rule) = self.rules.iter().find(|rule| rule.matches_inbound(peer, protocol, port)) {
             return (access(rule.action()), Reason::Rule(rule.clone()));
         }
@@ -102,7 +101,7 @@ impl NetworkPolicy {
         }
     }
 
-    fn outward(&self) -> impl Iterator<Item = &Rule> {
+    fn outbound_rules(&self) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(|rule| rule.direction() == Direction::Out)
     }
 }
@@ -114,7 +113,7 @@ const fn access(action: Action) -> Access {
     }
 }
 
-/// Whether a name is worth asking for because of what is allowed. An address that is allowed by itself needs no name.
+/// Whether an allow rule is a reason to resolve a name. A single allowed address needs no name.
 fn justifies_query(target: &Target, name: &HostName) -> bool {
     match target {
         Target::Name(pattern) => pattern.matches(name),
@@ -130,7 +129,7 @@ fn justifies_query(target: &Target, name: &HostName) -> bool {
     }
 }
 
-/// Whether a name cannot lead anywhere because of what is denied.
+/// Whether a deny rule makes a name useless.
 fn rules_out(target: &Target, name: &HostName) -> bool {
     match target {
         Target::Name(pattern) => pattern.matches(name),

@@ -2,7 +2,7 @@ mod ceiling;
 mod classes;
 mod dns;
 mod host;
-mod inward;
+mod inbound;
 mod names;
 mod options;
 mod random;
@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use super::{Destination, Inspected, NetworkPolicy, Policies, Preset};
 use crate::{HostName, Protocol, Rule};
 
-/// Public-looking addresses that the names of the tests were resolved to.
+/// Public-looking addresses that the names of the tests resolve to.
 const SERVER: &str = "93.184.216.34";
 const SERVER_V6: &str = "2606:2800:220::1";
 

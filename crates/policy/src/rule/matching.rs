@@ -1,31 +1,31 @@
-//! Whether a rule is about a connection, before and after its first bytes were read.
+//! Whether a rule matches a connection, before and after inspection.
 
-use super::{Action, Direction, Location, Protocol, Rule, Target};
+use super::{Action, Direction, Protocol, RemoteAddress, Rule, Target};
 use crate::policy::{Destination, Inspected, Unmet};
 use crate::{HostName, NamePattern};
 
-/// The port of QUIC, whose names only its two ends can read.
+/// The port of QUIC, which encrypts the name that the client sends.
 const QUIC: u16 = 443;
 
-/// What a rule has to say.
+/// How a rule matches a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Match {
-    /// It is about something else.
+    /// It does not match.
     No,
-    /// It would have allowed it, if not for this.
+    /// It would allow the connection if this requirement were met.
     Missed(Unmet),
-    /// That depends on what the client says first.
+    /// It depends on the client's first bytes.
     Maybe,
-    /// It denies because nobody could see the name that it denies.
+    /// It denies, because the name that it denies cannot be inspected.
     Hidden,
-    /// It decides.
+    /// It matches and decides.
     Yes,
 }
 
 impl Rule {
-    /// Whether it decides about a connection from the sandbox. With `read` it never says maybe.
+    /// Matches a connection from the sandbox. After inspection the result is never [`Match::Maybe`].
     ///
-    /// If the port is guarded, only a rule that mentions it can allow it.
+    /// If the port is that of resolvers, only a rule that mentions it can allow it.
     pub(crate) fn matches_outbound(
         &self,
         to: &Destination<'_>,
@@ -42,8 +42,8 @@ impl Rule {
         }
     }
 
-    /// Whether it decides about a peer that connects to a published port.
-    pub(crate) fn matches_inbound(&self, peer: Location, protocol: Protocol, port: u16) -> bool {
+    /// Whether the rule decides about an inbound peer at a published port.
+    pub(crate) fn matches_inbound(&self, peer: RemoteAddress, protocol: Protocol, port: u16) -> bool {
         let about = match self.action {
             Action::Allow => self.target.admits_peer(peer),
             Action::Deny => self.target.covers(peer),
@@ -60,7 +60,7 @@ impl Rule {
     fn allow_outbound(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Match {
         match &self.target {
             Target::Name(pattern) => self.allow_name(pattern, to, inspected),
-            target if target.admits(to.location()) => self.allow_request(inspected),
+            target if target.admits(to.remote()) => self.allow_request(inspected),
             _ => Match::No,
         }
     }
@@ -77,7 +77,7 @@ impl Rule {
         if to.protocol != Protocol::Tcp {
             return Match::Missed(Unmet::NotTcp);
         }
-        if !Target::Public.admits(to.location()) {
+        if !Target::Public.admits(to.remote()) {
             return Match::Missed(Unmet::NotPublic);
         }
         let Some(inspected) = inspected else { return Match::Maybe };
@@ -102,7 +102,7 @@ impl Rule {
     fn deny_outbound(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Match {
         let host = match &self.target {
             Target::Name(pattern) => deny_name(pattern, to, inspected),
-            target if target.covers(to.location()) => Match::Yes,
+            target if target.covers(to.remote()) => Match::Yes,
             _ => Match::No,
         };
         match (host, &self.http, inspected) {
@@ -116,8 +116,7 @@ impl Rule {
     }
 }
 
-/// Whether a denied name may be what the client wants. Names that an address has been resolved for count as well as the one
-/// that the client gives.
+/// Matches a denied name against the name that the client sends and the names that were resolved to the address.
 fn deny_name(pattern: &NamePattern, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Match {
     let some = to.names.iter().any(|name| pattern.matches(name));
     if some && to.names.iter().all(|name| pattern.matches(name)) {
@@ -136,7 +135,7 @@ fn deny_name(pattern: &NamePattern, to: &Destination<'_>, inspected: Option<&Ins
     if decided { Match::Yes } else { Match::No }
 }
 
-/// The name that the client gives, if it is the one that the server will act on.
+/// The name that the client sends, if it is the one that the server will use.
 fn client_name<'a>(inspected: &Inspected<'a>) -> Result<&'a HostName, Unmet> {
     match inspected {
         Inspected::Tls { encrypted_hello: true, .. } => Err(Unmet::Encrypted),

@@ -1,4 +1,4 @@
-//! The operator's policy.
+//! The operator's ceiling.
 
 use super::{SERVER, name, names, policy, tcp, tls, udp};
 use crate::{Access, Author, Inspected, Policies, Preset};

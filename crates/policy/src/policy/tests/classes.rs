@@ -1,4 +1,4 @@
-//! Which addresses are reached without names.
+//! Which addresses are reachable without names.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, names, policies, tcp, tls, udp};
 use crate::{Access, Destination, Preset, Protocol};

@@ -1,4 +1,4 @@
-//! Which names may be asked for, and which addresses may be told.
+//! Which names are resolved, and which addresses are revealed.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, policies, policy};
 use crate::{Access, Policies, Preset};
@@ -33,8 +33,8 @@ fn n4_names_outside_of_the_policy_are_not_asked_for() {
         (Preset::Public, &["deny tcp://evil.example"], "evil.example", true, "preset public"),
         (Preset::Public, &["deny in any"], "any.example", true, "preset public"),
         (Preset::Public, &["deny private"], "any.example", true, "preset public"),
-        (Preset::Public, &[], "nas.local", false, "preset public: name of an inner network"),
-        (Preset::Public, &[], "printer", false, "preset public: name of an inner network"),
+        (Preset::Public, &[], "nas.local", false, "preset public: internal name"),
+        (Preset::Public, &[], "printer", false, "preset public: internal name"),
         (Preset::Public, &["allow nas.local"], "nas.local", true, "allow nas.local"),
         (Preset::Open, &[], "nas.local", true, "preset open"),
     ];
@@ -68,7 +68,7 @@ fn n2_names_of_metadata_services_need_to_be_named() {
 
 #[test]
 fn n3_answers_that_point_inward_are_not_told() {
-    let inward = [
+    let inbound = [
         "10.0.0.1",
         "127.0.0.1",
         "169.254.169.254",
@@ -82,7 +82,7 @@ fn n3_answers_that_point_inward_are_not_told() {
         "2002:a00:1::",
         "224.0.0.251",
     ];
-    for text in inward {
+    for text in inbound {
         for policies in [policies(Preset::Public, &[]), allow_list(&["allow a.example", "allow public"])] {
             assert!(!policies.reveal(&name("a.example"), address(text), false), "N3 {text}");
         }

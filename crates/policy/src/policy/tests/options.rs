@@ -1,4 +1,4 @@
-//! What people ask for.
+//! Policies built from options.
 
 use super::{policy, rule};
 use crate::{MAX_RULES, NetworkPolicy, Policies, PolicyError, Preset};

@@ -1,4 +1,4 @@
-//! Properties of all policies, tried on many that a generator makes. It makes the same ones each time.
+//! Properties of all policies, tested on many that a seeded generator makes.
 
 use super::{address, name};
 use crate::{
@@ -48,7 +48,7 @@ impl Random {
             };
             let action = self.pick(&["allow", "allow", "deny"]);
             let direction = self.pick(&["", "", "", "in ", "out "]);
-            // Some do not go together.
+            // Some combinations are not valid rules.
             if let Ok(rule) = format!("{action} {direction}{scheme}{target}{ports}{path}").parse() {
                 return rule;
             }
@@ -70,7 +70,7 @@ impl Random {
         }
     }
 
-    /// One that often leaves the decision to others.
+    /// A policy that often leaves the decision to others.
     fn ceiling(&mut self) -> NetworkPolicy {
         if self.below(2) == 0 {
             return self.policy();
@@ -143,7 +143,7 @@ const ADDRESSES: [&str; 20] = [
     "fd00::5",
 ];
 
-/// Everything that a client could say first.
+/// Everything that a client could send first.
 fn readings(names: &[HostName]) -> Vec<Inspected<'_>> {
     let mut all = vec![Inspected::Other];
     for given in names.iter().map(Some).chain([None]) {
@@ -213,13 +213,13 @@ fn a_ceiling_is_never_widened() {
 fn what_is_said_before_reading_is_kept_after_it() {
     let all: Vec<HostName> = NAMES.iter().map(|text| name(text)).collect();
     let mut random = Random(3);
-    let mut seen = [0; 4];
+    let mut destination = [0; 4];
     for _ in 0..ROUNDS {
         let policies = Policies::new(None, random.policy());
         let names = random.names();
         let to = random.destination(&names);
         let before = policies.connect(&to).access;
-        seen[before as usize] += 1;
+        destination[before as usize] += 1;
         for inspected in readings(&all) {
             let after = policies.decide(&to, &inspected).access;
             let kept = match (before, inspected) {
@@ -230,7 +230,7 @@ fn what_is_said_before_reading_is_kept_after_it() {
             assert!(kept, "{policies:?} {to:?}: {before:?}, {inspected:?}: {after:?}");
         }
     }
-    assert!(seen.iter().all(|count| *count > ROUNDS / 200), "each verdict is tried: {seen:?}");
+    assert!(destination.iter().all(|count| *count > ROUNDS / 200), "each verdict is tried: {destination:?}");
 }
 
 #[test]
