@@ -259,9 +259,9 @@ impl Connection {
             return self.expire();
         }
         let reset = match (self.inbound, self.is_logged) {
-            (false, _) => "the client broke it off",
-            (true, true) => "the sandbox broke it off",
-            (true, false) => "the sandbox does not listen there",
+            (false, _) => "reset by the client",
+            (true, true) => "reset by the sandbox",
+            (true, false) => "the sandbox does not listen on this port",
         };
         match &mut self.state {
             State::Closed | State::Dialing(_) => TurnOutcome::Idle,
@@ -295,7 +295,7 @@ fn settle_dial(state: &mut State, tuple: FourTuple, turn: &mut Turn<'_>) -> Opti
             Ok(open) => State::Open(open),
             Err(dialing) => {
                 *state = State::Dialing(dialing);
-                return Some(TurnOutcome::Ended("the gateway could not make a stack for it".to_owned()));
+                return Some(TurnOutcome::Ended("the gateway could not create a TCP stack".to_owned()));
             }
         },
         State::DialingRead(dialing) => State::Open(dialing.connected()),

@@ -125,10 +125,10 @@ impl EventLog {
         if let NetEvent::Unresolved { name, kind, denied: true, .. } = &event {
             let asked = (name.clone(), kind.clone());
             if self.names.contains(&asked) {
-                return self.count_limit("names that are denied, asked for again");
+                return self.count_limit("repeated queries for denied names");
             }
             if self.names.len() >= MAX_KINDS {
-                return self.count_limit("names that are denied");
+                return self.count_limit("denied names");
             }
             self.names.insert(asked);
         }
@@ -179,7 +179,7 @@ impl EventLog {
         }
         let uncounted = std::mem::take(&mut self.uncounted);
         if uncounted > 0 {
-            self.log(NetEvent::Limited { limit: "denials told apart".to_owned(), count: uncounted.into() });
+            self.log(NetEvent::Limited { limit: "different denials".to_owned(), count: uncounted.into() });
         }
     }
 

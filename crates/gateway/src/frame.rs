@@ -56,16 +56,16 @@ impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Malformed => "malformed",
-            Self::ForeignMac => "from a network card that is not the sandbox's",
-            Self::ForeignAddress => "from an address that is not the sandbox's",
-            Self::UnknownMac => "to a network card that does not exist",
-            Self::Vlan => "of a virtual network",
+            Self::ForeignMac => "from a foreign MAC address",
+            Self::ForeignAddress => "from a foreign IP address",
+            Self::UnknownMac => "to an unknown MAC address",
+            Self::Vlan => "with a VLAN tag",
             Self::UnknownEtherType => "neither IP nor ARP",
             Self::Options => "with IP options or extension headers",
             Self::Fragment => "fragments",
-            Self::Multicast => "to many receivers",
+            Self::Multicast => "multicast or broadcast",
             Self::NoPort => "without a port",
-            Self::Announcement => "announcements of a gateway",
+            Self::Announcement => "router announcements",
         })
     }
 }

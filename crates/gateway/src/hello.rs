@@ -69,7 +69,7 @@ pub enum HelloRefusal {
     )]
     TooLong,
     /// A record of another type, or an empty or oversized one, between the fragments of a ClientHello.
-    #[error("The ClientHello is cut by a record that does not belong there")]
+    #[error("The ClientHello is interrupted by a record that does not belong there")]
     Record,
     /// The first handshake message has another type.
     #[error("The first TLS handshake message is of type {0} and not a ClientHello")]
@@ -86,7 +86,7 @@ pub enum HelloRefusal {
     #[error("The server_name extension must hold exactly one host name")]
     Names,
     /// The server_name is an IP address.
-    #[error("The server_name is an IP address; only host names may stand there")]
+    #[error("The server_name is an IP address; only host names are allowed there")]
     Address,
     /// The server_name is not a valid host name.
     #[error("The server_name is not a valid host name")]

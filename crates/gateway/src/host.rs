@@ -103,11 +103,11 @@ pub fn describe(error: Errno) -> &'static str {
     match error {
         Errno::CONNREFUSED => "refused",
         Errno::CONNRESET | Errno::PIPE => "reset",
-        Errno::TIMEDOUT => "no answer in time",
-        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL => "no way there",
-        error if is_shortage(error) => "the host has no room",
+        Errno::TIMEDOUT => "timed out",
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL => "no route",
+        error if is_shortage(error) => "the host is short of memory or descriptors",
         Errno::ACCESS | Errno::PERM => "the host does not permit it",
-        _ => "an error of the host",
+        _ => "a host error",
     }
 }
 

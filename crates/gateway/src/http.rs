@@ -64,7 +64,7 @@ pub enum HttpRefusal {
     #[error("The connection does not start with an HTTP request")]
     NotHttp,
     /// HTTP/2 with prior knowledge.
-    #[error("The client speaks HTTP/2 without TLS, which is not read; use HTTP/1.1")]
+    #[error("The client speaks HTTP/2 without TLS, which is not inspected; use HTTP/1.1")]
     Http2,
     #[error("The request is neither HTTP/1.0 nor HTTP/1.1")]
     Version,
@@ -84,16 +84,16 @@ pub enum HttpRefusal {
     Framing(&'static str),
     /// A tunnel, whose content could not be inspected.
     #[error(
-        "CONNECT is not passed on, because a host name decides here and a tunnel hides it; connect directly"
+        "CONNECT is not forwarded, because a host name decides here and a tunnel hides it; connect directly"
     )]
     Connect,
     /// An Upgrade after other requests, whose responses would hide whether it took effect.
     #[error("A WebSocket must be the first request of its connection")]
     LateSwitch,
     /// The server's response to a WebSocket request is not HTTP.
-    #[error("The server's answer does not tell whether the WebSocket began")]
+    #[error("The server's response to the WebSocket request is not HTTP")]
     BadResponse,
     /// The head was changed after the decision.
-    #[error("The head of the request is not the one that was judged")]
+    #[error("The head of the request was changed after the policy check")]
     Changed,
 }

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_bucket_tells_when_to_look_again() {
+    fn an_empty_bucket_tells_when_it_has_tokens_again() {
         let start = Instant::now();
         let mut bucket = TokenBucket::new(1000, start);
         bucket.take(5000);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_is_waited_for_neither_too_shortly_nor_too_long() {
+    fn a_debt_is_waited_for_within_bounds() {
         let start = Instant::now();
         for (taken, left, milliseconds) in
             [(0, 1000, 0), (999, 1, 0), (1000, 0, 10), (1009, 0, 10), (1499, 0, 500), (9000, 0, 1000)]

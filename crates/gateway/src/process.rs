@@ -29,7 +29,7 @@ const MEMORY_EACH: u64 = 1 << 20;
 enum StartError {
     #[error("The gateway's configuration cannot be read")]
     Config(#[source] io::Error),
-    #[error("The gateway's configuration is none")]
+    #[error("The gateway's configuration is not valid")]
     Launch(#[from] bathy_protocol::MessageError),
     #[error("The gateway's root cannot be emptied")]
     Root(#[from] root::RootError),

@@ -78,7 +78,7 @@ mod tests {
     use crate::stack::{Clock, FourTuple};
 
     #[test]
-    fn r5_a_guest_that_leaves_64_kib_of_answers_unread_asks_no_more() {
+    fn r5_a_guest_with_64_kib_of_unread_responses_gets_no_more_queries() {
         let tuple = FourTuple { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 53)) };
         let (mut guest, mut link) = Guest::new(tuple);
         let mut stack = Stack::listen(tuple, 4096, Clock::new(), &mut link).unwrap();

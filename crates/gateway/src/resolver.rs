@@ -165,7 +165,7 @@ impl Resolver {
             return now_reply(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
         }
         if !self.report_spent(policy_check.time(now)) {
-            let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
+            let why = "the used DNS budgets cannot be recorded at present".to_owned();
             return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
         if self.pending.len() >= MAX_QUEUED {
@@ -277,7 +277,7 @@ impl Resolver {
                 stream: None,
             });
         }
-        let why = "the host's resolvers gave no answer".to_owned();
+        let why = "the host's resolvers did not respond".to_owned();
         let event = Some(unresolved(&query, why, false));
         Lookup::Done(Reply { origin, message: Some(dns::answer_servfail(&query)), event })
     }

@@ -74,7 +74,7 @@ impl Gateway {
     /// they cannot starve the guest's own.
     pub(crate) fn admits_inbound(&mut self) -> bool {
         if !self.quota.inbound.take_one(self.now) {
-            self.event_log.count_limit("new callers in a second");
+            self.event_log.count_limit("new inbound connections in a second");
             return false;
         }
         let connections = self.table.all().filter(|(_, connection)| connection.inbound).count();
@@ -82,7 +82,7 @@ impl Gateway {
             self.flows.all().filter(|(_, flow)| matches!(flow.socket, FlowSocket::Inbound(..))).count();
         let most = self.quota.connections;
         if connections + flows >= most / 2 || self.open_count() >= most {
-            self.event_log.count_limit("callers at once");
+            self.event_log.count_limit("inbound connections at once");
             return false;
         }
         true
@@ -162,7 +162,7 @@ impl Gateway {
     pub(crate) fn watch_connection(&mut self, number: u64) {
         let socket = self.table.get_mut(number).and_then(|connection| connection.socket());
         if socket.is_some_and(|socket| watch(&self.epoll, socket, Token::Connection(number)).is_err()) {
-            self.end(number, "the host has no room for it");
+            self.end(number, "the host is short of memory or descriptors");
         }
     }
 

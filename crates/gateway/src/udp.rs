@@ -83,7 +83,7 @@ impl Gateway {
         if let Some(FlowSocket::Outbound(socket)) = self.flows.get_mut(number).map(|flow| &flow.socket)
             && watch(&self.epoll, socket.as_fd(), Token::Flow(number)).is_err()
         {
-            self.end_flow(number, "the host has no room for it");
+            self.end_flow(number, "the host is short of memory or descriptors");
         }
     }
 

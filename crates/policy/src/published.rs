@@ -46,7 +46,7 @@ pub enum PublishedPortError {
     #[error("{0:?} is not a protocol that can be published. There are tcp and udp{1}")]
     Protocol(String, Hint),
     /// An IPv6 address without brackets, or an unbalanced bracket.
-    #[error("An IPv6 address to bind to stands in brackets: [::1]:8080:80")]
+    #[error("An IPv6 address to bind to needs brackets: [::1]:8080:80")]
     Brackets,
     /// The address to bind to is not valid.
     #[error(

@@ -21,7 +21,7 @@ fn ended() -> (OwnedFd, TcpStream) {
 }
 
 #[test]
-fn r14_a_connection_counts_until_the_other_side_has_acknowledged_its_end() {
+fn r14_a_connection_counts_until_its_peer_has_acknowledged_its_end() {
     let (socket, mut server) = ended();
     let (mut closing, mut now) = (ClosingSockets::default(), Instant::now());
     assert_eq!(closing.due(), None);
@@ -43,7 +43,7 @@ fn r14_a_connection_counts_until_the_other_side_has_acknowledged_its_end() {
 }
 
 #[test]
-fn r14_a_connection_that_is_not_acknowledged_in_time_is_broken_off() {
+fn r14_a_connection_that_is_not_acknowledged_in_time_is_reset() {
     let ((socket, mut server), now) = (ended(), Instant::now());
     let mut closing = ClosingSockets::default();
     closing.add(socket, now);

@@ -69,7 +69,7 @@ impl Answering {
         if let Some(host) = &mut self.host {
             host.abort();
         }
-        TurnOutcome::Ended(format!("the other side broke it off: {}", host::describe(error)))
+        TurnOutcome::Ended(format!("connection failed: {}", host::describe(error)))
     }
 }
 

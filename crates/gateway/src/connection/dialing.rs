@@ -50,7 +50,7 @@ impl DialingRead {
     pub(super) fn wait(&mut self, turn: &mut Turn<'_>) -> TurnOutcome {
         self.stack.transmit(turn.now, turn.link);
         if self.stack.is_reset() {
-            return TurnOutcome::Ended("the client broke it off".to_owned());
+            return TurnOutcome::Ended("reset by the client".to_owned());
         }
         TurnOutcome::Idle
     }

@@ -116,6 +116,6 @@ impl Open {
 
     fn failed(&mut self, error: Errno) -> TurnOutcome {
         self.abort();
-        TurnOutcome::Ended(format!("the other side broke it off: {}", host::describe(error)))
+        TurnOutcome::Ended(format!("connection failed: {}", host::describe(error)))
     }
 }

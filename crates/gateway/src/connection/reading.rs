@@ -33,7 +33,7 @@ impl Reading {
         self.stack.transmit(turn.now, turn.link);
         if self.stack.guest_has_finished() {
             self.stack.tcp().abort();
-            return TurnOutcome::Ended("the client left without saying what it wants".to_owned());
+            return TurnOutcome::Ended("the client closed without a ClientHello or request".to_owned());
         }
         ended_locally(&mut self.stack).unwrap_or_else(|| turn.idle_or_more(false))
     }

@@ -125,10 +125,10 @@ impl State {
     /// The reason for which a connection ends at its deadline.
     pub(super) fn timeout_reason(&self) -> &'static str {
         match self {
-            Self::Dialing(_) | Self::DialingRead(_) => "not connected: no answer in time",
-            Self::Reading(_) => "the client did not say in time what it wants",
-            Self::Open(_) => "the client did not complete the connection",
-            Self::Answering(_) | Self::Resolving(_) | Self::Closed => "silent for too long",
+            Self::Dialing(_) | Self::DialingRead(_) => "not connected: timed out",
+            Self::Reading(_) => "the client sent no ClientHello or request in time",
+            Self::Open(_) => "handshake not completed in time",
+            Self::Answering(_) | Self::Resolving(_) | Self::Closed => "idle timeout",
         }
     }
 }

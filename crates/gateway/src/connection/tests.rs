@@ -47,7 +47,7 @@ fn stages(is_so: impl Fn(&Connection) -> bool) -> Vec<&'static str> {
 }
 
 #[test]
-fn each_stage_tells_what_has_been_decided_and_what_has_gone_out() {
+fn each_state_says_what_was_decided_and_what_was_sent() {
     assert_eq!(stages(Connection::is_undecided), ["reading"]);
     assert_eq!(stages(Connection::is_dialing), ["dialling"]);
     assert_eq!(stages(Connection::is_inspected), ["reading"]);
@@ -58,7 +58,7 @@ fn each_stage_tells_what_has_been_decided_and_what_has_gone_out() {
 }
 
 #[test]
-fn only_a_dial_that_was_never_recorded_is_recorded_at_its_end() {
+fn only_a_dialed_connection_that_was_never_logged_is_logged_at_its_end() {
     assert_eq!(stages(Connection::was_only_dialed), ["dialling"]);
     let [(_, mut dialing), ..] = all(Instant::now());
     dialing.is_logged = true;
@@ -66,13 +66,13 @@ fn only_a_dial_that_was_never_recorded_is_recorded_at_its_end() {
 }
 
 #[test]
-fn each_stage_has_its_time_and_its_reason_when_that_is_over() {
+fn each_state_has_its_timeout_and_reason() {
     let table = [
-        (DIAL_TIME, "not connected: no answer in time"),
-        (READING_TIME, "the client did not say in time what it wants"),
-        (READING_TIME, "silent for too long"),
-        (QUERY_IDLE_TIME, "silent for too long"),
-        (HALF_OPEN_TIME, "the client did not complete the connection"),
+        (DIAL_TIME, "not connected: timed out"),
+        (READING_TIME, "the client sent no ClientHello or request in time"),
+        (READING_TIME, "idle timeout"),
+        (QUERY_IDLE_TIME, "idle timeout"),
+        (HALF_OPEN_TIME, "handshake not completed in time"),
     ];
     let start = Instant::now();
     for (early, expected) in [(true, false), (false, true)] {

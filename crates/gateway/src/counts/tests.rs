@@ -57,7 +57,7 @@ fn n9_a_freed_slot_keeps_its_counts_until_it_is_the_oldest_one() {
 }
 
 #[test]
-fn n9_one_that_finds_no_slot_is_counted_all_the_same() {
+fn n9_without_a_free_slot_bytes_are_counted_all_the_same() {
     let (mut counts, file) = memory(1);
     let (mut first, mut second, mut third) = (Meter::default(), Meter::default(), Meter::default());
     counts.begin(2, &mut first);

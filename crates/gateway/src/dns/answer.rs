@@ -29,18 +29,18 @@ pub struct Answer {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum AnswerError {
     /// It belongs to another query, or is spoofed. Wait for the real one.
-    #[error("The DNS message is not an answer to this question")]
+    #[error("The DNS message is not a response to this query")]
     NotOurs,
-    #[error("The DNS answer is malformed")]
+    #[error("The DNS response is malformed")]
     Malformed,
     /// It did not fit into a datagram. Retry over TCP.
-    #[error("The DNS answer was cut")]
+    #[error("The DNS response was truncated")]
     Truncated,
     /// The server failed or refuses. Try the next one.
     #[error("The DNS resolver answered {0}")]
     Failed(ResponseCode),
     /// The CNAME chain is too long or circular.
-    #[error("The DNS answer has more than {MAX_CHAIN} aliases, or aliases that contradict each other")]
+    #[error("The DNS response has more than {MAX_CHAIN} aliases, or aliases that contradict each other")]
     Chain,
 }
 

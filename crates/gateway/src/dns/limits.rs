@@ -48,13 +48,13 @@ impl Default for LimitConfig {
 /// Why a query is rejected.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum LimitExceeded {
-    #[error("The sandbox asks more than {0} DNS queries per second")]
+    #[error("The sandbox sends more than {0} DNS queries per second")]
     Rate(u32),
     /// Too many new names below one domain.
-    #[error("The sandbox asks for too many different names below {0} within a minute")]
+    #[error("The sandbox resolves too many different names below {0} within a minute")]
     Domain(String),
     /// Too many new names over all domains.
-    #[error("The sandbox asks for too many different names within a minute")]
+    #[error("The sandbox resolves too many different names within a minute")]
     Total,
 }
 

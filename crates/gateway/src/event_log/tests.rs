@@ -86,7 +86,7 @@ fn r5_denials_of_too_many_kinds_are_only_counted() {
     }
     assert_eq!(events, (1..=kinds).map(|port| denied(port, 1)).collect::<Vec<_>>());
     event_log.flush_counts();
-    assert_eq!(reader.events(), [limited("denials told apart", 3)]);
+    assert_eq!(reader.events(), [limited("different denials", 3)]);
     event_log.flush_counts();
     assert_eq!(reader.events(), []);
 }
@@ -105,7 +105,7 @@ fn a_denied_name_is_sent_once_in_a_period_and_any_other_each_time() {
     assert_eq!(reader.events(), [denied.clone(), failed.clone(), failed]);
     assert_eq!(event_log.due(), Some(now + PERIOD));
     event_log.flush_counts_if_due(now + PERIOD);
-    assert_eq!(reader.events(), [limited("names that are denied, asked for again", 1)]);
+    assert_eq!(reader.events(), [limited("repeated queries for denied names", 1)]);
     assert_eq!(event_log.due(), None);
     event_log.log_query(denied.clone());
     assert_eq!(reader.events(), [denied]);
@@ -122,7 +122,7 @@ fn r5_too_many_denied_names_are_only_counted() {
     }
     assert_eq!(count, MAX_KINDS);
     event_log.flush_counts();
-    assert_eq!(reader.events(), [limited("names that are denied", 2)]);
+    assert_eq!(reader.events(), [limited("denied names", 2)]);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn dropped_frames_and_limits_are_sent_with_their_numbers() {
 }
 
 #[test]
-fn events_that_are_not_read_stop_decisions_and_none_is_lost() {
+fn a_full_event_queue_stops_decisions_and_loses_no_event() {
     let now = Instant::now();
     let (mut event_log, reader) = Reader::new(now);
     let mut sent = 0;

@@ -44,7 +44,7 @@ fn datagrams_go_out_and_come_back_and_are_counted() {
 }
 
 #[test]
-fn an_answer_leaves_by_the_published_port_that_was_called() {
+fn a_reply_leaves_by_the_published_port_that_was_contacted() {
     let now = Instant::now();
     let ((remote, address), (other, _), (port, published)) = (bound(), bound(), bound());
     let mut flows = Flows::new(now);
@@ -63,7 +63,7 @@ fn an_answer_leaves_by_the_published_port_that_was_called() {
 }
 
 #[test]
-fn a_flow_is_found_by_its_ends_until_it_is_removed() {
+fn a_flow_is_found_by_its_four_tuple_until_it_is_removed() {
     let now = Instant::now();
     let mut flows = Flows::new(now);
     assert_eq!(flows.due(), None);
@@ -78,7 +78,7 @@ fn a_flow_is_found_by_its_ends_until_it_is_removed() {
 }
 
 #[test]
-fn a_flow_is_idle_when_nothing_came_or_went_for_a_while() {
+fn a_flow_is_idle_without_datagrams_either_way() {
     let start = Instant::now();
     let (_, address) = bound();
     let mut flows = Flows::new(start);

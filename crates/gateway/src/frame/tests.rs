@@ -69,7 +69,7 @@ fn udp(from: u16, to: u16, length: u16, payload: &[u8]) -> Vec<u8> {
 const SYN: u8 = 2;
 
 #[test]
-fn what_an_honest_guest_sends_is_heard() {
+fn frames_of_an_honest_guest_are_parsed() {
     let frame = from_guest(0x800, &v4(6, &tcp(40000, 443, SYN)));
     let Ok(GuestPacket::Tcp(segment)) = parse(&frame) else { panic!("a segment") };
     assert_eq!((segment.guest_port, segment.remote), (40000, SocketAddr::from((REMOTE, 443))));
@@ -99,7 +99,7 @@ fn v9_only_an_opening_segment_opens() {
 }
 
 #[test]
-fn v9_foreign_cards_and_addresses_are_dropped() {
+fn v9_foreign_mac_and_ip_addresses_are_dropped() {
     let packet = v4(6, &tcp(1, 443, SYN));
     let foreign = [2, 0, 0, 0, 0, 9];
     let other = Ipv4Addr::new(192, 0, 0, 3);
@@ -176,7 +176,7 @@ fn arp(operation: u16, card: [u8; 6], from: Ipv4Addr, wanted: Ipv4Addr) -> Vec<u
 }
 
 #[test]
-fn v9_nobody_but_the_gateway_answers_for_the_gateway() {
+fn v9_only_the_gateway_answers_for_the_gateway() {
     assert!(matches!(parse(&arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4)), Ok(GuestPacket::ArpRequest)));
     for (frame, reason) in [
         (arp(2, GUEST_MAC, GATEWAY_V4, GUEST_V4), DropReason::Announcement),
@@ -262,7 +262,7 @@ fn v9_without_a_port_on_either_side_nothing_is_taken() {
 }
 
 #[test]
-fn the_address_that_the_guests_kernel_makes_of_its_card() {
+fn the_link_local_address_of_the_guests_mac() {
     // By RFC 4291: the card's number with the bit for local administration turned, and ff:fe in its middle.
     let [a, b, c, d, e, f] = GUEST_MAC.map(u16::from);
     let expected =
@@ -271,7 +271,7 @@ fn the_address_that_the_guests_kernel_makes_of_its_card() {
 }
 
 #[test]
-fn each_reason_for_a_drop_is_told_in_its_own_words() {
+fn each_drop_reason_has_its_own_text() {
     let reasons = [
         DropReason::Malformed,
         DropReason::ForeignMac,

@@ -174,7 +174,7 @@ fn n9_what_begins_is_counted_in_the_owners_memory_until_it_ends() {
 }
 
 #[test]
-fn a_gateway_serves_until_the_keeper_is_gone() {
+fn a_gateway_serves_until_the_keeper_has_closed_the_link() {
     let Scene { gateway, link, owner } = Scene::new(&[], LIMITS);
     drop(link);
     gateway.run().unwrap();
@@ -286,7 +286,7 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
 }
 
 #[test]
-fn f1_while_too_many_events_wait_no_frames_are_waited_for() {
+fn f1_while_the_event_queue_is_full_frames_do_not_wake_the_gateway() {
     let mut scene = Scene::idle(LIMITS);
     scene.gateway.link_readable = true;
     while_room(&mut scene.gateway);
@@ -294,7 +294,7 @@ fn f1_while_too_many_events_wait_no_frames_are_waited_for() {
 }
 
 #[test]
-fn frames_stay_where_they_are_while_the_guest_has_to_wait() {
+fn frames_stay_in_the_link_while_the_guest_is_throttled() {
     type Prepare = fn(&mut Gateway);
     let table: [(&str, Prepare, bool); 3] = [
         ("nothing", |_| {}, true),
@@ -437,7 +437,7 @@ fn a_port_of_the_gateway_is_used_once_at_a_time() {
 }
 
 #[test]
-fn what_comes_for_the_guest_counts_against_its_rate() {
+fn datagrams_to_the_guest_count_against_its_rate() {
     let mut scene = Scene::new(&[], LIMITS);
     let left = |scene: &Scene| {
         let (bytes, packets) = &scene.gateway.quota.down;
@@ -449,7 +449,7 @@ fn what_comes_for_the_guest_counts_against_its_rate() {
 }
 
 #[test]
-fn what_a_connection_brings_to_the_guest_counts_against_its_rate() {
+fn bytes_of_connections_to_the_guest_count_against_its_rate() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let remote = listener.local_addr().unwrap();
     let tuple = FourTuple { guest_port: 30000, remote };
@@ -490,7 +490,7 @@ fn until(gateway: &mut Gateway, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_new_policy_is_answered_with_how_much_it_closed() {
+fn a_new_policy_is_acknowledged_with_how_much_it_closed() {
     let mut scene = Scene::new(&["allow any", "allow in any"], LIMITS);
     scene.connect(1, false);
     scene.connect(2, false);
@@ -579,7 +579,7 @@ fn n9_a_gateway_that_is_not_the_first_begins_without_bursts() {
 }
 
 #[test]
-fn r14_what_the_other_side_has_not_let_go_of_counts_as_a_connection() {
+fn r14_a_socket_that_its_peer_has_not_acknowledged_counts_as_a_connection() {
     let mut scene = Scene::idle(LIMITS);
     (1..LIMITS.connections).for_each(|_| scene.gateway.closing.add(socket(), scene.gateway.now));
     assert!(scene.gateway.admits_outbound());

@@ -51,7 +51,7 @@ fn of_many_application_protocols_the_first_sixteen_are_kept() {
 }
 
 #[test]
-fn n6_a_hello_over_many_records_is_read_as_a_whole() {
+fn n6_a_hello_over_many_records_is_reassembled() {
     let message = browser("www.example.org").message();
     assert!(message.len() > 1500 && message.len() < MAX_RECORDS, "{}", message.len());
     for size in [1, 2, 3, 7, 100, 517, 1400] {
@@ -70,7 +70,7 @@ fn a_part_of_a_hello_is_never_taken_for_a_whole() {
 }
 
 #[test]
-fn what_follows_the_hello_is_not_read() {
+fn what_follows_the_hello_is_not_parsed() {
     let mut bytes = records(&openssl("files.example.org").message(), 16384);
     let (alone, length) = (read(&bytes), bytes.len());
     bytes.extend(records(&openssl("evil.example").message(), 16384));
@@ -84,7 +84,7 @@ fn what_follows_the_hello_is_not_read() {
 }
 
 #[test]
-fn n6_server_names_that_could_be_read_in_two_ways_are_refused() {
+fn n6_ambiguous_server_names_are_refused() {
     use HelloRefusal::{Address, BadName, Malformed, Names};
     let malformed = Malformed("the server_name extension");
     let entry = |kind: u8, name: &[u8]| [&[kind], &*long_vector(name)].concat();
@@ -143,7 +143,7 @@ fn n6_a_hello_without_a_name_says_so() {
 }
 
 #[test]
-fn n6_encrypted_hellos_and_early_data_show() {
+fn n6_encrypted_hellos_and_early_data_are_detected() {
     for kind in [0xfe0d, 0xfe0c, 0xfe0b, 0xfe0a, 0xfe09, 0xfe08, 0xffce] {
         let message = openssl("a.example").extension(kind, vec![0; 64]).message();
         assert!(accepted(&read_message(&message)).encrypted_hello, "{kind:#x}");
@@ -221,7 +221,7 @@ fn n6_records_that_do_not_belong_there_are_refused() {
 }
 
 #[test]
-fn what_is_not_tls_is_told_from_it() {
+fn other_protocols_are_distinguished_from_tls() {
     let rows: &[(&[u8], Hello)] = &[
         (b"GET / HTTP/1.1\r\n", Hello::NotTls),
         (b"SSH-2.0-OpenSSH\r\n", Hello::NotTls),
@@ -361,7 +361,7 @@ fn n6_a_second_hello_has_limits_too() {
 }
 
 #[test]
-fn r5_what_may_be_encrypted_is_kept_up_to_the_limit_and_no_further() {
+fn r5_what_may_be_encrypted_is_buffered_up_to_the_limit() {
     let record = |content: &[u8]| [&[22, 3, 3, 0x40, 0][..], content].concat();
     let rest = [3; 16384];
     let mut first = rest;

@@ -23,7 +23,7 @@ fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
 }
 
 #[test]
-fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
+fn a_dial_returns_at_once_and_reports_its_result_later() {
     let (listener, address) = listener();
     let socket = dial(address, None).unwrap();
     assert_eq!(outcome(&socket), Ok(()));
@@ -44,7 +44,7 @@ fn waiting_for_datagrams_never_blocks() {
 }
 
 #[test]
-fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
+fn an_aborted_connection_sends_a_reset_and_no_fin() {
     for (broken, expected) in [(false, Ok(0)), (true, Err(ErrorKind::ConnectionReset))] {
         let (listener, address) = listener();
         let socket = dial(address, None).unwrap();
@@ -58,7 +58,7 @@ fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
 }
 
 #[test]
-fn the_hosts_own_addresses_are_told_from_others() {
+fn the_hosts_own_addresses_are_distinguished_from_others() {
     for (address, own) in [("127.0.0.1", true), ("127.9.9.9", true), ("::1", true), ("93.184.216.34", false)]
     {
         assert_eq!(is_host_address(address.parse().unwrap()), own, "{address}");
@@ -71,18 +71,18 @@ fn errors_are_described_by_what_they_mean() {
         (Errno::CONNREFUSED, "refused"),
         (Errno::CONNRESET, "reset"),
         (Errno::PIPE, "reset"),
-        (Errno::TIMEDOUT, "no answer in time"),
-        (Errno::HOSTUNREACH, "no way there"),
-        (Errno::NETUNREACH, "no way there"),
-        (Errno::ADDRNOTAVAIL, "no way there"),
-        (Errno::MFILE, "the host has no room"),
+        (Errno::TIMEDOUT, "timed out"),
+        (Errno::HOSTUNREACH, "no route"),
+        (Errno::NETUNREACH, "no route"),
+        (Errno::ADDRNOTAVAIL, "no route"),
+        (Errno::MFILE, "the host is short of memory or descriptors"),
         (Errno::ACCESS, "the host does not permit it"),
         (Errno::PERM, "the host does not permit it"),
-        (Errno::IO, "an error of the host"),
+        (Errno::IO, "a host error"),
     ];
     for (error, text) in table {
         assert_eq!(describe(error), text);
-        assert_eq!(is_shortage(error), text == "the host has no room", "{error}");
+        assert_eq!(is_shortage(error), text == "the host is short of memory or descriptors", "{error}");
     }
 }
 
@@ -100,8 +100,8 @@ fn again(name: &str, inside: &str, words: &[&str]) -> bool {
 }
 
 #[test]
-fn n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own() {
-    let name = "n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own";
+fn n10_an_address_that_cannot_be_looked_up_counts_as_the_hosts_own() {
+    let name = "n10_an_address_that_cannot_be_looked_up_counts_as_the_hosts_own";
     if again(name, "BATHY_TEST_FEW", &["prlimit", "--nofile=3"]) {
         return;
     }

@@ -39,10 +39,10 @@ impl Scan {
             match (before, byte) {
                 (Some(b'\r'), b'\n') => {}
                 (_, b'\n') => return Err(HttpRefusal::Malformed("a line ends without CR")),
-                (Some(b'\r'), _) => return Err(HttpRefusal::Malformed("a CR stands inside a line")),
+                (Some(b'\r'), _) => return Err(HttpRefusal::Malformed("a CR is inside a line")),
                 (_, b'\r' | b'\t') => {}
                 (_, byte) if byte.is_ascii_control() => {
-                    return Err(HttpRefusal::Malformed("a control character stands in the head"));
+                    return Err(HttpRefusal::Malformed("a control character is in the head"));
                 }
                 _ => {}
             }

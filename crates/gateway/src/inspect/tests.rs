@@ -47,7 +47,7 @@ fn passed(inspector: &mut Inspector) -> Vec<u8> {
 }
 
 #[test]
-fn the_first_bytes_tell_what_is_spoken() {
+fn the_first_bytes_tell_the_protocol() {
     let table: [(&[u8], AppProtocol); 6] = [
         (b"", AppProtocol::Other),
         (b"\x16", AppProtocol::Tls),
@@ -87,7 +87,7 @@ fn a_hello_waits_until_its_name_is_accepted_and_encrypted_data_passes_after_it()
 }
 
 #[test]
-fn n6_a_second_hello_with_another_name_does_not_go_on() {
+fn n6_a_second_hello_with_another_name_is_not_forwarded() {
     for (name, refused) in [("good.example", false), ("bad.example", true)] {
         let mut inspector = Inspector::new(SERVER);
         inspector.push(&hello("good.example"));
@@ -123,7 +123,7 @@ fn each_request_waits_for_its_own_decision() {
 }
 
 #[test]
-fn only_so_much_as_went_on_is_forgotten() {
+fn only_consumed_bytes_are_removed() {
     let mut inspector = Inspector::new(SERVER);
     inspector.push(FIRST);
     inspector.parse();
@@ -138,7 +138,7 @@ fn only_so_much_as_went_on_is_forgotten() {
 }
 
 #[test]
-fn an_address_in_the_host_field_counts_only_if_it_is_the_one_that_is_dialled() {
+fn an_address_in_the_host_field_counts_only_if_it_is_dialed() {
     for (host, is_address) in [("192.0.2.7", true), ("192.0.2.8", false), ("one.example", false)] {
         let mut inspector = Inspector::new(SERVER);
         inspector.push(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
@@ -178,7 +178,7 @@ fn another_protocol_behind_a_request_is_refused() {
 }
 
 #[test]
-fn behind_a_web_socket_the_servers_answer_decides_whether_bytes_go_on_unread() {
+fn after_a_web_socket_request_the_response_decides_whether_bytes_pass_unparsed() {
     let head = b"GET / HTTP/1.1\r\nHost: one.example\r\nUpgrade: websocket\r\n\r\n";
     for (answer, goes_on) in [(&b"HTTP/1.1 101 Yes\r\n\r\n"[..], true), (b"HTTP/1.1 200 No\r\n\r\n", false)] {
         let mut inspector = Inspector::new(SERVER);
@@ -207,7 +207,7 @@ fn answers_to_plain_requests_are_not_read() {
 }
 
 #[test]
-fn what_may_say_what_it_likes_passes_at_once_and_its_name_is_remembered() {
+fn passive_inspection_passes_everything_and_records_the_name() {
     let hello = hello("good.example");
     let mut inspector = Inspector::passive(SERVER);
     assert!(!inspector.is_enforcing());
@@ -227,7 +227,7 @@ fn what_may_say_what_it_likes_passes_at_once_and_its_name_is_remembered() {
 }
 
 #[test]
-fn a_name_that_a_second_hello_takes_back_is_forgotten() {
+fn a_name_that_a_second_hello_changes_is_forgotten() {
     let first = hello("good.example");
     let both = [first.clone(), hello("bad.example")].concat();
     for cut in [0, 30, first.len(), first.len() + 1, both.len()] {
@@ -244,7 +244,7 @@ fn a_name_that_a_second_hello_takes_back_is_forgotten() {
 }
 
 #[test]
-fn watching_ends_with_the_first_bytes_that_are_no_hello() {
+fn passive_inspection_ends_with_the_first_bytes_that_are_no_hello() {
     let mut inspector = Inspector::passive(SERVER);
     inspector.push(FIRST);
     assert_eq!(inspector.parse(), Inspection::More);
@@ -254,7 +254,7 @@ fn watching_ends_with_the_first_bytes_that_are_no_hello() {
 }
 
 #[test]
-fn what_follows_a_hello_that_came_in_pieces_is_read_from_its_own_first_byte() {
+fn what_follows_a_segmented_hello_is_parsed_from_its_own_first_byte() {
     let first = hello("good.example");
     let all = [&first, ENCRYPTED].concat();
     for cut in [1, 30, first.len() - 1] {
@@ -271,7 +271,7 @@ fn what_follows_a_hello_that_came_in_pieces_is_read_from_its_own_first_byte() {
 }
 
 #[test]
-fn r5_what_is_kept_back_is_the_longest_head_and_16_kib_at_most() {
+fn r5_at_most_the_longest_head_and_16_kib_are_buffered() {
     let mut inspector = Inspector::new(SERVER);
     assert_eq!(inspector.space(), MAX_HEAD + 16_384);
     inspector.push(FIRST);

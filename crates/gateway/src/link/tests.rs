@@ -24,7 +24,7 @@ fn next(keeper: &OwnedFd) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_frame_says_to_whom_it_goes_and_what_it_carries() {
+fn a_frame_is_parsed_with_destination_and_payload() {
     let (mut link, keeper) = link();
     for (kind, number) in [(EtherType::V4, [8, 0]), (EtherType::V6, [0x86, 0xdd]), (EtherType::Arp, [8, 6])] {
         link.send(kind, 3, |packet| packet.copy_from_slice(b"abc"));

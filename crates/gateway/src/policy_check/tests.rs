@@ -50,7 +50,7 @@ fn an_address_has_a_name_for_as_long_as_the_answer_said() {
 }
 
 #[test]
-fn what_the_client_says_decides_where_a_name_is_allowed() {
+fn the_clients_sni_or_host_decides_where_a_name_is_allowed() {
     let now = Instant::now();
     let mut policy_check = policy_check(&["allow api.example:443"]);
     policy_check.record_name(&name("api.example"), PUBLIC, TTL, now);
@@ -96,7 +96,7 @@ fn the_hosts_own_addresses_are_known_in_every_reading() {
 }
 
 #[test]
-fn n10_addresses_that_the_owner_knows_are_the_hosts_own_from_then_on() {
+fn n10_addresses_that_the_owner_reports_are_the_hosts_own_from_then_on() {
     let network = |text: &str, prefix| OwnNetwork { address: text.parse().unwrap(), prefix };
     let mut policy_check = PolicyCheck::new(policies(None, "public", &[]), String::new())
         .with_host_networks(vec![network("93.184.216.34", 32)]);

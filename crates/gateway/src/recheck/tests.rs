@@ -94,7 +94,7 @@ fn connections_that_the_new_policy_decides_without_reading() {
 }
 
 #[test]
-fn n8_where_a_name_is_denied_what_was_said_decides() {
+fn n8_where_a_name_is_denied_what_the_client_sent_decides() {
     let rules = &["deny bad.example", "allow any"];
     let table = [
         ("nothing could be said yet", dialing(), "is read"),
@@ -110,7 +110,7 @@ fn n8_where_a_name_is_denied_what_was_said_decides() {
 }
 
 #[test]
-fn n8_where_a_name_is_allowed_only_a_client_that_said_it_stays() {
+fn n8_where_a_name_is_allowed_only_a_client_that_sent_it_stays() {
     let rule = "allow good.example";
     let table = [
         ("what is said first is read", reading(), true),

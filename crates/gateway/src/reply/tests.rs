@@ -63,7 +63,7 @@ impl Keeper {
 }
 
 #[test]
-fn the_gateway_tells_its_card_over_ipv4() {
+fn arp_requests_are_answered_with_the_gateways_mac() {
     let (mut link, keeper) = link();
     send_arp_reply(&mut link);
     let frame = keeper.frame().unwrap();
@@ -78,7 +78,7 @@ fn the_gateway_tells_its_card_over_ipv4() {
 }
 
 #[test]
-fn the_gateway_tells_its_card_over_ipv6() {
+fn neighbor_solicitations_are_answered_with_the_gateways_mac() {
     let (mut link, keeper) = link();
     send_neighbor_advert(&mut link, GUEST_V6);
     let packet = keeper.frame().unwrap().split_off(FRAME_HEADER);
@@ -149,7 +149,7 @@ fn a_prohibited_packet_comes_back_as_far_as_it_is_needed() {
 }
 
 #[test]
-fn a_refused_segment_is_answered_where_the_guest_expects_it() {
+fn a_rejected_segment_is_reset_with_the_sequence_number_that_the_guest_expects() {
     let (mut link, keeper) = link();
     for remote in [IpAddr::V4(V4), IpAddr::V6(V6)] {
         // What was sent, and where the answer begins and what it acknowledges.

@@ -22,7 +22,7 @@ const DATAGRAM: QueryOrigin =
     QueryOrigin::Datagram(30000, SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 0, 1)), 53));
 const CONNECTION: QueryOrigin = QueryOrigin::Connection(7);
 const MANY: u32 = 1000;
-const NO_ANSWER: &str = "the host's resolvers gave no answer";
+const NO_ANSWER: &str = "the host's resolvers did not respond";
 /// For what happens at once, on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -159,7 +159,7 @@ fn resume(
 }
 
 #[test]
-fn an_allowed_query_is_asked_of_the_host_and_its_addresses_are_known_by_the_name() {
+fn an_allowed_query_is_resolved_by_the_host_and_its_addresses_are_known_by_the_name() {
     let upstream = Upstream::new();
     let (mut policy_check, now) = (policy_check("public", &[]), Instant::now());
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
@@ -185,7 +185,7 @@ fn an_allowed_query_is_asked_of_the_host_and_its_addresses_are_known_by_the_name
 }
 
 #[test]
-fn n4_queries_that_are_denied_or_no_queries_are_not_asked() {
+fn n4_denied_and_malformed_queries_are_not_forwarded() {
     let upstream = Upstream::new();
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let mut ask = |bytes: &[u8], policy_check: &PolicyCheck| {
@@ -216,7 +216,7 @@ fn n4_queries_that_are_denied_or_no_queries_are_not_asked() {
 }
 
 #[test]
-fn the_name_of_an_address_that_may_be_reached_is_asked_for() {
+fn the_reverse_name_of_a_reachable_address_is_resolved() {
     let upstream = Upstream::new();
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let bytes = query("34.216.184.93.in-addr.arpa", RecordType::PTR);
@@ -225,14 +225,14 @@ fn the_name_of_an_address_that_may_be_reached_is_asked_for() {
 }
 
 #[test]
-fn r5_queries_have_a_rate_and_a_number_that_wait_at_once() {
+fn r5_queries_have_a_rate_and_a_number_that_may_be_unanswered() {
     let (upstream, policy_check, now) = (Upstream::new(), allowing(), Instant::now());
     let bytes = query("api.example", RecordType::A);
     let mut slow = Resolver::new(vec![upstream.address()], 1);
     for _ in 0..5 {
         waits(slow.start(&bytes, DATAGRAM, &policy_check, now));
     }
-    let why = "The sandbox asks more than 1 DNS queries per second".to_owned();
+    let why = "The sandbox sends more than 1 DNS queries per second".to_owned();
     let limited = replied(slow.start(&bytes, DATAGRAM, &policy_check, now));
     assert_eq!(failure(limited), (ResponseCode::Refused, why, true));
 
@@ -248,7 +248,7 @@ fn r5_queries_have_a_rate_and_a_number_that_wait_at_once() {
 }
 
 #[test]
-fn n9_what_a_name_uses_is_reported_before_it_is_asked_for_or_it_is_not() {
+fn n9_a_query_is_forwarded_only_after_its_budget_was_reported() {
     let (upstream, policy_check, now) = (Upstream::new(), allowing(), Instant::now());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (report, owner) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -270,7 +270,7 @@ fn n9_what_a_name_uses_is_reported_before_it_is_asked_for_or_it_is_not() {
     while send(&report, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
     let unreported =
         replied(resolver.start(&query("other.example", RecordType::A), DATAGRAM, &policy_check, now));
-    let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
+    let why = "the used DNS budgets cannot be recorded at present".to_owned();
     assert_eq!(failure(unreported), (ResponseCode::ServFail, why, false));
     let lookup: Vec<_> = (0..3).map(|_| upstream.lookup().0.queries[0].name().to_string()).collect();
     assert!(lookup.iter().all(|name| name.contains("api.example")), "{lookup:?}");
@@ -286,14 +286,14 @@ fn n9_a_later_gateway_goes_on_with_the_budgets_of_those_before() {
     let later = now + Duration::from_secs(1);
     let limited =
         replied(resolver.start(&query("a.api.example", RecordType::A), DATAGRAM, &policy_check, later));
-    let why = "The sandbox asks for too many different names below api.example within a minute".to_owned();
+    let why = "The sandbox resolves too many different names below api.example within a minute".to_owned();
     assert_eq!(failure(limited), (ResponseCode::Refused, why, true));
     let window = now + Duration::from_secs(61);
     waits(resolver.start(&query("a.api.example", RecordType::A), DATAGRAM, &policy_check, window));
 }
 
 #[test]
-fn a_query_without_an_answer_is_asked_of_one_resolver_after_the_other() {
+fn a_query_without_a_response_is_sent_to_one_resolver_after_the_other() {
     let servers = [Upstream::new(), Upstream::new()];
     let addresses = servers.iter().map(Upstream::address).collect();
     let (mut policy_check, mut now) = (allowing(), Instant::now());
@@ -356,7 +356,7 @@ fn hosts_without_a_resolver_and_resolvers_that_refuse_datagrams_resolve_nothing(
 }
 
 #[test]
-fn n4_a_guessed_answer_is_ignored_and_the_true_one_behind_it_is_read() {
+fn n4_a_spoofed_response_is_ignored_and_the_real_one_behind_it_is_used() {
     let upstream = Upstream::new();
     let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
@@ -378,12 +378,12 @@ fn n4_a_guessed_answer_is_ignored_and_the_true_one_behind_it_is_read() {
 }
 
 #[test]
-fn names_that_do_not_exist_and_aliases_without_end_are_told_apart() {
+fn names_that_do_not_exist_are_distinguished_from_endless_aliases() {
     let upstream = Upstream::new();
     let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let circle = RData::CNAME(CNAME(Name::from_ascii("api.example.").unwrap()));
-    let chain = "The DNS answer has more than 16 aliases, or aliases that contradict each other";
+    let chain = "The DNS response has more than 16 aliases, or aliases that contradict each other";
     let table = [
         (ResponseCode::NXDomain, vec![], (ResponseCode::NXDomain, "there is no such name", false)),
         (ResponseCode::NoError, vec![circle], (ResponseCode::ServFail, chain, true)),
@@ -445,7 +445,7 @@ impl Cut {
 }
 
 #[test]
-fn an_answer_that_was_cut_is_asked_for_over_a_connection() {
+fn a_truncated_response_is_retried_over_tcp() {
     let mut cut = Cut::new();
     let framed = cut.frame(&good_answer(&cut.question));
     let (first, second) = framed.split_at(5);
@@ -458,7 +458,7 @@ fn an_answer_that_was_cut_is_asked_for_over_a_connection() {
 }
 
 #[test]
-fn an_answer_that_was_cut_is_asked_for_at_the_resolver_that_gave_it() {
+fn a_truncated_response_is_retried_at_the_same_resolver() {
     let (first, (second, listener)) = (Upstream::new(), Upstream::with_listener());
     let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![first.address(), second.address()], MANY);
@@ -474,7 +474,7 @@ fn an_answer_that_was_cut_is_asked_for_at_the_resolver_that_gave_it() {
 }
 
 #[test]
-fn a_connection_that_gives_no_good_answer_is_followed_by_another_datagram() {
+fn a_tcp_query_without_a_usable_response_is_retried_over_udp() {
     type Change = fn(&mut Message);
     let bad = |cut: &Cut, change: Change| {
         let mut answer = good_answer(&cut.question);
@@ -499,7 +499,7 @@ fn a_connection_that_gives_no_good_answer_is_followed_by_another_datagram() {
 }
 
 #[test]
-fn what_a_closed_connection_asked_is_forgotten_and_nothing_else() {
+fn only_the_queries_of_a_closed_connection_are_cancelled() {
     let upstream = Upstream::new();
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let bytes = query("api.example", RecordType::A);

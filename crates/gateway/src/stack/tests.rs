@@ -66,7 +66,7 @@ const OVER: (bool, bool, bool) = (true, false, true);
 const RESET: (bool, bool, bool) = (false, true, true);
 
 #[test]
-fn a_guest_begins_a_connection_and_breaks_it_off() {
+fn a_guest_opens_a_connection_and_resets_it() {
     for tuple in [V4, V6] {
         let mut pair = Pair::waiting(tuple);
         assert_eq!(pair.state(), RESET, "nothing has come yet");
@@ -89,7 +89,7 @@ fn a_guest_begins_a_connection_and_breaks_it_off() {
 }
 
 #[test]
-fn a_guest_is_called_and_answers() {
+fn a_guest_accepts_a_connection() {
     for tuple in [V4, V6] {
         let (guest, mut link) = Guest::new(tuple);
         let stack = Stack::connect(tuple, BUFFER_SIZE, Clock::new(), &mut link).unwrap();
@@ -150,7 +150,7 @@ fn what_is_sent_fits_the_link_and_is_as_long_as_the_link_takes() {
 }
 
 #[test]
-fn while_the_keeper_takes_nothing_nothing_more_is_sent() {
+fn nothing_is_sent_while_the_keeper_does_not_read() {
     let mut pair = Pair::established(V4);
     // The link's own buffer, and then one frame that waits.
     while pair.link.has_space() {
@@ -175,7 +175,7 @@ fn a_guests_own_checksums_do_not_matter() {
 }
 
 #[test]
-fn a_silent_guest_is_asked_and_one_that_does_not_answer_is_given_up() {
+fn an_idle_guest_is_probed_and_reset_without_an_answer() {
     let mut pair = Pair::established(V4);
     let due = pair.stack.due(pair.now).unwrap();
     assert!(due > pair.now && due <= pair.now + KEEP_ALIVE, "{:?}", due - pair.now);
@@ -241,7 +241,7 @@ fn v9_only_what_fits_into_the_buffer_is_admitted() {
 }
 
 #[test]
-fn v9_the_edge_is_the_last_acknowledged_number_and_the_space_behind_it() {
+fn v9_the_windows_end_is_the_last_acknowledged_number_and_the_space_behind_it() {
     let (mut guest, _) = Guest::new(V4);
     let mut guard = WindowGuard::default();
     let mut edge_after = |packet: &[u8], space: usize| {

@@ -22,7 +22,7 @@ fn numbers(table: &mut Table) -> Vec<u64> {
 }
 
 #[test]
-fn a_connection_is_found_by_its_ends_until_it_is_removed() {
+fn a_connection_is_found_by_its_four_tuple_until_it_is_removed() {
     let now = Instant::now();
     let mut table = Table::default();
     let (one, two) = (table.add(connection(1, now)), table.add(connection(2, now)));
@@ -82,7 +82,7 @@ fn a_turn_comes_when_its_time_has_come_and_once() {
 }
 
 #[test]
-fn the_more_connections_the_less_waits_in_each() {
+fn the_more_connections_the_smaller_their_buffers() {
     let now = Instant::now();
     let mut table = Table::default();
     let mut rooms = Vec::new();
@@ -95,7 +95,7 @@ fn the_more_connections_the_less_waits_in_each() {
 }
 
 #[test]
-fn r14_from_the_33rd_connection_on_a_socket_keeps_little() {
+fn r14_from_the_33rd_connection_on_send_buffers_are_small() {
     let table = Table::default();
     let buffers = [0, 31, 32, 255, 256].map(|besides| table.send_buffer(besides));
     assert_eq!(buffers, [None, None, Some(64 * 1024), Some(64 * 1024), Some(16 * 1024)]);

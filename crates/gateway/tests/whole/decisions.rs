@@ -73,7 +73,7 @@ fn get(path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_denied_connection_is_reset_and_its_server_is_not_dialled() {
+fn a_denied_connection_is_reset_and_its_server_is_not_dialed() {
     let (listener, address) = silent_listener();
     let mut scene = Scene::new(&[]);
     let mut client = Client::open_unanswered(&scene, 30000, address);
@@ -101,7 +101,7 @@ fn a_denied_connection_to_port_80_is_answered_with_the_reason() {
 }
 
 #[test]
-fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() {
+fn each_request_is_decided_and_nothing_is_dialed_before_the_first_is_allowed() {
     let (listener, address) = silent_listener();
     let rule = format!("allow GET http://{address}/open");
     let mut scene = Scene::new(&[&rule]);
@@ -136,7 +136,7 @@ fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() 
 }
 
 #[test]
-fn a_client_is_denied_in_the_language_that_it_speaks() {
+fn a_client_is_denied_in_its_own_protocol() {
     // What the client says, how the answer begins, and whether it is a page with a text.
     let rows: [(Vec<u8>, &[u8], bool); 4] = [
         (get("/closed"), b"HTTP/1.1 403 ", true),
@@ -161,7 +161,7 @@ fn a_client_is_denied_in_the_language_that_it_speaks() {
 }
 
 #[test]
-fn a_denied_name_does_not_reach_a_server_that_is_dialled_already() {
+fn a_denied_name_does_not_reach_a_server_that_is_dialed_already() {
     let (listener, address) = listener();
     let mut scene = Scene::new(&["deny bad.example", &allow(address)]);
     for (port, name, denied) in [(30000, "bad.example", true), (30001, "good.example", false)] {
@@ -182,18 +182,18 @@ fn a_denied_name_does_not_reach_a_server_that_is_dialled_already() {
 }
 
 #[test]
-fn a_client_that_leaves_without_a_word_is_recorded() {
+fn a_client_that_closes_without_sending_anything_is_logged() {
     let (listener, address) = silent_listener();
     let mut scene = Scene::new(&[&format!("allow GET http://{address}/open")]);
     let client = Client::open(&mut scene, 30000, address, 65000);
     client.say(&scene, TcpControl::Fin, &[]);
     scene.until("its end", |scene| !endings(scene).is_empty());
-    assert_eq!(endings(&scene), ["the client left without saying what it wants"]);
+    assert_eq!(endings(&scene), ["the client closed without a ClientHello or request"]);
     assert_never_dialled(&listener);
 }
 
 #[test]
-fn a_server_that_refuses_is_recorded_and_the_client_is_reset() {
+fn a_server_that_refuses_is_logged_and_the_client_is_reset() {
     let (listener, address) = listener();
     drop(listener);
     let mut scene = Scene::new(&[&allow(address)]);
@@ -278,7 +278,7 @@ fn datagrams_reach_an_allowed_server_and_its_answers_come_back() {
 }
 
 #[test]
-fn denied_datagrams_reach_no_server_and_the_guest_is_told() {
+fn denied_datagrams_reach_no_server_and_the_guest_gets_an_icmp_error() {
     let server = UdpSocket::bind((LOCAL, 0)).unwrap();
     server.set_nonblocking(true).unwrap();
     let mut scene = Scene::new(&[]);
@@ -291,7 +291,7 @@ fn denied_datagrams_reach_no_server_and_the_guest_is_told() {
 }
 
 #[test]
-fn what_is_open_is_recorded_when_the_sandbox_ends() {
+fn open_connections_are_logged_when_the_sandbox_ends() {
     let (listener, address) = listener();
     let server = UdpSocket::bind((LOCAL, 0)).unwrap();
     let port = server.local_addr().unwrap().port();

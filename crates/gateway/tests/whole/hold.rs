@@ -63,7 +63,7 @@ fn f1_while_events_cannot_be_recorded_nothing_begins_and_what_is_open_goes_on() 
 }
 
 #[test]
-fn f1_a_connection_that_is_being_dialled_waits_until_events_can_be_recorded() {
+fn f1_a_dialing_connection_waits_until_events_can_be_recorded() {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let mut scene = Scene::new(&[&allow(address)]);

@@ -87,7 +87,7 @@ fn n4_queries_in_datagrams_are_answered_by_the_policy() {
 }
 
 #[test]
-fn n4_queries_over_a_connection_are_answered_by_the_policy() {
+fn n4_queries_over_tcp_are_answered_by_the_policy() {
     let (upstream, address) = upstream();
     let mut scene = Scene::with_resolvers(&["allow good.example"], vec![address]);
     let mut client = Client::open(&mut scene, 30000, SocketAddr::from((GATEWAY_V4, 53)), 65000);
@@ -125,7 +125,7 @@ fn echo() -> Vec<u8> {
 }
 
 #[test]
-fn echo_requests_are_answered_for_the_gateway_and_leave_for_nowhere() {
+fn echo_requests_are_answered_for_the_gateway_and_never_forwarded() {
     let mut scene = Scene::new(&["allow any"]);
     scene.send_packet(IpProtocol::Icmp, GATEWAY_V4, &echo());
     let (protocol, bytes) = received(&mut scene);
@@ -151,7 +151,7 @@ fn echo_requests_are_answered_for_the_gateway_and_leave_for_nowhere() {
 }
 
 #[test]
-fn f1_while_events_cannot_be_recorded_nothing_is_refused_and_no_name_is_asked_for() {
+fn f1_while_events_cannot_be_recorded_nothing_is_rejected_and_no_name_is_resolved() {
     let (upstream, address) = upstream();
     let mut scene = Scene::with_resolvers(&["allow good.example"], vec![address]);
     send(&scene.owner, &encode(&ToGateway::Hold(true)).unwrap(), SendFlags::empty()).unwrap();

@@ -46,7 +46,7 @@ fn v9_a_guest_that_fills_the_first_window_twice_ends_nothing() {
 }
 
 #[test]
-fn r5_answers_that_nobody_reads_do_not_pile_up() {
+fn r5_unread_responses_do_not_pile_up() {
     let mut scene = Scene::new(&[]);
     let names = SocketAddr::from((GATEWAY_V4, 53));
     let mut client = Client::open(&mut scene, 30000, names, 0);
@@ -79,7 +79,7 @@ fn r5_answers_that_nobody_reads_do_not_pile_up() {
 }
 
 #[test]
-fn r5_callers_leave_half_of_the_connections_to_the_guest() {
+fn r5_inbound_peers_leave_half_of_the_connections_to_the_guest() {
     let (address, server) = counting_server(1);
     let port = TcpListener::bind((LOCAL, 0)).unwrap();
     port.set_nonblocking(true).unwrap();
@@ -88,7 +88,7 @@ fn r5_callers_leave_half_of_the_connections_to_the_guest() {
     let callers: Vec<_> = (0..8).map(|_| TcpStream::connect(published).unwrap()).collect();
     scene.until("some are turned away", |scene| {
         let is_told =
-            |event: &NetEvent| matches!(event, NetEvent::Limited { limit, count: 4 } if limit == "callers at once");
+            |event: &NetEvent| matches!(event, NetEvent::Limited { limit, count: 4 } if limit == "inbound connections at once");
         scene.events.iter().any(is_told)
     });
     let mut client = Client::open(&mut scene, 30000, address, 65000);
@@ -124,7 +124,7 @@ fn an_upload_that_is_read_does_not_stop_half_way() {
 }
 
 #[test]
-fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
+fn n8_an_uninspected_connection_is_closed_when_a_name_is_denied() {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let mut scene = Scene::new(&[&allow(address)]);
@@ -166,7 +166,7 @@ fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
 }
 
 #[test]
-fn n8_a_call_that_its_client_breaks_off_before_it_stands_is_told_with_its_rule() {
+fn n8_a_connection_that_its_client_resets_while_dialing_is_logged_with_its_rule() {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -174,7 +174,7 @@ fn n8_a_call_that_its_client_breaks_off_before_it_stands_is_told_with_its_rule()
     let mut client = Client::open_unanswered(&scene, 30000, address);
     scene.until("somebody outside hears of it", |_| listener.accept().is_ok());
     client.next += 1;
-    let ended = |event: &NetEvent| matches!(event, NetEvent::Closed { reason, .. } if reason == "the client broke it off");
+    let ended = |event: &NetEvent| matches!(event, NetEvent::Closed { reason, .. } if reason == "reset by the client");
     scene.until("it is broken off", |scene| {
         // Also after the gateway has noticed that it was heard outside.
         client.say(scene, TcpControl::Rst, &[]);

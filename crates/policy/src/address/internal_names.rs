@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_inner_networks() {
+    fn names_of_private_networks() {
         for name in [
             "printer",
             "nas.local",

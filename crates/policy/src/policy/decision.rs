@@ -101,7 +101,7 @@ impl fmt::Display for DecidedBy {
         }
         match &self.reason {
             Reason::Rule(rule) => write!(out, "{rule}"),
-            Reason::Hidden(rule) => write!(out, "{rule}: names in QUIC cannot be read"),
+            Reason::Hidden(rule) => write!(out, "{rule}: names in QUIC cannot be inspected"),
             // The name is enough; which rule would have matched does not matter.
             Reason::Unmet(_, unmet @ Unmet::NotResolved(_)) => write!(out, "{unmet}"),
             Reason::Unmet(rule, unmet) => write!(out, "{unmet}, {rule} does not apply"),
@@ -119,12 +119,12 @@ impl fmt::Display for Unmet {
         match self {
             Self::NotTcp => out.write_str("names can only be checked in TCP"),
             Self::NotPublic => out.write_str("a name allows public addresses only"),
-            Self::NoName => out.write_str("the client gave no name"),
-            Self::Encrypted => out.write_str("the name given is encrypted"),
-            Self::Unreadable => out.write_str("neither TLS nor HTTP was spoken"),
+            Self::NoName => out.write_str("the client sent no host name"),
+            Self::Encrypted => out.write_str("the host name is encrypted"),
+            Self::Unreadable => out.write_str("neither TLS nor HTTP"),
             Self::NotHttp => out.write_str("the connection is not plain HTTP"),
             Self::NotResolved(name) => {
-                write!(out, "the name given, {name}, was not resolved to this address")
+                write!(out, "the client's host name, {name}, was not resolved to this address")
             }
         }
     }

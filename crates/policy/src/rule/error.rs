@@ -88,11 +88,9 @@ pub enum RuleProblem {
     )]
     NameNeedsTcp,
     /// The rule has a name for inbound peers, of which only the address is known.
-    #[error(
-        "Whoever connects from outside has an address and no name. Write an address, a network or a class"
-    )]
+    #[error("An inbound peer has an address and no name. Write an address, a network or a class")]
     NameComesIn,
     /// The rule has methods or a path for inbound connections, which are not inspected.
-    #[error("Requests to a published port are not looked at. Leave out http:// and the methods")]
+    #[error("Requests to a published port are not inspected. Leave out http:// and the methods")]
     HttpComesIn,
 }

@@ -191,7 +191,7 @@ fn the_guest_gets_no_answer_before_the_server_has_one() {
 }
 
 #[test]
-fn an_established_connection_has_no_deadline_and_is_recorded_once() {
+fn an_established_connection_has_no_deadline_and_is_logged_once() {
     let (mut scene, _server) = Scene::open();
     assert!(matches!(scene.pump(), TurnOutcome::Idle));
     scene.now += 2 * DIAL_TIME;
@@ -204,7 +204,7 @@ fn a_guest_that_does_not_complete_the_connection_is_reset() {
     scene.connection.wake();
     scene.pump();
     scene.now += HALF_OPEN_TIME;
-    assert_eq!(scene.ended(), "the client did not complete the connection");
+    assert_eq!(scene.ended(), "handshake not completed in time");
     assert!(scene.is_reset());
 }
 
@@ -245,7 +245,7 @@ fn a_turn_that_its_bytes_just_suffice_for_goes_on_too() {
 }
 
 #[test]
-fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
+fn no_more_than_the_shared_quota_comes_from_the_server_in_a_turn() {
     let (mut scene, mut server) = Scene::open();
     server.write_all(b"0123456789").unwrap();
     scene.connection.wake();
@@ -261,7 +261,7 @@ fn no_more_than_everybodys_share_comes_from_the_server_in_a_turn() {
 }
 
 #[test]
-fn what_the_server_cannot_take_waits_in_the_guests_end() {
+fn what_the_server_cannot_receive_stays_in_the_guests_stack() {
     let (mut scene, mut server) = Scene::unread();
     scene.narrow();
     let sent = BUFFER_SIZE - 60_000;
@@ -283,7 +283,7 @@ fn what_the_server_cannot_take_waits_in_the_guests_end() {
 }
 
 #[test]
-fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
+fn a_full_inspector_continues_when_it_has_space_again() {
     let mut scene = Scene::reading();
     let space = Inspector::new(tuple().remote.ip()).space();
     let (head, body) = ("POST / HTTP/1.1\r\nHost: x.example\r\nContent-Length: 300000\r\n\r\n", 3 * space);
@@ -307,7 +307,7 @@ fn a_reader_that_is_full_goes_on_when_it_has_room_again() {
 }
 
 #[test]
-fn a_reader_that_is_full_waits_for_the_server_to_answer() {
+fn a_full_inspector_waits_for_the_servers_response() {
     let (mut scene, mut server) = Scene::open();
     scene.connection.inspect();
     let socket = b"GET / HTTP/1.1\r\nHost: x.example\r\nUpgrade: websocket\r\n\r\n";
@@ -340,7 +340,7 @@ fn judged(scene: &mut Scene) -> ParsedTarget {
 }
 
 #[test]
-fn nothing_is_recorded_and_nothing_is_dialled_while_the_client_is_read() {
+fn nothing_is_logged_and_nothing_is_dialed_while_the_client_is_inspected() {
     let mut scene = Scene::reading();
     assert!(
         matches!(scene.pump(), TurnOutcome::Idle),
@@ -356,7 +356,7 @@ fn nothing_is_recorded_and_nothing_is_dialled_while_the_client_is_read() {
 }
 
 #[test]
-fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
+fn an_accepted_client_may_reset_while_its_server_is_dialed() {
     let mut scene = Scene::reading();
     scene.say(REQUEST);
     let target = judged(&mut scene);
@@ -369,11 +369,11 @@ fn a_client_that_was_read_may_leave_while_its_server_is_dialled() {
     assert_eq!(scene.connection.due(scene.now).map(|due| due <= scene.now + DIAL_TIME), Some(true));
     let reset = scene.guest.packet(TcpControl::Rst, &[]);
     scene.on_packet(&reset);
-    assert_eq!(scene.ended(), "the client broke it off");
+    assert_eq!(scene.ended(), "reset by the client");
 }
 
 #[test]
-fn a_server_that_was_dialled_for_nothing_does_not_answer_in_time() {
+fn dialing_an_accepted_clients_server_times_out() {
     let mut scene = Scene::reading();
     scene.say(REQUEST);
     let target = judged(&mut scene);
@@ -383,11 +383,11 @@ fn a_server_that_was_dialled_for_nothing_does_not_answer_in_time() {
     scene.now += DIAL_TIME - Duration::from_millis(1);
     assert!(matches!(scene.pump(), TurnOutcome::Idle));
     scene.now += Duration::from_millis(1);
-    assert_eq!(scene.ended(), "not connected: no answer in time");
+    assert_eq!(scene.ended(), "not connected: timed out");
 }
 
 #[test]
-fn a_denied_client_is_answered_whatever_else_it_says() {
+fn a_denied_client_is_answered_whatever_else_it_sends() {
     let mut scene = Scene::reading();
     scene.say(REQUEST);
     judged(&mut scene);
@@ -407,7 +407,7 @@ fn a_denied_client_is_answered_whatever_else_it_says() {
 }
 
 #[test]
-fn a_client_that_is_denied_without_a_word_is_reset() {
+fn a_client_that_is_denied_without_an_answer_is_reset() {
     let mut scene = Scene::reading();
     scene.say(b"SSH-2.0-x\r\n");
     assert_eq!(judged(&mut scene), ParsedTarget::Other);
@@ -437,7 +437,7 @@ fn what_was_allowed_before_goes_out_and_what_is_denied_does_not() {
 }
 
 #[test]
-fn a_query_over_a_connection_is_answered_there() {
+fn a_query_over_tcp_is_answered_over_tcp() {
     let mut scene = Scene::local(|stack, now| Connection::resolving(tuple(), stack, now));
     scene.say(&[0, 3, 1, 2, 3, 0, 1, 9]);
     for expected in [vec![1, 2, 3], vec![9]] {
@@ -474,7 +474,7 @@ fn r5_a_connection_has_sixteen_queries_at_once() {
 }
 
 #[test]
-fn an_end_of_one_side_becomes_one_of_the_other() {
+fn a_fin_of_one_side_is_forwarded_to_the_other() {
     let (mut scene, mut server) = Scene::open();
     scene.say(b"last");
     let fin = scene.guest.fin();
@@ -493,7 +493,7 @@ fn an_end_of_one_side_becomes_one_of_the_other() {
 }
 
 #[test]
-fn the_server_gets_all_that_was_read_before_the_clients_end() {
+fn the_server_gets_all_bytes_before_the_clients_fin() {
     let (mut scene, mut server) = Scene::open();
     scene.narrow();
     let said = vec![b'x'; 60_000];
@@ -511,7 +511,7 @@ fn the_server_gets_all_that_was_read_before_the_clients_end() {
 }
 
 #[test]
-fn a_client_that_has_finished_may_still_break_off() {
+fn a_client_may_reset_the_connection_after_its_fin() {
     let (mut scene, mut server) = Scene::open();
     let fin = scene.guest.fin();
     scene.on_packet(&fin);
@@ -519,13 +519,13 @@ fn a_client_that_has_finished_may_still_break_off() {
     assert_eq!(read(&mut server), b"", "the server is told that nothing follows");
     let reset = scene.guest.packet(TcpControl::Rst, &[]);
     scene.on_packet(&reset);
-    assert_eq!(scene.ended(), "the client broke it off");
+    assert_eq!(scene.ended(), "reset by the client");
 }
 
 #[test]
-fn an_inbound_connection_tells_who_broke_it_off() {
+fn a_reset_inbound_connection_says_whether_it_was_established() {
     for (is_logged, expected) in
-        [(false, "the sandbox does not listen there"), (true, "the sandbox broke it off")]
+        [(false, "the sandbox does not listen on this port"), (true, "reset by the sandbox")]
     {
         let (socket, mut server) = sockets();
         let mut scene = Scene::new(|_, link, clock, now| {

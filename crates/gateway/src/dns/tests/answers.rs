@@ -52,7 +52,7 @@ fn told(answer: &Answer) -> Vec<String> {
 }
 
 #[test]
-fn an_answer_reaches_the_guest_and_the_book() {
+fn a_response_reaches_the_guest_and_the_name_cache() {
     let bytes = message(
         ID,
         ANSWERS,
@@ -77,7 +77,7 @@ fn an_answer_reaches_the_guest_and_the_book() {
 }
 
 #[test]
-fn n3_denied_addresses_are_taken_out() {
+fn n3_denied_addresses_are_removed() {
     let rows: &[(&str, u16, &[&str], &[&str])] = &[
         ("public", A, &["192.0.2.1"], &["192.0.2.1"]),
         ("public and private", A, &["10.0.0.1", "192.0.2.1", "127.0.0.1"], &["192.0.2.1"]),
@@ -96,7 +96,7 @@ fn n3_denied_addresses_are_taken_out() {
 }
 
 #[test]
-fn n3_an_alias_into_a_denied_network_tells_nothing() {
+fn n3_an_alias_into_a_denied_network_reveals_nothing() {
     let records =
         [alias("a.example", 60, "db.internal.example"), address("db.internal.example", 60, "10.0.0.1")];
     let answer = answered(A, &records).unwrap();
@@ -106,7 +106,7 @@ fn n3_an_alias_into_a_denied_network_tells_nothing() {
 }
 
 #[test]
-fn n3_the_policy_is_asked_for_the_name_of_the_question() {
+fn n3_the_policy_is_asked_about_the_queried_name() {
     let records = [alias("a.example", 60, "b.example"), address("b.example", 60, "192.0.2.1")];
     let content = [&[question("a.example", A)][..], &records].concat();
     let mut names = Vec::new();
@@ -121,7 +121,7 @@ fn n3_the_policy_is_asked_for_the_name_of_the_question() {
 }
 
 #[test]
-fn n3_records_that_were_not_asked_for_are_left_out() {
+fn n3_records_that_were_not_queried_are_left_out() {
     let rows: &[(&str, Vec<u8>)] = &[
         ("another name", address("b.example", 60, "192.0.2.9")),
         ("a name below", address("x.a.example", 60, "192.0.2.9")),
@@ -155,7 +155,7 @@ fn n3_records_that_were_not_asked_for_are_left_out() {
 }
 
 #[test]
-fn n3_answers_to_something_else_are_not_ours() {
+fn n3_responses_to_other_queries_are_ignored() {
     let good = || [question("a.example", A), address("a.example", 60, "192.0.2.1")];
     let other = |original_name: Vec<u8>| [original_name, address("a.example", 60, "192.0.2.1")];
     let counts = [1, 1, 0, 0];
@@ -182,7 +182,7 @@ fn n3_answers_to_something_else_are_not_ours() {
 }
 
 #[test]
-fn n3_messages_that_lie_are_refused() {
+fn n3_malformed_messages_are_refused() {
     let original_name = || question("a.example", A);
     let good = || address("a.example", 60, "192.0.2.1");
     let at = |place: u8| vec![0xc0, place, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 1];
@@ -219,7 +219,7 @@ fn n3_messages_that_lie_are_refused() {
 }
 
 #[test]
-fn resolvers_that_fail_are_told_from_names_that_do_not_exist() {
+fn resolvers_that_fail_are_distinguished_from_names_that_do_not_exist() {
     let original_name = [question("a.example", A)];
     let with = |flags: u16| read(&query("a.example", A), &message(ID, flags, [1, 0, 0, 0], &original_name));
     assert_eq!(with(ANSWERS | 0x0200), Err(AnswerError::Truncated));
@@ -231,7 +231,7 @@ fn resolvers_that_fail_are_told_from_names_that_do_not_exist() {
 }
 
 #[test]
-fn a_negative_answer_says_for_how_long() {
+fn a_negative_response_has_its_ttl() {
     let numbers: Vec<u8> = [1u32, 2, 3, 4, 5].iter().flat_map(|number| number.to_be_bytes()).collect();
     let soa = |owner: &str| {
         record(owner, SOA, 77, &[name("ns.example"), name("root.example"), numbers.clone()].concat())
@@ -305,7 +305,7 @@ fn n3_times_to_live_are_bounded() {
 }
 
 #[test]
-fn r5_long_answers_are_cut_to_what_the_guest_takes() {
+fn r5_long_responses_are_truncated_to_what_the_guest_accepts() {
     let records: Vec<_> =
         (0..200).map(|number| address("a.example", 60, &format!("192.0.2.{number}"))).collect();
     let content = [&[question("a.example", A)][..], &records].concat();
@@ -337,7 +337,7 @@ fn r5_aliases_count_among_the_records() {
 }
 
 #[test]
-fn damaged_answers_never_tell_a_denied_address() {
+fn damaged_responses_never_reveal_a_denied_address() {
     let content = [
         question("a.example", A),
         alias("a.example", 60, "b.example"),

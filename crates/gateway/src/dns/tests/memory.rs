@@ -53,7 +53,7 @@ fn n3_a_mapped_address_is_the_one_inside() {
 }
 
 #[test]
-fn r5_the_book_is_bounded_and_keeps_what_lasts() {
+fn r5_the_name_cache_is_bounded_and_evicts_what_expires_first() {
     let mut cache = NameCache::new();
     for number in 0..MAX_ENTRIES * 2 {
         let ttl = Duration::from_secs(u64::try_from(number).unwrap());
@@ -72,7 +72,7 @@ fn r5_the_book_is_bounded_and_keeps_what_lasts() {
 }
 
 #[test]
-fn r5_a_full_book_costs_no_more_than_an_empty_one() {
+fn r5_a_full_name_cache_costs_no_more_than_an_empty_one() {
     let time = |entries: usize| {
         let mut cache = NameCache::new();
         (0..entries).for_each(|number| cache.insert(&host("a.example"), ip(number), MINUTE, START));
@@ -201,7 +201,7 @@ fn r5_long_frames_are_refused_at_their_length() {
 }
 
 #[test]
-fn r5_many_empty_frames_cost_no_square() {
+fn r5_many_empty_frames_cost_linear_time() {
     let mut reader = FrameReader::new(MAX_QUERY);
     reader.push(&vec![0; 1 << 20]);
     let began = std::time::Instant::now();

@@ -12,7 +12,7 @@ fn refused(bytes: &[u8]) -> RefusedQuery {
 }
 
 #[test]
-fn a_query_is_read_and_asked_anew() {
+fn a_query_is_parsed_and_built_anew() {
     let cookie = [0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8];
     let bytes =
         message(0x1234, 0x0130, [1, 0, 0, 1], &[question("WwW.Example.ORG", AAAA), edns(1400, 0, &cookie)]);
@@ -187,7 +187,7 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
 }
 
 #[test]
-fn n4_types_that_carry_data_or_keys_are_not_asked() {
+fn n4_types_that_carry_data_or_keys_are_not_forwarded() {
     let forwarded = [1, 2, 5, 6, 12, 15, 16, 28, 33, 35, 44, 52, 257];
     let empty = [64, 65];
     for kind in 0..600 {
@@ -207,7 +207,7 @@ fn n4_types_that_carry_data_or_keys_are_not_asked() {
 }
 
 #[test]
-fn n3_names_that_cannot_be_compared_are_not_asked() {
+fn n3_names_that_cannot_be_compared_are_not_forwarded() {
     let label = |bytes: &[u8]| [&[u8::try_from(bytes.len()).unwrap()], bytes].concat();
     let rows: &[(&str, Vec<Vec<u8>>)] = &[
         ("the root", vec![]),
@@ -235,7 +235,7 @@ fn n3_names_that_cannot_be_compared_are_not_asked() {
 }
 
 #[test]
-fn n3_names_of_addresses_tell_the_address() {
+fn n3_reverse_names_have_their_address() {
     let v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.IP6.arpa";
     let rows = [
         ("1.2.0.192.in-addr.arpa", Some("192.0.2.1")),
@@ -278,7 +278,7 @@ fn a_refusal_explains_itself_and_always_fits() {
 }
 
 #[test]
-fn damaged_queries_are_refused_or_read_and_nothing_else() {
+fn damaged_queries_are_refused_or_parsed_and_nothing_else() {
     let bytes =
         message(7, ASKS, [1, 0, 0, 1], &[question("a.example", TXT), edns(1232, 0, &[0, 10, 0, 2, 1, 2])]);
     let mut numbers = Numbers::new(3);
@@ -298,14 +298,14 @@ fn damaged_queries_are_refused_or_read_and_nothing_else() {
 }
 
 #[test]
-fn a_query_that_is_not_read_is_answered_with_its_id_and_operation_only() {
+fn a_query_that_is_not_parsed_is_answered_with_its_id_and_opcode_only() {
     // A status query that wants recursion, with the bits of an answer that has authority and was cut.
     let refused = read_query(&message(0x0102, 0x1700, [1, 0, 0, 0], &[]), Transport::Udp).unwrap_err();
     assert_eq!(refused.answer, Some(vec![1, 2, 0x91, 0x84, 0, 0, 0, 0, 0, 0, 0, 0]));
 }
 
 #[test]
-fn a_query_of_the_longest_length_is_read() {
+fn a_query_of_the_longest_length_is_parsed() {
     let mut bytes = plain_query("a.example", A);
     bytes.resize(MAX_QUERY, 0);
     assert_ne!(read_query(&bytes, Transport::Tcp).unwrap_err().problem, QueryProblem::TooLong);

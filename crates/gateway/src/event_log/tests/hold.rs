@@ -30,7 +30,7 @@ fn dropped(count: u64) -> NetEvent {
 }
 
 #[test]
-fn answers_overtake_events_that_wait_and_neither_lose_their_order() {
+fn replies_overtake_queued_events_and_both_keep_their_order() {
     let (mut event_log, owner) = event_log();
     for count in 0..100 {
         event_log.log(dropped(count));
@@ -47,7 +47,7 @@ fn answers_overtake_events_that_wait_and_neither_lose_their_order() {
 }
 
 #[test]
-fn what_is_only_counted_stays_so_while_events_cannot_be_recorded() {
+fn counts_are_not_flushed_while_events_cannot_be_recorded() {
     let (mut event_log, owner) = event_log();
     let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 5));
     let peer = Peer { transport: Transport::Tcp, inbound: false, address, port: 1, name: None };

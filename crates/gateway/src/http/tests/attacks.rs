@@ -228,7 +228,7 @@ fn s5_ambiguous_requests_are_refused_first_and_second() {
 }
 
 #[test]
-fn s5_what_an_easy_server_takes_for_a_request_is_no_other_protocol() {
+fn s5_what_a_lenient_server_accepts_as_a_request_is_no_other_protocol() {
     let rows: &[&str] = &[
         "GET  / HTTP/1.1",
         "GET / HTTP/1.1 ",
@@ -270,7 +270,7 @@ fn s5_what_an_easy_server_takes_for_a_request_is_no_other_protocol() {
 }
 
 #[test]
-fn other_protocols_are_told_from_http() {
+fn other_protocols_are_distinguished_from_http() {
     let rows: &[&[u8]] = &[
         b"\x16\x03\x01\x02\0\x01",
         b"\0",
@@ -315,8 +315,8 @@ fn a_refusal_says_what_is_wrong() {
             "both Content-Length and Transfer-Encoding are there",
         ),
         ("X: y\n", "a line ends without CR"),
-        ("X: y\rZ: z\r\n", "a CR stands inside a line"),
-        ("X: \u{7f}\r\n", "a control character stands in the head"),
+        ("X: y\rZ: z\r\n", "a CR is inside a line"),
+        ("X: \u{7f}\r\n", "a control character is in the head"),
     ] {
         let refused = follow(format!("{post}{fields}\r\n").as_bytes()).refused.unwrap().to_string();
         assert!(refused.ends_with(reason), "{fields:?}: {refused}");
@@ -360,7 +360,7 @@ fn s5_chunks_have_one_reading() {
 }
 
 #[test]
-fn s5_the_second_request_is_judged_like_the_first() {
+fn s5_the_second_request_is_decided_like_the_first() {
     let second = "GET /evil HTTP/1.1\r\nHost: evil.example\r\n\r\n";
     for first in [
         "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n",
@@ -413,7 +413,7 @@ fn n5_a_socket_that_the_server_declines_leads_nowhere() {
 }
 
 #[test]
-fn s5_the_head_that_goes_on_is_the_one_that_was_judged() {
+fn s5_the_head_that_is_forwarded_is_the_one_that_was_decided() {
     let head = b"GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: h2c\r\n\r\n";
     let mut stream = RequestStream::new();
     assert!(matches!(stream.read(head), Ok(Step::Decide(_))));

@@ -74,7 +74,7 @@ const SOCKET: &[u8] =
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
 #[test]
-fn a_web_socket_opens_when_the_server_says_so() {
+fn a_web_socket_opens_when_the_server_accepts_it() {
     let frames = [SOCKET, b"\x82\x05\0\r\n\xff."].concat();
     for answer in [
         &b"HTTP/1.1 101 Switching Protocols\r\n"[..],
@@ -117,7 +117,7 @@ fn a_head_goes_on_before_its_body_is_there() {
 }
 
 #[test]
-fn a_request_says_what_it_is() {
+fn a_request_is_parsed_into_its_parts() {
     let bytes = b"POST http://A.Example:8080/x/y?q HTTP/1.1\r\nHost: a.example:8080\r\nTransfer-Encoding: chunked\r\n\
         X-HTTP-Method-Override: DELETE\r\nUpgrade: h2c\r\n\r\n";
     let Ok(Step::Decide(request)) = RequestStream::new().read(bytes) else { panic!("it is whole") };

@@ -60,7 +60,7 @@ fn the_operators_names_hold_for_a_sandbox_that_allows_all() {
 }
 
 #[test]
-fn the_stricter_of_both_is_what_has_to_be_read() {
+fn the_strictest_policy_decides_about_inspection() {
     let known = names(&["api.example"]);
     let to = tcp(SERVER, 443, &known);
     let by_name = policy(Preset::AllowList, &["allow api.example:443"]);

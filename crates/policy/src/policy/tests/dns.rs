@@ -4,7 +4,7 @@ use super::{SERVER, SERVER_V6, address, allow_list, name, policies, policy};
 use crate::{Access, Policies, Preset};
 
 #[test]
-fn n4_names_outside_of_the_policy_are_not_asked_for() {
+fn n4_names_outside_of_the_policy_are_not_resolved() {
     let table = [
         (Preset::Public, &[][..], "any.example", true, "preset public"),
         (Preset::Open, &[], "any.example", true, "preset open"),
@@ -67,7 +67,7 @@ fn n2_names_of_metadata_services_need_to_be_named() {
 }
 
 #[test]
-fn n3_answers_that_point_inward_are_not_told() {
+fn n3_responses_that_point_inward_are_not_revealed() {
     let inbound = [
         "10.0.0.1",
         "127.0.0.1",
@@ -97,7 +97,7 @@ fn n3_answers_that_point_inward_are_not_told() {
 }
 
 #[test]
-fn answers_are_told_if_something_could_come_of_them() {
+fn addresses_are_revealed_if_they_could_be_reached() {
     let a = name("a.example");
     let table = [
         (Preset::Open, &[][..], "10.0.0.1", true),

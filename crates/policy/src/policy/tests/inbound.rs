@@ -4,7 +4,7 @@ use super::{address, policies, policy};
 use crate::{Access, Policies, Preset, Protocol};
 
 #[test]
-fn published_ports_take_who_gets_to_them_unless_a_rule_says_otherwise() {
+fn published_ports_accept_every_peer_unless_a_rule_says_otherwise() {
     let table = [
         (Preset::Public, &[][..], "127.0.0.1", 80, true, "published port"),
         (Preset::AllowList, &[], "8.8.8.8", 80, true, "published port"),

@@ -19,8 +19,8 @@ fn n6_a_name_rule_needs_the_resolved_name_from_the_client() {
     let before = policies.connect(&to);
     assert_eq!((before.access, before.by.to_string().as_str()), (Access::InspectFirst, RULE));
 
-    let not_resolved = "the name given, evil.example, was not resolved to this address";
-    let no_name = "the client gave no name, allow api.example:443 does not apply";
+    let not_resolved = "the client's host name, evil.example, was not resolved to this address";
+    let no_name = "the client sent no host name, allow api.example:443 does not apply";
     let table = [
         ("N6 the name", tls(&api), Access::Allow, RULE),
         ("N6 the name in HTTP", http(Some(&api)), Access::Allow, RULE),
@@ -33,13 +33,13 @@ fn n6_a_name_rule_needs_the_resolved_name_from_the_client() {
             "N6 ECH",
             Inspected::Tls { name: Some(&api), encrypted_hello: true },
             Access::Deny,
-            "the name given is encrypted, allow api.example:443 does not apply",
+            "the host name is encrypted, allow api.example:443 does not apply",
         ),
         (
             "N6 neither TLS nor HTTP",
             Inspected::Other,
             Access::Deny,
-            "neither TLS nor HTTP was spoken, allow api.example:443 does not apply",
+            "neither TLS nor HTTP, allow api.example:443 does not apply",
         ),
     ];
     for (id, inspected, access, by) in table {
@@ -56,7 +56,10 @@ fn n6_a_name_that_the_rule_means_counts_only_if_it_was_resolved_here() {
     assert!(policies.decide(&to, &tls(&name("a.api.example"))).allows());
     let decision = policies.decide(&to, &tls(&name("b.api.example")));
     assert_eq!(decision.access, Access::Deny, "N6: SNI allowed, address not from our answer");
-    assert_eq!(decision.by.to_string(), "the name given, b.api.example, was not resolved to this address");
+    assert_eq!(
+        decision.by.to_string(),
+        "the client's host name, b.api.example, was not resolved to this address"
+    );
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn n3_names_are_compared_as_a_whole() {
 }
 
 #[test]
-fn a_denied_name_is_denied_where_it_can_be_seen() {
+fn a_denied_name_is_denied_where_it_can_be_inspected() {
     let (evil, good) = (name("evil.example"), name("good.example"));
     let (only, both) = (names(&["evil.example"]), names(&["evil.example", "good.example"]));
     let policies = policies(Preset::Public, &["deny evil.example"]);
@@ -183,7 +186,7 @@ fn n5_quic_is_denied_where_a_name_rule_decides() {
     let policies = policies(Preset::Public, &["deny evil.example"]);
     let decision = policies.connect(&udp(SERVER, 443, &[]));
     assert_eq!(decision.access, Access::Deny, "N5 QUIC");
-    assert_eq!(decision.by.to_string(), "deny evil.example: names in QUIC cannot be read");
+    assert_eq!(decision.by.to_string(), "deny evil.example: names in QUIC cannot be inspected");
     assert!(policies.connect(&udp(SERVER, 4433, &[])).allows());
     assert!(super::policies(Preset::Public, &[]).connect(&udp(SERVER, 443, &[])).allows());
     assert!(

@@ -210,7 +210,7 @@ fn a_ceiling_is_never_widened() {
 }
 
 #[test]
-fn what_is_said_before_reading_is_kept_after_it() {
+fn bytes_before_inspection_are_inspected_too() {
     let all: Vec<HostName> = NAMES.iter().map(|text| name(text)).collect();
     let mut random = Random(3);
     let mut destination = [0; 4];
@@ -255,7 +255,7 @@ fn n8_a_denial_in_front_never_allows_more() {
 }
 
 #[test]
-fn n3_what_can_be_reached_by_a_name_is_resolved_and_told_and_nothing_else() {
+fn n3_what_can_be_reached_by_a_name_is_resolved_and_revealed_and_nothing_else() {
     let mut random = Random(5);
     for _ in 0..ROUNDS {
         let policies = Policies::new(None, random.policy());
@@ -275,7 +275,7 @@ fn n3_what_can_be_reached_by_a_name_is_resolved_and_told_and_nothing_else() {
 }
 
 #[test]
-fn a_cure_is_a_rule_that_can_be_written() {
+fn a_fix_is_a_rule_that_can_be_parsed() {
     let mut random = Random(6);
     for _ in 0..ROUNDS {
         let policies = Policies::new(Some(random.policy()), random.policy());

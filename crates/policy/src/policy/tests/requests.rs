@@ -9,7 +9,7 @@ fn asks<'a>(host: Option<&'a HostName>, method: &'a str, path: &'a str) -> Inspe
 }
 
 #[test]
-fn each_request_is_judged() {
+fn each_request_is_decided() {
     let (api, other) = (name("api.example"), name("other.example"));
     let known = names(&["api.example", "other.example"]);
     let to = tcp(SERVER, 80, &known);
@@ -88,7 +88,7 @@ fn requests_to_an_address_need_no_name() {
 }
 
 #[test]
-fn the_way_out_of_a_denial_is_a_rule_that_works() {
+fn the_fix_for_a_denial_is_a_rule_that_works() {
     let api = name("api.example");
     let known = names(&["api.example"]);
     let ping = Destination { protocol: crate::Protocol::Icmp, ..tcp("10.0.0.5", 0, &[]) };
@@ -117,7 +117,7 @@ fn the_way_out_of_a_denial_is_a_rule_that_works() {
 }
 
 #[test]
-fn a_name_that_looks_like_a_keyword_is_cured_with_its_dot() {
+fn a_fix_for_a_name_that_looks_like_a_keyword_ends_in_a_dot() {
     let host = name("hosts");
     assert_eq!(allow_list(&[]).fix_for_name(&host).as_deref(), Some("hosts."));
     assert_eq!(
