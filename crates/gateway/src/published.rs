@@ -78,11 +78,11 @@ impl Gateway {
         }
         let free = |gateway: &Self, tuple| !gateway.table.contains(tuple);
         let tuple = if self.admits_inbound() { self.free_tuple(guest_port, free) } else { None };
-        let besides = self.closing.count();
-        let buffer_size = self.table.buffer_size(besides);
+        let others = self.closing.count();
+        let buffer_size = self.table.buffer_size(others);
         let stack = tuple.and_then(|tuple| Stack::connect(tuple, buffer_size, self.clock, &mut self.link));
         let (Some(tuple), Some(stack)) = (tuple, stack) else { return host::reset_on_close(&socket) };
-        if host::limit_buffer(&socket, self.table.send_buffer(besides)).is_err() {
+        if host::limit_buffer(&socket, self.table.send_buffer(others)).is_err() {
             return host::reset_on_close(&socket);
         }
         let mut connection = Connection::inbound(tuple, remote, socket, stack, self.now);

@@ -72,7 +72,7 @@ fn recheck(policy_check: &PolicyCheck, connection: &Connection) -> Recheck {
         (Access::Deny, _) => Recheck::Close(decision),
         _ if connection.is_undecided() => Recheck::Keep,
         // What the client asked for first still decides.
-        (_, Some(said)) => ends_unless_allowed(policy_check.decide(endpoint, said)),
+        (_, Some(target)) => ends_unless_allowed(policy_check.decide(endpoint, target)),
         (Access::AllowAndInspect, None) if connection.is_dialing() => Recheck::Inspect,
         (Access::AllowAndInspect, None) if connection.is_inspected() => Recheck::Keep,
         // Its content decides now, and was never inspected: fail closed.

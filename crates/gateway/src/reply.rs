@@ -79,8 +79,8 @@ pub fn send_neighbor_advert(link: &mut Link, to: Ipv6Addr) {
     };
     link.send(EtherType::V6, ip.buffer_len() + advert.buffer_len(), |packet| {
         ip.emit(&mut Ipv6Packet::new_unchecked(&mut *packet));
-        let carried = packet.get_mut(IPV6_HEADER..).unwrap_or_default();
-        advert.emit(&GATEWAY_V6, &to, &mut Icmpv6Packet::new_unchecked(carried), &checksums());
+        let ip_payload = packet.get_mut(IPV6_HEADER..).unwrap_or_default();
+        advert.emit(&GATEWAY_V6, &to, &mut Icmpv6Packet::new_unchecked(ip_payload), &checksums());
     });
 }
 
@@ -88,24 +88,24 @@ pub fn send_neighbor_advert(link: &mut Link, to: Ipv6Addr) {
 pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     match remote {
         IpAddr::V4(_) => {
-            let carried = packet.get(IPV4_HEADER..).unwrap_or_default();
-            let Ok(asked) = Icmpv4Packet::new_checked(carried) else { return };
+            let ip_payload = packet.get(IPV4_HEADER..).unwrap_or_default();
+            let Ok(request) = Icmpv4Packet::new_checked(ip_payload) else { return };
             let answer = Icmpv4Repr::EchoReply {
-                ident: asked.echo_ident(),
-                seq_no: asked.echo_seq_no(),
-                data: asked.data(),
+                ident: request.echo_ident(),
+                seq_no: request.echo_seq_no(),
+                data: request.data(),
             };
             send_ip(link, remote, IpProtocol::Icmp, answer.buffer_len(), HOPS, |buffer| {
                 answer.emit(&mut Icmpv4Packet::new_unchecked(buffer), &checksums());
             });
         }
         IpAddr::V6(_) => {
-            let carried = packet.get(IPV6_HEADER..).unwrap_or_default();
-            let Ok(asked) = Icmpv6Packet::new_checked(carried) else { return };
+            let ip_payload = packet.get(IPV6_HEADER..).unwrap_or_default();
+            let Ok(request) = Icmpv6Packet::new_checked(ip_payload) else { return };
             let answer = Icmpv6Repr::EchoReply {
-                ident: asked.echo_ident(),
-                seq_no: asked.echo_seq_no(),
-                data: asked.payload(),
+                ident: request.echo_ident(),
+                seq_no: request.echo_seq_no(),
+                data: request.payload(),
             };
             send_ip(link, remote, IpProtocol::Icmpv6, answer.buffer_len(), HOPS, |buffer| {
                 answer.emit(&GATEWAY_V6, &GUEST_V6, &mut Icmpv6Packet::new_unchecked(buffer), &checksums());
@@ -165,7 +165,8 @@ pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
         return;
     }
     let header = if segment.remote.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
-    let Some(tcp) = segment.packet.get(header..).and_then(|carried| TcpPacket::new_checked(carried).ok())
+    let Some(tcp) =
+        segment.packet.get(header..).and_then(|ip_payload| TcpPacket::new_checked(ip_payload).ok())
     else {
         return;
     };

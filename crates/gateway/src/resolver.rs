@@ -285,10 +285,10 @@ impl Resolver {
     fn retry_over_tcp(&mut self, pending: PendingQuery, now: Instant) -> Lookup {
         let server =
             self.servers.get(pending.attempts.saturating_sub(1) % self.servers.len().max(1)).copied();
-        let question = dns::frame(&dns::upstream_query(&pending.query, pending.id)).ok();
-        match (server.and_then(|server| host::dial(server, None).ok()), question) {
-            (Some(socket), Some(question)) => {
-                let stream = Some((question, FrameReader::new(MAX_MESSAGE)));
+        let request = dns::frame(&dns::upstream_query(&pending.query, pending.id)).ok();
+        match (server.and_then(|server| host::dial(server, None).ok()), request) {
+            (Some(socket), Some(request)) => {
+                let stream = Some((request, FrameReader::new(MAX_MESSAGE)));
                 self.wait(PendingQuery { socket, stream, deadline: now + SERVER_TIMEOUT, ..pending })
             }
             _ => self.retry(pending, now),
@@ -310,16 +310,16 @@ enum ReadOutcome {
 
 impl PendingQuery {
     fn read(&mut self, buffer: &mut [u8]) -> ReadOutcome {
-        let Some((question, reader)) = &mut self.stream else {
+        let Some((request, reader)) = &mut self.stream else {
             return match recv(&self.socket, buffer, RecvFlags::empty()) {
                 Ok((count, _)) => ReadOutcome::Message(count),
                 Err(Errno::AGAIN | Errno::INTR) => ReadOutcome::WouldBlock,
                 Err(_) => ReadOutcome::Failed,
             };
         };
-        while !question.is_empty() {
-            match send(&self.socket, question, SendFlags::NOSIGNAL) {
-                Ok(count) => drop(question.drain(..count)),
+        while !request.is_empty() {
+            match send(&self.socket, request, SendFlags::NOSIGNAL) {
+                Ok(count) => drop(request.drain(..count)),
                 Err(Errno::AGAIN | Errno::INTR) => return ReadOutcome::WouldBlock,
                 Err(_) => return ReadOutcome::Failed,
             }

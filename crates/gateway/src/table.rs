@@ -33,10 +33,10 @@ impl Table {
         self.by_number.len()
     }
 
-    /// The buffer size of the next connection, each way. `besides` are sockets that count as connections too. The
+    /// The buffer size of the next connection, each way. `others` are sockets that count as connections too. The
     /// first connections have large buffers; the sum is bounded for any number.
-    pub fn buffer_size(&self, besides: usize) -> usize {
-        match self.count().saturating_add(besides) {
+    pub fn buffer_size(&self, others: usize) -> usize {
+        match self.count().saturating_add(others) {
             0..32 => PLENTY,
             32..256 => 64 * 1024,
             _ => 16 * 1024,
@@ -44,8 +44,8 @@ impl Table {
     }
 
     /// The size of the kernel's send buffer for the next connection; none leaves it to the kernel.
-    pub fn send_buffer(&self, besides: usize) -> Option<usize> {
-        Some(self.buffer_size(besides)).filter(|buffer_size| *buffer_size < PLENTY)
+    pub fn send_buffer(&self, others: usize) -> Option<usize> {
+        Some(self.buffer_size(others)).filter(|buffer_size| *buffer_size < PLENTY)
     }
 
     pub fn find(&self, tuple: FourTuple) -> Option<u64> {

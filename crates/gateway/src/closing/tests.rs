@@ -6,7 +6,7 @@ use rustix::net::{SendFlags, send, shutdown};
 
 use super::*;
 
-/// A connection that both sides have ended, with more in it than the other side's kernel takes; and the other side.
+/// A connection that both sides have closed, with more data than the peer's kernel buffers; and the peer.
 fn ended() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = host::dial(listener.local_addr().unwrap(), None).unwrap();
@@ -32,7 +32,7 @@ fn r14_a_connection_counts_until_its_peer_has_acknowledged_its_end() {
     let mut bytes = Vec::new();
     server.read_to_end(&mut bytes).unwrap();
     assert!(bytes.len() > 65536 && bytes.iter().all(|byte| *byte == 7), "all of it arrives");
-    // The last acknowledgement is on its way.
+    // The last acknowledgement is in flight.
     let until = now + ACK_TIMEOUT - POLL_INTERVAL;
     while closing.count() > 0 && now < until {
         now += POLL_INTERVAL;

@@ -33,7 +33,7 @@ fn stack() -> Stack {
 /// A connection in each state, with its name.
 fn all(now: Instant) -> [(&'static str, Connection); 5] {
     [
-        ("dialling", Connection::dialing(tuple(), socket(), Vec::new(), now)),
+        ("dialing", Connection::dialing(tuple(), socket(), Vec::new(), now)),
         ("reading", Connection::reading(tuple(), stack(), now)),
         ("answering", Connection::answering(tuple(), stack(), Vec::new(), now)),
         ("queries", Connection::resolving(tuple(), stack(), now)),
@@ -49,17 +49,17 @@ fn stages(is_so: impl Fn(&Connection) -> bool) -> Vec<&'static str> {
 #[test]
 fn each_state_says_what_was_decided_and_what_was_sent() {
     assert_eq!(stages(Connection::is_undecided), ["reading"]);
-    assert_eq!(stages(Connection::is_dialing), ["dialling"]);
+    assert_eq!(stages(Connection::is_dialing), ["dialing"]);
     assert_eq!(stages(Connection::is_inspected), ["reading"]);
     assert_eq!(stages(Connection::is_local), ["answering", "queries"]);
-    assert_eq!(stages(|connection| connection.socket().is_some()), ["dialling", "inbound"]);
+    assert_eq!(stages(|connection| connection.socket().is_some()), ["dialing", "inbound"]);
     assert_eq!(stages(|connection| connection.inbound), ["inbound"]);
     assert_eq!(stages(|connection| connection.parsed_target().is_some()).len(), 0);
 }
 
 #[test]
 fn only_a_dialed_connection_that_was_never_logged_is_logged_at_its_end() {
-    assert_eq!(stages(Connection::was_only_dialed), ["dialling"]);
+    assert_eq!(stages(Connection::was_only_dialed), ["dialing"]);
     let [(_, mut dialing), ..] = all(Instant::now());
     dialing.is_logged = true;
     assert!(!dialing.was_only_dialed());

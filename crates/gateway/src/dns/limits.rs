@@ -139,8 +139,8 @@ impl QueryLimits {
         let domain = domain(&text);
         let used = self.domains.get(domain);
         // Clients query A and AAAA, in either order.
-        let question = (name.clone(), if kind == RecordType::AAAA { RecordType::A } else { kind });
-        if used.is_some_and(|used| used.last.as_ref() == Some(&question)) {
+        let query = (name.clone(), if kind == RecordType::AAAA { RecordType::A } else { kind });
+        if used.is_some_and(|used| used.last.as_ref() == Some(&query)) {
             return Ok(());
         }
         let is_new = !self.seen.contains(name);
@@ -153,7 +153,7 @@ impl QueryLimits {
         if bytes > self.config.domain_bytes {
             return Err(LimitExceeded::Domain(domain.to_owned()));
         }
-        self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(question) });
+        self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(query) });
         self.total = total;
         self.most = self.most.max(bytes);
         self.seen.insert(name.clone());

@@ -79,7 +79,7 @@ pub enum QueryProblem {
     #[error("The DNS name is not a valid host name")]
     Name,
     /// A reverse name that is not that of a whole address.
-    #[error("The DNS name is in the reverse tree, but stands for no address")]
+    #[error("The DNS name is in the reverse tree, but has no whole address")]
     Reverse,
 }
 

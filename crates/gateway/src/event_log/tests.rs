@@ -1,4 +1,4 @@
-//! Events as their reader gets them.
+//! Events as the owner receives them.
 
 mod hold;
 
@@ -23,7 +23,7 @@ impl Reader {
         (EventLog::new(one, now), Self(two))
     }
 
-    /// What has come since the last time.
+    /// The events since the last call.
     fn events(&self) -> Vec<NetEvent> {
         let mut message = vec![0; 65536];
         let mut events = Vec::new();
@@ -172,7 +172,7 @@ fn a_full_event_queue_stops_decisions_and_loses_no_event() {
 
 #[test]
 fn f1_an_owner_that_does_not_read_does_not_stop_the_gateway() {
-    // The sockets that the gateway is given block.
+    // The gateway's sockets are blocking ones.
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (one, _owner) = pair.unwrap();
     let (done, is_done) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! V9 and N5: frames that no honest guest sends, and those that it does.
+//! V9 and N5: frames that no honest guest sends, and frames that it does.
 
 use std::net::Ipv4Addr;
 
@@ -53,7 +53,7 @@ fn v6_with(next: u8, from: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Of one port to another, with these flags.
+/// A segment between these ports, with these flags.
 fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
     let mut segment = Vec::new();
     segment.extend(from.to_be_bytes());
@@ -139,7 +139,7 @@ fn v9_shapes_that_the_link_does_not_carry_are_dropped() {
         (from_guest(0x88a8, &good), DropReason::Vlan),
         (from_guest(0x8847, &good), DropReason::UnknownEtherType),
         (from_guest(0x86dd, &good), DropReason::Malformed),
-        // Options: the first four bytes behind the header are taken for them.
+        // IP options: they would be the first four bytes of the payload.
         (with(|packet| packet[0] = 0x46), DropReason::Options),
         (with(|packet| packet[0] = 0x44), DropReason::Malformed),
         // Fragments: the first, one in the middle, a tiny one.
@@ -154,7 +154,7 @@ fn v9_shapes_that_the_link_does_not_carry_are_dropped() {
         (from_guest(0x800, &v4(6, &tcp(1, 0, SYN))), DropReason::NoPort),
         (from_guest(0x800, &v4(17, &udp(1, 2, 200, b"x"))), DropReason::Malformed),
         (from_guest(0x800, &v4(17, &udp(1, 2, 3, b"x"))), DropReason::Malformed),
-        // A redirect, and an advertisement of a router.
+        // A redirect, and a router advertisement.
         (from_guest(0x800, &v4(1, &[5, 1, 0, 0, 192, 0, 0, 1])), DropReason::Announcement),
         (behind(58, &[134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), DropReason::Announcement),
     ] {
@@ -224,7 +224,7 @@ fn n5_what_comes_with_the_first_segment_is_not_kept() {
 
 #[test]
 fn v9_no_frame_of_any_bytes_breaks_it() {
-    // A good frame of each kind, with every byte in turn set to a few values, and cut at every place.
+    // A valid frame of each kind, with every byte in turn set to a few values, and cut at every offset.
     let frames = [
         from_guest(0x800, &v4(6, &tcp(40000, 443, SYN))),
         from_guest(0x800, &v4(17, &udp(1, 2, 9, b"x"))),
@@ -233,22 +233,22 @@ fn v9_no_frame_of_any_bytes_breaks_it() {
         from_guest(0x86dd, &v6_with(58, GUEST_V6, GATEWAY_V6, &[135; 32])),
         arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4),
     ];
-    let mut heard = 0;
+    let mut parsed = 0;
     for frame in frames {
         for cut in 0..=frame.len() {
-            heard += u32::from(parse(&frame[..cut]).is_ok());
+            parsed += u32::from(parse(&frame[..cut]).is_ok());
         }
         for place in 0..frame.len() {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut changed = frame.clone();
                 changed[place] = value;
                 if let Ok(GuestPacket::Tcp(segment)) = parse(&changed) {
-                    heard += u32::from(!segment.without_payload().is_empty());
+                    parsed += u32::from(!segment.without_payload().is_empty());
                 }
             }
         }
     }
-    assert!(heard > 100, "{heard}");
+    assert!(parsed > 100, "{parsed}");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn v9_without_a_port_on_either_side_nothing_is_taken() {
 
 #[test]
 fn the_link_local_address_of_the_guests_mac() {
-    // By RFC 4291: the card's number with the bit for local administration turned, and ff:fe in its middle.
+    // RFC 4291: the MAC address with the universal/local bit inverted, and ff:fe in its middle.
     let [a, b, c, d, e, f] = GUEST_MAC.map(u16::from);
     let expected =
         Ipv6Addr::new(0xfe80, 0, 0, 0, (a << 8 | b) ^ 0x200, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);

@@ -1,4 +1,4 @@
-//! What the loop waits for, and what it lets in, without a guest.
+//! What wakes the loop, and what it admits, without a guest.
 
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -65,7 +65,7 @@ impl Scene {
         Self { gateway, link, owner }
     }
 
-    /// One with nothing to do.
+    /// A gateway with nothing to do.
     fn idle(limits: NetworkLimits) -> Self {
         let mut scene = Self::new(&[], limits);
         assert!(scene.gateway.step(false).unwrap());
@@ -86,7 +86,7 @@ impl Scene {
         Some(timeout.try_into().unwrap())
     }
 
-    /// A connection that begins at this port of the guest's.
+    /// Adds a connection from this port of the guest.
     fn connect(&mut self, guest_port: u16, inbound: bool) -> u64 {
         let now = self.gateway.now;
         let mut connection = Connection::dialing(tuple(guest_port), socket(), Vec::new(), now);
@@ -94,14 +94,14 @@ impl Scene {
         self.gateway.table.add(connection)
     }
 
-    /// A flow from this port of the guest's.
+    /// Adds a flow from this port of the guest.
     fn flow(&mut self, guest_port: u16, socket: FlowSocket) -> u64 {
         let remote = tuple(guest_port).remote;
         let endpoint = Endpoint { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() };
         self.gateway.flows.add(tuple(guest_port), endpoint, socket, self.gateway.now)
     }
 
-    /// The keeper takes no frames.
+    /// Fills the link: the keeper does not read.
     fn fill_link(&mut self) {
         while self.gateway.link.has_space() {
             self.gateway.link.send(EtherType::V4, 1000, |_| {});
@@ -109,7 +109,7 @@ impl Scene {
     }
 }
 
-/// What the owner was sent.
+/// The messages that the owner received.
 fn messages(owner: &OwnedFd) -> Vec<FromGateway> {
     let mut buffer = vec![0; 65536];
     let next = || {
@@ -167,7 +167,7 @@ fn n9_what_begins_is_counted_in_the_owners_memory_until_it_ends() {
     scene.gateway.end(connection, "ended");
     scene.gateway.end_flow(flow, "ended");
     assert_eq!(found(&file), counted, "the owner may not have been sent the ends yet");
-    // One that is given up while it is dialled begins and ends at once.
+    // A connection that ends while it is dialed is logged as allowed and closed at once.
     let third = scene.connect(3, false);
     scene.gateway.end(third, "not connected");
     assert_eq!(found(&file), [(connection_number(third), 0, 0), counted[1]]);
@@ -275,7 +275,7 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
     ];
     for (what, prepare, expected) in table {
         let mut scene = Scene::idle(LIMITS);
-        // All times count from one moment.
+        // All times are measured from one moment.
         let now = Instant::now();
         scene.gateway = Gateway { now, accept_after: now, ..scene.gateway };
         scene.gateway.flows = crate::flows::Flows::new(now);
@@ -311,7 +311,7 @@ fn frames_stay_in_the_link_while_the_guest_is_throttled() {
     }
 }
 
-/// Tells the owner, which does not read, of as much as may wait.
+/// Sends the owner, which does not read, as many events as may be queued.
 fn while_room(gateway: &mut Gateway) {
     while gateway.event_log.has_space() {
         gateway.event_log.send(&FromGateway::Ready);
@@ -470,16 +470,16 @@ fn bytes_of_connections_to_the_guest_count_against_its_rate() {
     let socket = connection.socket().unwrap();
     assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)), Ok(1));
 
-    // In one moment, so that nothing comes back.
+    // Within one moment, so that no bucket is refilled.
     let left = |gateway: &Gateway| (gateway.quota.down.0.left(), gateway.quota.down.1.left());
     let before = left(&gateway);
     gateway.turn(1);
     assert_eq!(guest.segments().len(), 1);
-    assert_eq!(guest.came.len(), 1000);
+    assert_eq!(guest.received.len(), 1000);
     assert_eq!(left(&gateway), (before.0 - 1000, before.1 - 1));
 }
 
-/// Turns of the loop until something is so.
+/// Runs the loop until a condition holds.
 #[track_caller]
 fn until(gateway: &mut Gateway, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
@@ -510,7 +510,7 @@ fn a_new_policy_is_acknowledged_with_how_much_it_closed() {
 #[test]
 fn the_end_of_a_peers_datagrams_is_recorded_with_the_address_of_their_beginning() {
     let mut scene = Scene::new(&[], LIMITS);
-    // As a socket that serves both families tells of it.
+    // As a dual-stack socket reports it.
     let SocketAddr::V4(remote) = tuple(1).remote else { unreachable!("it is IPv4") };
     let mapped = SocketAddr::new(remote.ip().to_ipv6_mapped().into(), remote.port());
     let number = scene.flow(1, FlowSocket::Inbound(0, mapped));

@@ -1,4 +1,4 @@
-//! On the host's own loopback, and without a packet to anywhere else.
+//! Only the host's loopback; no packet leaves the host.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -15,7 +15,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Waits until a dial has come to its end.
+/// Waits for the result of a dial.
 fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
     let mut wait = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::OUT)];
     rustix::event::poll(&mut wait, None).unwrap();
@@ -86,7 +86,7 @@ fn errors_are_described_by_what_they_mean() {
     }
 }
 
-/// Runs a test of this file again, in a process of its own that begins with these words.
+/// Runs a test of this file again, in a process of its own that is started with these words.
 fn again(name: &str, inside: &str, words: &[&str]) -> bool {
     if std::env::var_os(inside).is_some() {
         return false;

@@ -32,7 +32,11 @@ fn follow_pieces(pieces: &[&[u8]], answer: &[u8]) -> Followed {
                     followed.passed.extend(pending.drain(..count));
                 }
                 Ok(Step::Decide(request)) => {
-                    assert_eq!(stream.read(&pending), Ok(Step::Held), "nothing goes on before it was judged");
+                    assert_eq!(
+                        stream.read(&pending),
+                        Ok(Step::Held),
+                        "nothing is cleared before it was accepted"
+                    );
                     let host =
                         request.authority.map_or_else(|| "-".to_owned(), |authority| authority.to_string());
                     let path = request.path.unwrap_or_else(|_| "?".to_owned());

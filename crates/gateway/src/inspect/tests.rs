@@ -1,4 +1,4 @@
-//! What is read, what waits for a decision, and what goes on.
+//! What is inspected, what is held back for a decision, and what is cleared.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,10 +9,10 @@ use super::{AppProtocol, Inspection, Inspector, MAX_BUFFERED, MAX_HEAD, ParsedTa
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 const FIRST: &[u8] = b"GET /a HTTP/1.1\r\nHost: one.example\r\n\r\n";
 const SECOND: &[u8] = b"HEAD /b HTTP/1.1\r\nHost: two.example\r\n\r\n";
-/// A record of encrypted data: whatever follows is of no interest.
+/// A record of encrypted data, whose content does not matter.
 const ENCRYPTED: &[u8] = &[23, 3, 3, 0, 1, 0];
 
-/// A ClientHello of TLS 1.3 with this name.
+/// A TLS 1.3 ClientHello with this name.
 fn hello(name: &str) -> Vec<u8> {
     let short = |length: usize| u16::try_from(length).unwrap().to_be_bytes();
     let server_name = [&short(name.len() + 3)[..], &[0], &short(name.len()), name.as_bytes()].concat();
@@ -38,7 +38,7 @@ fn http(method: &str, host: &str, path: &str) -> ParsedTarget {
     }
 }
 
-/// Sends on everything that may go on.
+/// Removes and returns everything that is cleared.
 fn passed(inspector: &mut Inspector) -> Vec<u8> {
     let cleared = inspector.cleared().to_vec();
     inspector.consume(cleared.len());

@@ -89,7 +89,7 @@ fn frames_wait_in_order_until_the_keeper_reads_and_only_so_many() {
 
 #[test]
 fn a_keeper_that_neither_reads_nor_sends_does_not_stop_the_gateway() {
-    // The sockets that the gateway is given block.
+    // The gateway's sockets are blocking ones.
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (one, _keeper) = pair.unwrap();
     let (done, is_done) = mpsc::channel();

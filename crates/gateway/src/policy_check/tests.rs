@@ -1,4 +1,4 @@
-//! Decisions about real addresses, by policies as they are written.
+//! Decisions about real addresses, by policies in text form.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -43,21 +43,21 @@ fn inbound() -> Connection {
     Connection::inbound(TUPLE, SERVER, socket(), stack(), Instant::now())
 }
 
-/// An established connection whose client was never read.
+/// An established connection whose client was never inspected.
 fn open() -> Connection {
     let mut connection = inbound();
     connection.inbound = false;
     connection
 }
 
-/// An established connection whose client is read from its first byte on, and has said nothing yet.
+/// An established connection whose client is inspected from its first byte on, and has sent nothing yet.
 fn open_and_read() -> Connection {
     let mut connection = open();
     connection.inspect();
     connection
 }
 
-/// An established connection whose client gave this name.
+/// An established connection whose client has sent this name.
 fn named(name: &str) -> Connection {
     let mut connection = open();
     connection.target = Some(ParsedTarget::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false });
@@ -81,9 +81,9 @@ fn connections_that_the_new_policy_decides_without_reading() {
         ("an answer of the gateway", answering, nothing, "stays"),
         ("queries for names", asking, nothing, "stays"),
         ("allowed", dialing(), &["allow any"], "stays"),
-        ("denied while dialling", dialing(), &["deny any"], "ends: deny any"),
+        ("denied while dialing", dialing(), &["deny any"], "ends: deny any"),
         ("denied while it is read", reading(), &["deny any"], "ends: deny any"),
-        ("denied whatever was said", named("good.example"), &["deny any"], "ends: deny any"),
+        ("denied whatever was sent", named("good.example"), &["deny any"], "ends: deny any"),
         ("a peer of a published port", inbound(), nothing, "stays"),
         ("a denied peer", inbound(), &["deny in any"], "ends: deny in any"),
         ("a peer of another port", inbound(), &["deny in any:80"], "stays"),
@@ -97,10 +97,10 @@ fn connections_that_the_new_policy_decides_without_reading() {
 fn n8_where_a_name_is_denied_what_the_client_sent_decides() {
     let rules = &["deny bad.example", "allow any"];
     let table = [
-        ("nothing could be said yet", dialing(), "is read"),
-        ("what is said first is read", reading(), "stays"),
-        ("what is said next is read", open_and_read(), "stays"),
-        ("what was said is not known", open(), "ends: deny bad.example"),
+        ("nothing could be sent yet", dialing(), "is read"),
+        ("the first bytes are inspected", reading(), "stays"),
+        ("the next bytes are inspected", open_and_read(), "stays"),
+        ("what was sent is not known", open(), "ends: deny bad.example"),
         ("another name", named("good.example"), "stays"),
         ("the denied name", named("bad.example"), "ends: deny bad.example"),
     ];
@@ -113,9 +113,9 @@ fn n8_where_a_name_is_denied_what_the_client_sent_decides() {
 fn n8_where_a_name_is_allowed_only_a_client_that_sent_it_stays() {
     let rule = "allow good.example";
     let table = [
-        ("what is said first is read", reading(), true),
-        ("it is dialled already, unread", dialing(), false),
-        ("what was said is not known", open(), false),
+        ("the first bytes are inspected", reading(), true),
+        ("it is dialed already, not inspected", dialing(), false),
+        ("what was sent is not known", open(), false),
         ("it may have been established before it was read", open_and_read(), false),
         ("the allowed name", named("good.example"), true),
         ("another name", named("bad.example"), false),

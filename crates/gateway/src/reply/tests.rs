@@ -1,4 +1,4 @@
-//! Frames that the gateway makes itself, as a guest reads them.
+//! Frames that the gateway itself makes, as a guest parses them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -42,9 +42,9 @@ impl Keeper {
         Some(frame)
     }
 
-    /// What the next packet carries, of this protocol and from this address to the guest.
+    /// The payload of the next packet, of this protocol and from this address to the guest.
     #[track_caller]
-    fn carried(&self, from: IpAddr, protocol: IpProtocol) -> Vec<u8> {
+    fn ip_payload(&self, from: IpAddr, protocol: IpProtocol) -> Vec<u8> {
         let packet = self.frame().unwrap().split_off(FRAME_HEADER);
         match from {
             IpAddr::V4(from) => {
@@ -102,16 +102,16 @@ fn an_echo_brings_back_what_was_sent() {
     let mut packet = vec![0; 20 + asked.buffer_len()];
     asked.emit(&mut Icmpv4Packet::new_unchecked(&mut packet[20..]), &sums);
     send_echo_reply(&mut link, GATEWAY_V4.into(), &packet);
-    let carried = keeper.carried(GATEWAY_V4.into(), IpProtocol::Icmp);
-    let answer = Icmpv4Repr::parse(&Icmpv4Packet::new_checked(&carried).unwrap(), &sums).unwrap();
+    let ip_payload = keeper.ip_payload(GATEWAY_V4.into(), IpProtocol::Icmp);
+    let answer = Icmpv4Repr::parse(&Icmpv4Packet::new_checked(&ip_payload).unwrap(), &sums).unwrap();
     assert_eq!(answer, Icmpv4Repr::EchoReply { ident: 7, seq_no: 9, data });
 
     let asked = Icmpv6Repr::EchoRequest { ident: 7, seq_no: 9, data };
     let mut packet = vec![0; 40 + asked.buffer_len()];
     asked.emit(&GUEST_V6, &GATEWAY_V6, &mut Icmpv6Packet::new_unchecked(&mut packet[40..]), &sums);
     send_echo_reply(&mut link, GATEWAY_V6.into(), &packet);
-    let carried = keeper.carried(GATEWAY_V6.into(), IpProtocol::Icmpv6);
-    let packet = Icmpv6Packet::new_checked(&carried).unwrap();
+    let ip_payload = keeper.ip_payload(GATEWAY_V6.into(), IpProtocol::Icmpv6);
+    let packet = Icmpv6Packet::new_checked(&ip_payload).unwrap();
     let answer = Icmpv6Repr::parse(&GATEWAY_V6, &GUEST_V6, &packet, &sums).unwrap();
     assert_eq!(answer, Icmpv6Repr::EchoReply { ident: 7, seq_no: 9, data });
 
@@ -119,7 +119,7 @@ fn an_echo_brings_back_what_was_sent() {
     assert!(keeper.frame().is_none(), "that was no request");
 }
 
-/// A segment of the guest's to this address.
+/// A segment from the guest to this address.
 fn sent(remote: IpAddr, control: TcpControl, acknowledged: Option<TcpSeqNumber>, payload: &[u8]) -> Vec<u8> {
     let (mut guest, _) = Guest::new(FourTuple { guest_port: 30000, remote: SocketAddr::new(remote, 443) });
     guest.acknowledged = acknowledged;
@@ -132,27 +132,27 @@ fn a_prohibited_packet_comes_back_as_far_as_it_is_needed() {
     let long = vec![7; 2 * QUOTED];
     let packet = sent(V4.into(), TcpControl::Syn, None, &long);
     send_prohibited(&mut link, V4.into(), &packet);
-    let carried = keeper.carried(GATEWAY_V4.into(), IpProtocol::Icmp);
-    let message = Icmpv4Packet::new_checked(&carried).unwrap();
+    let ip_payload = keeper.ip_payload(GATEWAY_V4.into(), IpProtocol::Icmp);
+    let message = Icmpv4Packet::new_checked(&ip_payload).unwrap();
     assert!(message.verify_checksum());
     assert_eq!((message.msg_type(), message.msg_code()), (Icmpv4Message::DstUnreachable, 13));
-    assert_eq!(carried.len(), 8 + 20 + QUOTED);
-    assert_eq!(carried[28..], packet[20..][..QUOTED], "the guest's own header is before it");
+    assert_eq!(ip_payload.len(), 8 + 20 + QUOTED);
+    assert_eq!(ip_payload[28..], packet[20..][..QUOTED], "the guest's own header is before it");
 
     let packet = sent(V6.into(), TcpControl::Syn, None, &long);
     send_prohibited(&mut link, V6.into(), &packet);
-    let carried = keeper.carried(GATEWAY_V6.into(), IpProtocol::Icmpv6);
-    let message = Icmpv6Packet::new_checked(&carried).unwrap();
+    let ip_payload = keeper.ip_payload(GATEWAY_V6.into(), IpProtocol::Icmpv6);
+    let message = Icmpv6Packet::new_checked(&ip_payload).unwrap();
     assert!(message.verify_checksum(&GATEWAY_V6, &GUEST_V6));
     assert_eq!((message.msg_type(), message.msg_code()), (Icmpv6Message::DstUnreachable, 1));
-    assert_eq!(carried[48..], packet[40..][..QUOTED], "the guest's own header is before it");
+    assert_eq!(ip_payload[48..], packet[40..][..QUOTED], "the guest's own header is before it");
 }
 
 #[test]
 fn a_rejected_segment_is_reset_with_the_sequence_number_that_the_guest_expects() {
     let (mut link, keeper) = link();
     for remote in [IpAddr::V4(V4), IpAddr::V6(V6)] {
-        // What was sent, and where the answer begins and what it acknowledges.
+        // The guest's segment, and the sequence and acknowledgement numbers of the answer.
         for (control, acknowledged, payload, expected) in [
             (TcpControl::Syn, None, &b""[..], (0, Some(1001))),
             (TcpControl::Fin, None, b"data", (0, Some(1005))),
@@ -167,8 +167,8 @@ fn a_rejected_segment_is_reset_with_the_sequence_number_that_the_guest_expects()
                 packet: &packet,
             };
             send_reset(&mut link, &segment);
-            let carried = keeper.carried(remote, IpProtocol::Tcp);
-            let answer = TcpPacket::new_checked(&carried).unwrap();
+            let ip_payload = keeper.ip_payload(remote, IpProtocol::Tcp);
+            let answer = TcpPacket::new_checked(&ip_payload).unwrap();
             let guest = if remote.is_ipv4() { IpAddress::Ipv4(GUEST_V4) } else { IpAddress::Ipv6(GUEST_V6) };
             assert!(answer.rst() && answer.verify_checksum(&remote.into(), &guest));
             assert_eq!((answer.src_port(), answer.dst_port()), (443, 30000));
@@ -188,8 +188,8 @@ fn a_datagram_has_its_ports_and_a_checksum() {
         [(IpAddr::V4(V4), IpAddress::Ipv4(GUEST_V4)), (IpAddr::V6(V6), IpAddress::Ipv6(GUEST_V6))]
     {
         send_datagram(&mut link, SocketAddr::new(remote, 53), 30000, b"payload");
-        let carried = keeper.carried(remote, IpProtocol::Udp);
-        let udp = UdpPacket::new_checked(&carried).unwrap();
+        let ip_payload = keeper.ip_payload(remote, IpProtocol::Udp);
+        let udp = UdpPacket::new_checked(&ip_payload).unwrap();
         assert!(udp.checksum() != 0 && udp.verify_checksum(&remote.into(), &guest));
         assert_eq!((udp.src_port(), udp.dst_port(), udp.payload()), (53, 30000, &b"payload"[..]));
     }

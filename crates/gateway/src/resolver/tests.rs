@@ -1,4 +1,4 @@
-//! Queries of a guest, and resolvers on the loopback interface that answer them, or do not.
+//! Queries of a guest, and resolvers on the loopback interface that respond, or do not.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -23,7 +23,7 @@ const DATAGRAM: QueryOrigin =
 const CONNECTION: QueryOrigin = QueryOrigin::Connection(7);
 const MANY: u32 = 1000;
 const NO_ANSWER: &str = "the host's resolvers did not respond";
-/// For what happens at once, on a machine that is busy.
+/// The timeout for what happens at once, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn policy_check(preset: &str, rules: &[&str]) -> PolicyCheck {
@@ -53,11 +53,11 @@ impl Upstream {
         Self(socket)
     }
 
-    /// One that takes connections, too.
+    /// A resolver that accepts TCP connections, too.
     fn with_listener() -> (Self, TcpListener) {
         loop {
             let upstream = Self::new();
-            // The same port may be taken there.
+            // The same port may be in use for TCP.
             if let Ok(listener) = TcpListener::bind(upstream.address()) {
                 return (upstream, listener);
             }
@@ -68,7 +68,7 @@ impl Upstream {
         self.0.local_addr().unwrap()
     }
 
-    /// The next query that came.
+    /// The next query that the resolver received.
     fn lookup(&self) -> (Message, SocketAddr) {
         let mut buffer = [0; 1024];
         let (count, from) = self.0.recv_from(&mut buffer).unwrap();
@@ -85,7 +85,7 @@ impl Upstream {
     }
 }
 
-/// An answer to this query, with these records of its name.
+/// A response to this query, with these records of its name.
 fn answer(query: &Message, code: ResponseCode, data: &[RData]) -> Message {
     let mut answer = Message::response(query.metadata.id, OpCode::Query);
     answer.metadata.response_code = code;
@@ -99,7 +99,7 @@ fn good_answer(query: &Message) -> Message {
     answer(query, ResponseCode::NoError, &[RData::A(A(PUBLIC))])
 }
 
-/// One that did not fit into a datagram.
+/// A truncated response.
 fn cut_answer(query: &Message) -> Message {
     let mut answer = answer(query, ResponseCode::NoError, &[]);
     answer.metadata.truncation = true;
@@ -122,7 +122,7 @@ fn replied(lookup: Lookup) -> Reply {
     }
 }
 
-/// The code of a reply, and why a name was not resolved, and whether that is a denial.
+/// The code of a reply, why a name was not resolved, and whether that is a denial.
 #[track_caller]
 fn failure(reply: Reply) -> (ResponseCode, String, bool) {
     let code = Message::from_vec(&reply.message.unwrap()).unwrap().metadata.response_code;
@@ -144,8 +144,8 @@ fn accept(listener: &TcpListener) -> TcpStream {
     listener.accept().unwrap().0
 }
 
-/// Goes on with a query once its socket can be read, or written to, in the same moment as it was asked: however long the
-/// machine takes, its time is not over.
+/// Resumes a query once its socket is readable or writable, at the moment at which it was sent: however long the
+/// machine takes, it has not timed out.
 #[track_caller]
 fn resume(
     resolver: &mut Resolver,
@@ -165,10 +165,10 @@ fn an_allowed_query_is_resolved_by_the_host_and_its_addresses_are_known_by_the_n
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let lookup = resolver.start(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
     let number = waits(lookup);
-    let (question, from) = upstream.lookup();
-    assert_eq!(question.queries[0].name.to_ascii(), "api.example.");
+    let (request, from) = upstream.lookup();
+    assert_eq!(request.queries[0].name.to_ascii(), "api.example.");
     let data = [RData::A(A(PUBLIC)), RData::A(A(Ipv4Addr::LOCALHOST))];
-    upstream.answer(&answer(&question, ResponseCode::NoError, &data), from);
+    upstream.answer(&answer(&request, ResponseCode::NoError, &data), from);
 
     let reply = replied(resume(&mut resolver, number, PollFlags::IN, &mut policy_check, now).unwrap());
     assert_eq!(reply.origin, DATAGRAM);
@@ -275,7 +275,7 @@ fn n9_a_query_is_forwarded_only_after_its_budget_was_reported() {
     let lookup: Vec<_> = (0..3).map(|_| upstream.lookup().0.queries[0].name().to_string()).collect();
     assert!(lookup.iter().all(|name| name.contains("api.example")), "{lookup:?}");
     upstream.0.set_nonblocking(true).unwrap();
-    assert!(upstream.0.recv(&mut [0; 64]).is_err(), "it was not asked for");
+    assert!(upstream.0.recv(&mut [0; 64]).is_err(), "it was not forwarded");
 }
 
 #[test]
@@ -327,12 +327,12 @@ fn a_resolver_that_fails_is_followed_by_the_next() {
     let bytes = query("api.example", RecordType::A);
     let first = waits(resolver.start(&bytes, DATAGRAM, &policy_check, now));
     let other = waits(resolver.start(&bytes, CONNECTION, &policy_check, now));
-    let (question, from) = servers[0].lookup();
-    servers[0].answer(&answer(&question, ResponseCode::ServFail, &[]), from);
+    let (request, from) = servers[0].lookup();
+    servers[0].answer(&answer(&request, ResponseCode::ServFail, &[]), from);
     let second = waits(resume(&mut resolver, first, PollFlags::IN, &mut policy_check, now).unwrap());
     assert!(second != other && resolver.socket(other).is_some(), "the other query still waits");
-    let (question, from) = servers[1].lookup();
-    servers[1].answer(&good_answer(&question), from);
+    let (request, from) = servers[1].lookup();
+    servers[1].answer(&good_answer(&request), from);
     let reply = replied(resume(&mut resolver, second, PollFlags::IN, &mut policy_check, now).unwrap());
     assert!(matches!(reply.event, Some(NetEvent::Resolved { .. })), "{reply:?}");
 }
@@ -362,13 +362,13 @@ fn n4_a_spoofed_response_is_ignored_and_the_real_one_behind_it_is_used() {
     let mut resolver = Resolver::new(vec![upstream.address()], MANY);
     let lookup = resolver.start(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
     let number = waits(lookup);
-    let (question, from) = upstream.lookup();
-    let mut guess = answer(&question, ResponseCode::NoError, &[RData::A(A(Ipv4Addr::new(198, 51, 100, 9)))]);
+    let (request, from) = upstream.lookup();
+    let mut guess = answer(&request, ResponseCode::NoError, &[RData::A(A(Ipv4Addr::new(198, 51, 100, 9)))]);
     guess.metadata.id = guess.metadata.id.wrapping_add(1);
     upstream.answer(&guess, from);
     assert!(resume(&mut resolver, number, PollFlags::IN, &mut policy_check, now).is_none(), "it still waits");
     upstream.answer(&guess, from);
-    upstream.answer(&good_answer(&question), from);
+    upstream.answer(&good_answer(&request), from);
     let lookup = resume(&mut resolver, number, PollFlags::IN, &mut policy_check, now)
         .or_else(|| resume(&mut resolver, number, PollFlags::IN, &mut policy_check, now));
     let Some(NetEvent::Resolved { addresses, .. }) = replied(lookup.unwrap()).event else {
@@ -390,21 +390,21 @@ fn names_that_do_not_exist_are_distinguished_from_endless_aliases() {
     ];
     for (code, data, (expected, reason, denied)) in table {
         let lookup = resolver.start(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
-        let (question, from) = upstream.lookup();
-        upstream.answer(&answer(&question, code, &data), from);
+        let (request, from) = upstream.lookup();
+        upstream.answer(&answer(&request, code, &data), from);
         let lookup = resume(&mut resolver, waits(lookup), PollFlags::IN, &mut policy_check, now);
         assert_eq!(failure(replied(lookup.unwrap())), (expected, reason.to_owned(), denied));
     }
 }
 
-/// A query whose answer was cut, and that is asked for again over a connection.
+/// A query whose response was truncated, so that it is retried over TCP.
 struct Cut {
     resolver: Resolver,
     policy_check: PolicyCheck,
     number: u64,
     upstream: Upstream,
     server: TcpStream,
-    question: Message,
+    request: Message,
     now: Instant,
 }
 
@@ -414,14 +414,14 @@ impl Cut {
         let (mut policy_check, now) = (allowing(), Instant::now());
         let mut resolver = Resolver::new(vec![upstream.address()], MANY);
         let lookup = resolver.start(&query("api.example", RecordType::A), CONNECTION, &policy_check, now);
-        let (question, from) = upstream.lookup();
-        upstream.answer(&cut_answer(&question), from);
+        let (request, from) = upstream.lookup();
+        upstream.answer(&cut_answer(&request), from);
         let now = now + SERVER_TIMEOUT / 2;
         let number =
             waits(resume(&mut resolver, waits(lookup), PollFlags::IN, &mut policy_check, now).unwrap());
         assert!(
             resume(&mut resolver, number, PollFlags::OUT, &mut policy_check, now).is_none(),
-            "it is asked again"
+            "it is retried"
         );
         assert_eq!(resolver.due(), Some(now + SERVER_TIMEOUT), "a connection has its own time");
         let mut server = accept(&listener);
@@ -430,9 +430,9 @@ impl Cut {
         server.read_exact(&mut length).unwrap();
         let mut bytes = vec![0; u16::from_be_bytes(length).into()];
         server.read_exact(&mut bytes).unwrap();
-        let question = Message::from_vec(&bytes).unwrap();
-        assert_eq!(question.queries[0].name.to_ascii(), "api.example.");
-        Self { resolver, policy_check, number, upstream, server, question, now }
+        let request = Message::from_vec(&bytes).unwrap();
+        assert_eq!(request.queries[0].name.to_ascii(), "api.example.");
+        Self { resolver, policy_check, number, upstream, server, request, now }
     }
 
     fn resume(&mut self) -> Option<Lookup> {
@@ -447,7 +447,7 @@ impl Cut {
 #[test]
 fn a_truncated_response_is_retried_over_tcp() {
     let mut cut = Cut::new();
-    let framed = cut.frame(&good_answer(&cut.question));
+    let framed = cut.frame(&good_answer(&cut.request));
     let (first, second) = framed.split_at(5);
     cut.server.write_all(first).unwrap();
     assert!(cut.resume().is_none(), "half an answer");
@@ -463,11 +463,11 @@ fn a_truncated_response_is_retried_at_the_same_resolver() {
     let (mut policy_check, now) = (allowing(), Instant::now());
     let mut resolver = Resolver::new(vec![first.address(), second.address()], MANY);
     let lookup = resolver.start(&query("api.example", RecordType::A), DATAGRAM, &policy_check, now);
-    let (question, from) = first.lookup();
-    first.answer(&answer(&question, ResponseCode::ServFail, &[]), from);
+    let (request, from) = first.lookup();
+    first.answer(&answer(&request, ResponseCode::ServFail, &[]), from);
     let lookup = resume(&mut resolver, waits(lookup), PollFlags::IN, &mut policy_check, now).unwrap();
-    let (question, from) = second.lookup();
-    second.answer(&cut_answer(&question), from);
+    let (request, from) = second.lookup();
+    second.answer(&cut_answer(&request), from);
     let lookup = resume(&mut resolver, waits(lookup), PollFlags::IN, &mut policy_check, now).unwrap();
     waits(lookup);
     accept(&listener);
@@ -477,7 +477,7 @@ fn a_truncated_response_is_retried_at_the_same_resolver() {
 fn a_tcp_query_without_a_usable_response_is_retried_over_udp() {
     type Change = fn(&mut Message);
     let bad = |cut: &Cut, change: Change| {
-        let mut answer = good_answer(&cut.question);
+        let mut answer = good_answer(&cut.request);
         change(&mut answer);
         cut.frame(&answer)
     };

@@ -26,7 +26,7 @@ pub(crate) struct Guest {
     pub(crate) next: TcpSeqNumber,
     pub(crate) acknowledged: Option<TcpSeqNumber>,
     /// The received payload, in order.
-    pub(crate) came: Vec<u8>,
+    pub(crate) received: Vec<u8>,
     /// The longest payload of a segment.
     pub(crate) longest: usize,
 }
@@ -42,7 +42,7 @@ impl Guest {
 
     /// A guest at this end of a link.
     pub(crate) fn over(link: OwnedFd, tuple: FourTuple) -> Self {
-        Self { link, tuple, next: TcpSeqNumber(1000), acknowledged: None, came: Vec::new(), longest: 0 }
+        Self { link, tuple, next: TcpSeqNumber(1000), acknowledged: None, received: Vec::new(), longest: 0 }
     }
 
     /// Sends an IPv4 packet over its link.
@@ -118,7 +118,7 @@ impl Guest {
             if segment.syn() {
                 self.acknowledged = Some(segment.seq_number() + 1);
             } else if self.acknowledged == Some(segment.seq_number()) {
-                self.came.extend(payload);
+                self.received.extend(payload);
                 self.acknowledged = Some(segment.seq_number() + payload.len() + usize::from(segment.fin()));
             }
             segments.push(segment);

@@ -1,4 +1,4 @@
-//! Stacks and the guests that they face, in memory.
+//! Stacks and the guests that they serve, in memory.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// A stack that waits for a guest to begin.
+    /// A stack that listens for the guest's SYN.
     fn waiting(tuple: FourTuple) -> Self {
         let (guest, mut link) = Guest::new(tuple);
         let clock = Clock::new();
@@ -54,7 +54,7 @@ impl Pair {
         self.stack.transmit(self.now, &mut self.link);
     }
 
-    /// Whether it is established, reset and over.
+    /// Whether it is established, reset and closed.
     fn state(&mut self) -> (bool, bool, bool) {
         (self.stack.is_established(), self.stack.is_reset(), self.stack.is_over())
     }
@@ -108,8 +108,8 @@ fn a_guest_accepts_a_connection() {
 #[test]
 fn a_guest_has_finished_when_all_that_it_sent_was_taken() {
     let mut pair = Pair::established(V4);
-    let said = pair.guest.packet(TcpControl::Psh, b"last");
-    pair.on_packet(&said);
+    let segment = pair.guest.packet(TcpControl::Psh, b"last");
+    pair.on_packet(&segment);
     let fin = pair.guest.fin();
     pair.on_packet(&fin);
     assert!(!pair.stack.guest_has_finished(), "four bytes wait");
@@ -136,15 +136,15 @@ fn what_is_sent_fits_the_link_and_is_as_long_as_the_link_takes() {
         let mut pair = Pair::established(tuple);
         let sent: Vec<u8> = (0..BUFFER_SIZE).map(|index| u8::try_from(index % 251).unwrap()).collect();
         assert_eq!(pair.stack.tcp().send_slice(&sent), Ok(BUFFER_SIZE));
-        while pair.guest.came.len() < BUFFER_SIZE {
+        while pair.guest.received.len() < BUFFER_SIZE {
             pair.stack.transmit(pair.now, &mut pair.link);
             pair.link.flush();
             let segments = pair.guest.segments();
-            assert!(!segments.is_empty(), "{} of {BUFFER_SIZE} bytes came", pair.guest.came.len());
+            assert!(!segments.is_empty(), "{} of {BUFFER_SIZE} bytes came", pair.guest.received.len());
             let ack = pair.guest.ack();
             pair.on_packet(&ack);
         }
-        assert!(pair.guest.came == sent);
+        assert!(pair.guest.received == sent);
         assert_eq!(pair.guest.longest, usize::from(MTU) - header - TCP_HEADER);
     }
 }
@@ -152,7 +152,7 @@ fn what_is_sent_fits_the_link_and_is_as_long_as_the_link_takes() {
 #[test]
 fn nothing_is_sent_while_the_keeper_does_not_read() {
     let mut pair = Pair::established(V4);
-    // The link's own buffer, and then one frame that waits.
+    // The link's own buffer, and then one queued frame.
     while pair.link.has_space() {
         pair.link.send(EtherType::V4, 1000, |_| {});
     }
@@ -166,7 +166,7 @@ fn nothing_is_sent_while_the_keeper_does_not_read() {
 fn a_guests_own_checksums_do_not_matter() {
     let mut pair = Pair::waiting(V4);
     let mut syn = pair.guest.syn();
-    // Those of the IP header and of the segment.
+    // The checksums of the IP header and of the segment.
     for at in [10, IPV4_HEADER + 16] {
         syn[at] ^= 0xff;
     }
@@ -181,12 +181,12 @@ fn an_idle_guest_is_probed_and_reset_without_an_answer() {
     assert!(due > pair.now && due <= pair.now + KEEP_ALIVE, "{:?}", due - pair.now);
     pair.now += KEEP_ALIVE + Duration::from_millis(1);
     pair.stack.transmit(pair.now, &mut pair.link);
-    assert_eq!(pair.guest.segments().len(), 1, "it is asked");
+    assert_eq!(pair.guest.segments().len(), 1, "it is probed");
     let ack = pair.guest.ack();
     pair.on_packet(&ack);
     pair.now += KEEP_ALIVE + Duration::from_millis(1);
     pair.stack.transmit(pair.now, &mut pair.link);
-    assert_eq!(pair.guest.segments().len(), 1, "it is asked again");
+    assert_eq!(pair.guest.segments().len(), 1, "it is probed again");
     assert_eq!(pair.state(), ESTABLISHED, "a guest that answers may be silent for as long as it likes");
     pair.now += GUEST_TIMEOUT;
     pair.stack.transmit(pair.now, &mut pair.link);
@@ -207,7 +207,7 @@ fn times_of_the_stack_are_times_of_the_clock() {
     );
 }
 
-/// A segment that begins with this number and carries so many bytes.
+/// A segment with this sequence number and so many bytes of payload.
 fn segment(tuple: FourTuple, first: i32, length: usize) -> Vec<u8> {
     let (mut guest, _) = Guest::new(tuple);
     (guest.next, guest.acknowledged) = (TcpSeqNumber(first), Some(TcpSeqNumber(1)));

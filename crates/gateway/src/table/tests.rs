@@ -1,4 +1,4 @@
-//! Connections by number and ends, their timers and their turns.
+//! Connections by number and four-tuple, their timers and their turns.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -85,13 +85,13 @@ fn a_turn_comes_when_its_time_has_come_and_once() {
 fn the_more_connections_the_smaller_their_buffers() {
     let now = Instant::now();
     let mut table = Table::default();
-    let mut rooms = Vec::new();
+    let mut sizes = Vec::new();
     for port in 0..300 {
-        rooms.push((usize::from(port), table.buffer_size(0)));
+        sizes.push((usize::from(port), table.buffer_size(0)));
         table.add(connection(port, now));
     }
-    rooms.dedup_by_key(|(_, buffer_size)| *buffer_size);
-    assert_eq!(rooms, [(0, 512 * 1024), (32, 64 * 1024), (256, 16 * 1024)]);
+    sizes.dedup_by_key(|(_, buffer_size)| *buffer_size);
+    assert_eq!(sizes, [(0, 512 * 1024), (32, 64 * 1024), (256, 16 * 1024)]);
 }
 
 #[test]

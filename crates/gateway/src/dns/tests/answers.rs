@@ -1,4 +1,4 @@
-//! What a resolver may tell the guest.
+//! Responses: what of them the guest gets.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn read(query: &Query, bytes: &[u8]) -> Result<Answer, AnswerError> {
     read_answer(query, ID, bytes, is_public)
 }
 
-/// The answer to a question for addresses of `a.example` with these records.
+/// The response to an A query for `a.example` with these records.
 fn answered(kind: u16, records: &[Vec<u8>]) -> Result<Answer, AnswerError> {
     let count = u16::try_from(records.len()).unwrap();
     let content = [&[question("a.example", kind)][..], records].concat();
@@ -42,7 +42,7 @@ fn addresses(answer: &Answer) -> Vec<String> {
 }
 
 /// The addresses in the message for the guest.
-fn told(answer: &Answer) -> Vec<String> {
+fn revealed(answer: &Answer) -> Vec<String> {
     let data = parsed(&answer.message).answers.into_iter().filter_map(|record| match record.data {
         RData::A(address) => Some(address.0.to_string()),
         RData::AAAA(address) => Some(address.0.to_string()),
@@ -70,10 +70,10 @@ fn a_response_reaches_the_guest_and_the_name_cache() {
     assert_eq!(addresses(&answer), ["192.0.2.1", "192.0.2.2"]);
     assert!(answer.resolved.iter().all(|(_, ttl)| *ttl == Duration::from_secs(30)), "the alias ends first");
     assert_eq!((answer.removed.len(), answer.code), (0, ResponseCode::NoError));
-    let told = parsed(&answer.message);
-    assert_eq!((told.metadata.id, told.answers.len(), told.edns.is_some()), (7, 3, true));
-    assert_eq!(told.answers[0].name.to_string(), "A.eXample.");
-    assert_eq!(told.queries[0].name.to_string(), "A.eXample.");
+    let revealed = parsed(&answer.message);
+    assert_eq!((revealed.metadata.id, revealed.answers.len(), revealed.edns.is_some()), (7, 3, true));
+    assert_eq!(revealed.answers[0].name.to_string(), "A.eXample.");
+    assert_eq!(revealed.queries[0].name.to_string(), "A.eXample.");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn n3_denied_addresses_are_removed() {
         let records: Vec<_> = given.iter().map(|given| address("a.example", 60, given)).collect();
         let answer = answered(*kind, &records).unwrap();
         assert_eq!(addresses(&answer), *left, "{what}");
-        assert_eq!(told(&answer), *left, "{what}");
+        assert_eq!(revealed(&answer), *left, "{what}");
         assert_eq!(answer.removed.len(), given.len() - left.len(), "{what}");
     }
 }
@@ -138,20 +138,20 @@ fn n3_records_that_were_not_queried_are_left_out() {
     for (what, record) in rows {
         let answer = answered(A, &[address("a.example", 60, "192.0.2.1"), record.clone()]).unwrap();
         assert_eq!(
-            (addresses(&answer), told(&answer)),
+            (addresses(&answer), revealed(&answer)),
             (vec!["192.0.2.1".to_owned()], vec!["192.0.2.1".to_owned()]),
             "{what}"
         );
         assert_eq!(parsed(&answer.message).answers.len(), 1, "{what}");
     }
-    // What stands in the other sections is not an answer either.
+    // Records in the other sections are no answer either.
     let content = [
         question("a.example", A),
         address("a.example", 60, "192.0.2.8"),
         address("a.example", 60, "192.0.2.9"),
     ];
     let answer = read(&query("a.example", A), &message(ID, ANSWERS, [1, 0, 1, 1], &content)).unwrap();
-    assert!(answer.resolved.is_empty() && told(&answer).is_empty());
+    assert!(answer.resolved.is_empty() && revealed(&answer).is_empty());
 }
 
 #[test]
@@ -167,9 +167,9 @@ fn n3_responses_to_other_queries_are_ignored() {
         ("another name", message(ID, ANSWERS, counts, &other(question("b.example", A)))),
         ("another type", message(ID, ANSWERS, counts, &other(question("a.example", AAAA)))),
         ("another class", message(ID, ANSWERS, counts, &other(chaos))),
-        ("no question", message(ID, ANSWERS, [0, 1, 0, 0], &good()[1..])),
+        ("no query", message(ID, ANSWERS, [0, 1, 0, 0], &good()[1..])),
         (
-            "two questions",
+            "two queries",
             message(ID, ANSWERS, [2, 1, 0, 0], &[good()[0].clone(), good()[0].clone(), good()[1].clone()]),
         ),
         ("nothing", Vec::new()),
@@ -211,11 +211,11 @@ fn n3_malformed_messages_are_refused() {
     for (what, bytes) in rows {
         assert_eq!(read(&query("a.example", A), bytes), Err(AnswerError::Malformed), "{what}");
     }
-    // A pointer to the question is how honest resolvers save space.
+    // Honest resolvers compress the name with a pointer to the query.
     let answer =
         read(&query("a.example", A), &message(ID, ANSWERS, [1, 1, 0, 0], &[original_name(), at(12)]))
             .unwrap();
-    assert_eq!(told(&answer), ["192.0.2.1"]);
+    assert_eq!(revealed(&answer), ["192.0.2.1"]);
 }
 
 #[test]
@@ -297,9 +297,9 @@ fn n3_times_to_live_are_bounded() {
         (1 << 31, 0, MIN_CACHE_TTL),
         (u32::MAX, 0, MIN_CACHE_TTL),
     ];
-    for (given, told, kept) in rows {
+    for (given, revealed, kept) in rows {
         let answer = answered(A, &[address("a.example", given, "192.0.2.1")]).unwrap();
-        assert_eq!(parsed(&answer.message).answers[0].ttl, told, "{given}");
+        assert_eq!(parsed(&answer.message).answers[0].ttl, revealed, "{given}");
         assert_eq!(answer.resolved[0].1, Duration::from_secs(kept.into()), "{given}");
     }
 }
@@ -317,12 +317,16 @@ fn r5_long_responses_are_truncated_to_what_the_guest_accepts() {
         read(&read_query(&query, transport).unwrap(), &bytes).unwrap()
     };
     let answer = over(Transport::Tcp, None);
-    assert_eq!((addresses(&answer), answer.resolved.len()), (told(&answer), MAX_RECORDS));
+    assert_eq!((addresses(&answer), answer.resolved.len()), (revealed(&answer), MAX_RECORDS));
     for (size, limit) in [(None, 512), (Some(0), 512), (Some(100), 512), (Some(1000), 1000)] {
         let answer = over(Transport::Udp, size);
         assert!(answer.message.len() <= limit, "{size:?}");
-        let told = parsed(&answer.message);
-        assert_eq!((told.metadata.truncation, told.answers.len()), (true, 0), "{size:?}: ask over TCP");
+        let revealed = parsed(&answer.message);
+        assert_eq!(
+            (revealed.metadata.truncation, revealed.answers.len()),
+            (true, 0),
+            "{size:?}: ask over TCP"
+        );
     }
     assert!(over(Transport::Udp, Some(65535)).message.len() <= 4096);
 }
@@ -333,7 +337,11 @@ fn r5_aliases_count_among_the_records() {
     records.extend((0..200).map(|number| address("b.example", 60, &format!("192.0.2.{number}"))));
     let answer = answered(A, &records).unwrap();
     assert_eq!(parsed(&answer.message).answers.len(), MAX_RECORDS);
-    assert_eq!(addresses(&answer), told(&answer), "the book has what the guest was told, and nothing else");
+    assert_eq!(
+        addresses(&answer),
+        revealed(&answer),
+        "the name cache has what was revealed to the guest, and nothing else"
+    );
 }
 
 #[test]
@@ -354,7 +362,7 @@ fn damaged_responses_never_reveal_a_denied_address() {
             damaged[place] = u8::try_from(numbers.below(256)).unwrap();
         }
         let Ok(answer) = read(&query, &damaged) else { continue };
-        assert_eq!(told(&answer), addresses(&answer));
-        assert!(told(&answer).iter().all(|told| told.starts_with("192.")), "{answer:?}");
+        assert_eq!(revealed(&answer), addresses(&answer));
+        assert!(revealed(&answer).iter().all(|revealed| revealed.starts_with("192.")), "{answer:?}");
     }
 }

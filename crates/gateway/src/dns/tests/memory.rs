@@ -1,4 +1,4 @@
-//! What is remembered between messages: names, budgets, and halves of frames.
+//! State between messages: names, budgets, and incomplete frames.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn n3_a_name_holds_until_its_time_ends() {
     assert_eq!(cache.names(ip(1), end), [host("b.example")]);
     assert_eq!(cache.names(ip(1), end + MINUTE), []);
     assert_eq!(cache.names(ip(2), START), [], "another address has none of them");
-    // A shorter time does not take away what a longer one gave; a longer one adds to it.
+    // A shorter TTL does not shorten an entry; a longer one extends it.
     cache.insert(&host("b.example"), ip(1), Duration::ZERO, START);
     assert_eq!(cache.names(ip(1), end), [host("b.example")]);
     cache.insert(&host("b.example"), ip(1), MINUTE * 9, START);
@@ -83,7 +83,7 @@ fn r5_a_full_name_cache_costs_no_more_than_an_empty_one() {
         }
         began.elapsed()
     };
-    // A walk over all entries would take some thousand times as long.
+    // Walking over all entries would take some thousand times as long.
     let (few, all) = (time(4), time(MAX_ENTRIES));
     assert!(all < few * 100, "{few:?} and {all:?}");
 }
@@ -144,7 +144,7 @@ fn n4_all_domains_together_have_a_budget() {
 
 #[test]
 fn n4_the_order_of_known_names_is_no_free_channel() {
-    // What reaches the server, without repetitions, which tell it nothing.
+    // What the server sees: repetitions carry no information.
     let changes = |ask: &dyn Fn(usize) -> (HostName, RecordType)| {
         let mut limits = limits(LOOSE);
         let mut asked: Vec<_> =

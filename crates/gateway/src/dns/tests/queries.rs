@@ -1,4 +1,4 @@
-//! What a guest may ask.
+//! Queries that a guest may send, and those that it may not.
 
 use super::super::{
     Handling, MAX_QUERY, QueryProblem, RecordType, RefusedQuery, ResponseCode, Transport, answer_empty,
@@ -71,15 +71,15 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
-        ("no question", message(7, ASKS, [0; 4], &[]), QueryProblem::Malformed, Some(ResponseCode::FormErr)),
+        ("no query", message(7, ASKS, [0; 4], &[]), QueryProblem::Malformed, Some(ResponseCode::FormErr)),
         (
-            "two questions",
+            "two queries",
             message(7, ASKS, [2, 0, 0, 0], &[original_name(), original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
         (
-            "65535 questions",
+            "65535 queries",
             message(7, ASKS, [65535, 0, 0, 0], &[original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
@@ -179,7 +179,7 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
         let refused = refused(&bytes);
         assert_eq!(refused.problem, problem, "{what}");
         let answer = refused.answer.map(|answer| parsed(&answer));
-        // As numbers, because one of them has two names.
+        // As numbers, because one code has two names.
         let given = answer.as_ref().map(|answer| u16::from(answer.metadata.response_code));
         assert_eq!(given, code.map(u16::from), "{what}");
         assert!(answer.is_none_or(|answer| answer.metadata.id == 7 && answer.answers.is_empty()), "{what}");
@@ -299,7 +299,7 @@ fn damaged_queries_are_refused_or_parsed_and_nothing_else() {
 
 #[test]
 fn a_query_that_is_not_parsed_is_answered_with_its_id_and_opcode_only() {
-    // A status query that wants recursion, with the bits of an answer that has authority and was cut.
+    // A status query with the RD flag, and the flags of a truncated authoritative response.
     let refused = read_query(&message(0x0102, 0x1700, [1, 0, 0, 0], &[]), Transport::Udp).unwrap_err();
     assert_eq!(refused.answer, Some(vec![1, 2, 0x91, 0x84, 0, 0, 0, 0, 0, 0, 0, 0]));
 }

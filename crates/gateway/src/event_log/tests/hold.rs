@@ -10,7 +10,7 @@ use super::super::*;
 fn event_log() -> (EventLog, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, owner) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    // Room for a few messages.
+    // Buffer space for a few messages.
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
     (EventLog::new(ours, Instant::now()), owner)
 }

@@ -1,12 +1,12 @@
-//! What two readers could read in two ways, and what would lead to another host.
+//! Ambiguous requests, and requests that would lead to another host.
 
 use super::super::{HttpRefusal, MAX_FIELDS, MAX_HEAD, PathProblem, RequestStream, Step, rule_path};
 use super::{Followed, follow, follow_answered, follow_pieces};
 
-/// A good request before which nothing is refused, so that each row also shows what comes second.
+/// A valid request, so that each row is also tested as the second request.
 const FIRST: &[u8] = b"GET /first HTTP/1.1\r\nHost: a.example\r\n\r\n";
 
-/// The kind of a refusal: its variant without its text.
+/// The variant of a refusal, without its text.
 fn kind(refused: &HttpRefusal) -> &'static str {
     match refused {
         HttpRefusal::NotHttp => "not http",
@@ -285,7 +285,7 @@ fn other_protocols_are_distinguished_from_http() {
     ];
     for bytes in rows {
         assert_eq!(follow(bytes).refused, Some(HttpRefusal::NotHttp), "{}", bytes.escape_ascii());
-        // And so are they with all that they say afterwards, in one piece.
+        // The same with everything that follows in one piece.
         let more = [bytes, &[0; 2000][..]].concat();
         assert_eq!(follow(&more).refused, Some(HttpRefusal::NotHttp), "{}, and more", bytes.escape_ascii());
     }
@@ -373,7 +373,7 @@ fn s5_the_second_request_is_decided_like_the_first() {
         let mut stream = RequestStream::new();
         assert!(matches!(stream.read(&pending), Ok(Step::Decide(_))));
         stream.accept(&mut pending);
-        // This one is not accepted: nothing of it may go on, however often one asks.
+        // A request that is not accepted: nothing of it is cleared, however often the stream is read.
         while let Ok(Step::Cleared(count)) = stream.read(&pending) {
             pending.drain(..count);
         }
@@ -407,7 +407,7 @@ fn n5_a_socket_that_the_server_declines_leads_nowhere() {
     assert!(late.opaque, "some informational answers may come before it: {}", hints.len());
     let endless = follow_answered(&both, &b"HTTP/1.1 100 x\r\na: b\r\n\r\n".repeat(4000));
     assert_eq!(endless.refused, Some(HttpRefusal::BadResponse));
-    // Behind another request the first answer would not be the one to this.
+    // Behind another request, the first response would not be the one to this.
     let late = follow_answered(&[FIRST, &both].concat(), b"HTTP/1.1 101 X\r\n\r\n");
     assert_eq!((late.refused, late.passed), (Some(HttpRefusal::LateSwitch), FIRST.to_vec()));
 }
@@ -419,7 +419,7 @@ fn s5_the_head_that_is_forwarded_is_the_one_that_was_decided() {
     assert!(matches!(stream.read(head), Ok(Step::Decide(_))));
     stream.accept(&mut head[5..].to_vec());
     assert_eq!(stream.read(head), Err(HttpRefusal::Changed));
-    // Nothing was shown yet: there is nothing to accept.
+    // Nothing was returned yet, so there is nothing to accept.
     let mut stream = RequestStream::new();
     stream.accept(&mut head.to_vec());
     assert!(matches!(stream.read(head), Ok(Step::Decide(_))));

@@ -8,11 +8,11 @@ use smoltcp::wire::TcpControl;
 use super::*;
 
 const PART: usize = 60_000;
-/// Longer than the first time after which an opening segment is sent again.
+/// Longer than the first retransmission timeout of a SYN.
 const RETRY: Duration = Duration::from_millis(1100);
 
-/// Sends more than twice what the stack has buffer space for, before it sends anything itself: first far ahead, so that a gap
-/// is left, and then from the beginning.
+/// Sends more than twice what the stack's buffer holds, before it acknowledges anything: first far ahead, so that a
+/// gap is left, and then from the beginning.
 fn overflow(pair: &mut Pair) {
     let first = pair.guest.next;
     for start in [BUFFER_SIZE + PART, BUFFER_SIZE, BUFFER_SIZE - PART, 0] {
@@ -75,7 +75,7 @@ fn v15_no_more_is_taken_than_there_is_buffer_space_for_whatever_window_was_sent(
         // Before the stack has sent anything with a scaled window.
         pair.stack.on_packet(&ack, pair.now, &mut pair.link);
         overflow(&mut pair);
-        // What was read makes buffer space, which is offered and can be used.
+        // Reading frees buffer space, which is advertised and can be used.
         let taken = pair.stack.tcp().recv(|bytes| (bytes.len(), bytes.len())).unwrap();
         pair.stack.transmit(pair.now, &mut pair.link);
         pair.guest.next += taken;
@@ -95,7 +95,7 @@ fn v15_a_connection_that_was_reset_while_it_opened_does_not_open_again() {
         let reset = pair.guest.packet(TcpControl::Rst, &[]);
         pair.stack.on_packet(&reset, pair.now, &mut pair.link);
         assert_eq!(pair.state(), RESET);
-        // With the numbers of another connection, before the first one was removed.
+        // With sequence numbers of another connection, before the first one was removed.
         pair.guest.next.0 = pair.guest.next.0.wrapping_add(distance);
         let acknowledged = pair.guest.acknowledged.take();
         let syn = pair.guest.syn();
@@ -118,7 +118,7 @@ fn v15_a_guest_cannot_open_a_connection_that_the_stack_has_not_begun_yet() {
         pair.stack.transmit(pair.now, &mut pair.link);
         let mut syn = pair.guest.syn();
         if !with_window_scale {
-            // Behind the header and the option for the segment's size.
+            // Behind the header and the MSS option.
             syn[IPV4_HEADER + TCP_HEADER + 4..].fill(1);
         }
         pair.on_packet(&syn);
@@ -154,7 +154,7 @@ fn v15_both_sides_may_begin_at_once() {
     overflow(&mut pair);
 }
 
-/// Numbers without a pattern, the same in each run.
+/// A deterministic pseudo-random generator.
 struct Numbers(u64);
 
 impl Numbers {
@@ -170,7 +170,7 @@ impl Numbers {
     }
 }
 
-/// One thing that a guest, the other side, or time does.
+/// One random action of the guest, the peer, or the clock.
 fn happen(pair: &mut Pair, numbers: &mut Numbers) {
     match numbers.below(16) {
         0 => pair.now += Duration::from_millis(numbers.choose(&[1, 50, 1100, 3000, 31_000])),

@@ -165,7 +165,7 @@ fn n2_the_hosts_own_addresses_need_to_be_named() {
     let loopback = Destination { is_host: true, ..tcp("127.0.0.1", 80, &[]) };
     assert!(
         !allow_list(&["allow host"]).connect(&loopback).allows(),
-        "what listens there wants nobody from outside"
+        "services there expect no remote clients"
     );
     assert!(allow_list(&["allow loopback"]).connect(&loopback).allows());
 }

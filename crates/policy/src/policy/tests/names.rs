@@ -117,7 +117,7 @@ fn n3_a_name_never_leads_inward() {
                 decision.by
             );
             assert_eq!(policies.decide(&to, &tls(&api)).access, Access::Deny, "N3 {text}");
-            assert!(!policies.reveal(&api, to.address, false), "N3 {text} is told");
+            assert!(!policies.reveal(&api, to.address, false), "N3 {text} is revealed");
         }
     }
     let both = allow_list(&[RULE, "allow 10.0.0.0/8:443"]);

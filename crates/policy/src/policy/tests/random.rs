@@ -213,13 +213,13 @@ fn a_ceiling_is_never_widened() {
 fn bytes_before_inspection_are_inspected_too() {
     let all: Vec<HostName> = NAMES.iter().map(|text| name(text)).collect();
     let mut random = Random(3);
-    let mut destination = [0; 4];
+    let mut counts = [0; 4];
     for _ in 0..ROUNDS {
         let policies = Policies::new(None, random.policy());
         let names = random.names();
         let to = random.destination(&names);
         let before = policies.connect(&to).access;
-        destination[before as usize] += 1;
+        counts[before as usize] += 1;
         for inspected in readings(&all) {
             let after = policies.decide(&to, &inspected).access;
             let kept = match (before, inspected) {
@@ -230,7 +230,7 @@ fn bytes_before_inspection_are_inspected_too() {
             assert!(kept, "{policies:?} {to:?}: {before:?}, {inspected:?}: {after:?}");
         }
     }
-    assert!(destination.iter().all(|count| *count > ROUNDS / 200), "each verdict is tried: {destination:?}");
+    assert!(counts.iter().all(|count| *count > ROUNDS / 200), "each decision is tried: {counts:?}");
 }
 
 #[test]
