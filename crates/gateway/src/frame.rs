@@ -30,14 +30,14 @@ pub enum DropReason {
     ForeignAddress,
     /// The destination MAC address is not on the link.
     UnknownMac,
-    /// A VLAN tag.
+    /// The frame has a VLAN tag.
     Vlan,
     UnknownEtherType,
     /// IP options or IPv6 extension headers.
     Options,
     /// A fragment of an IP packet.
     Fragment,
-    /// Multicast or broadcast.
+    /// The destination is a multicast or broadcast address.
     Multicast,
     /// Source or destination port 0.
     NoPort,
@@ -73,7 +73,7 @@ impl fmt::Display for DropReason {
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     pub guest_port: u16,
-    /// The destination.
+    /// The destination address and port.
     pub remote: SocketAddr,
     /// A SYN without ACK, RST or FIN.
     pub opens: bool,
@@ -101,7 +101,7 @@ impl Segment<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     pub guest_port: u16,
-    /// The destination.
+    /// The destination address and port.
     pub remote: SocketAddr,
     pub payload: &'a [u8],
     pub packet: &'a [u8],
@@ -116,7 +116,7 @@ pub enum GuestPacket<'a> {
     NeighborSolicit(Ipv6Addr),
     /// An ICMP echo request.
     Echo {
-        /// The destination.
+        /// The destination address of the request.
         remote: IpAddr,
         packet: &'a [u8],
     },
@@ -124,7 +124,7 @@ pub enum GuestPacket<'a> {
     Udp(Datagram<'a>),
     /// Any other IP protocol, which is rejected.
     Other {
-        /// The destination.
+        /// The destination address of the packet.
         remote: IpAddr,
         /// The IP protocol number.
         protocol: u8,

@@ -33,7 +33,7 @@ const CLIENT_HELLO: u8 = 1;
 /// What the bytes so far are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hello {
-    /// An incomplete ClientHello.
+    /// Bytes are missing to complete the ClientHello.
     More,
     NotTls,
     Read(Box<ClientHello>),

@@ -22,14 +22,14 @@ const MAX_BUFFERED: usize = MAX_HEAD + 16 * 1024;
 /// What a client asked for. Decided at once, and again when the policy changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParsedTarget {
-    /// A TLS ClientHello.
+    /// The first bytes are a TLS ClientHello.
     Tls {
         /// The server name (SNI).
         name: Option<HostName>,
         /// Whether the SNI may only be the outer name of an encrypted ClientHello.
         encrypted_hello: bool,
     },
-    /// An HTTP request.
+    /// The next bytes are an HTTP request.
     Http {
         /// The host name in the request.
         host: Option<HostName>,

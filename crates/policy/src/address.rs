@@ -21,17 +21,17 @@ pub(crate) use registry::is_within;
 /// What kind of network an address belongs to, ordered by the harm of reaching it unintentionally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Globally routed unicast.
+    /// Globally routed unicast addresses.
     Public,
     /// Reserved or unassigned: documentation, benchmarking, tunnels.
     Special,
-    /// Multicast groups.
+    /// Groups of hosts (multicast).
     Multicast,
     /// Private networks, also those of a provider (carrier-grade NAT).
     Private,
     /// Only reachable on the host's own link.
     LinkLocal,
-    /// The host itself.
+    /// The host itself, only reachable from its own processes.
     Loopback,
     /// A cloud's metadata service, which hands out the machine's credentials.
     Metadata,

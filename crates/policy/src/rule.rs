@@ -58,7 +58,7 @@ pub enum Direction {
     In,
 }
 
-/// The transport protocol.
+/// The transport protocol that a rule or destination has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// TCP, the only protocol whose host names are inspected.
@@ -93,13 +93,13 @@ impl fmt::Display for Protocol {
 /// [reading](crate::address::readings) of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Public addresses ([`Class::Public`](crate::Class::Public)).
+    /// Public addresses, see [`Class::Public`](crate::Class::Public).
     Public,
-    /// Private networks ([`Class::Private`](crate::Class::Private)).
+    /// Private networks, see [`Class::Private`](crate::Class::Private).
     Private,
-    /// Loopback addresses ([`Class::Loopback`](crate::Class::Loopback)).
+    /// Loopback addresses, see [`Class::Loopback`](crate::Class::Loopback).
     Loopback,
-    /// Link-local addresses ([`Class::LinkLocal`](crate::Class::LinkLocal)).
+    /// Link-local addresses, see [`Class::LinkLocal`](crate::Class::LinkLocal).
     LinkLocal,
     /// Metadata services of clouds ([`Class::Metadata`](crate::Class::Metadata)).
     Metadata,

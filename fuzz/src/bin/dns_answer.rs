@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     let transport = if input.u8() & 1 == 0 { Transport::Udp } else { Transport::Tcp };
     let query = read_query(&asked, transport).expect("it is in order");
     let bytes = match input.u8() {
-        // As it is, or with a header and question that fit.
+        // As it is, or with a header and a query that fit.
         0..8 => input.take(usize::MAX).to_vec(),
         flags => {
             let counts = [0, 1, 0, input.u8() % 8, 0, input.u8() % 4, 0, 0];

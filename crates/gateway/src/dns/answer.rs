@@ -21,7 +21,7 @@ pub struct Answer {
     pub resolved: Vec<(IpAddr, Duration)>,
     /// The addresses that the policy removed.
     pub removed: Vec<IpAddr>,
-    /// [`ResponseCode::NoError`] or [`ResponseCode::NXDomain`].
+    /// Either [`ResponseCode::NoError`] or [`ResponseCode::NXDomain`].
     pub code: ResponseCode,
 }
 

@@ -8,7 +8,6 @@ const MAX_TEXT: usize = 512;
 /// The first final response of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstStatus {
-    /// Incomplete.
     More,
     /// The status code: a final one, or 101.
     Status(u16),

@@ -99,7 +99,7 @@ fn good_answer(query: &Message) -> Message {
     answer(query, ResponseCode::NoError, &[RData::A(A(PUBLIC))])
 }
 
-/// A truncated response.
+/// A response with the TC flag and without records.
 fn cut_answer(query: &Message) -> Message {
     let mut answer = answer(query, ResponseCode::NoError, &[]);
     answer.metadata.truncation = true;

@@ -17,7 +17,6 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A non-blocking listener.
 fn silent_listener() -> (TcpListener, SocketAddr) {
     let (listener, address) = listener();
     listener.set_nonblocking(true).unwrap();

@@ -46,7 +46,7 @@ impl NamePatternError {
 /// refused: the targets `public` and `any` match every name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NamePattern {
-    /// This name only.
+    /// Only this name, none below it.
     Exact(HostName),
     /// Every name below this one, without the name itself.
     Below(HostName),

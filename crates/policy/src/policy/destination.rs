@@ -8,7 +8,7 @@ use crate::{HostName, Protocol};
 /// The destination of a connection from the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {
-    /// The transport protocol.
+    /// The transport protocol of the connection.
     pub protocol: Protocol,
     /// The address, as the guest sent it and as it will be dialed.
     pub address: IpAddr,
@@ -40,7 +40,7 @@ pub struct InspectedRequest<'a> {
 /// The result of inspecting a client's first bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Inspected<'a> {
-    /// A TLS ClientHello.
+    /// The first bytes are a TLS ClientHello.
     Tls {
         /// The server name (SNI).
         name: Option<&'a HostName>,

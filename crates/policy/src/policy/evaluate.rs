@@ -1,4 +1,4 @@
-//! Evaluates one policy.
+//! Evaluates one policy: rules in order, then the preset.
 
 use super::{Access, Destination, Inspected, NetworkPolicy, Preset, Reason, Unmet};
 use crate::rule::{Match, RemoteAddress};

@@ -24,7 +24,7 @@ impl Policies {
         Self { ceilings: ceilings.into_iter().collect(), own }
     }
 
-    /// The operator's policies.
+    /// The operator's policies, all of which have to agree.
     pub fn ceilings(&self) -> &[NetworkPolicy] {
         &self.ceilings
     }

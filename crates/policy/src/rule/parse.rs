@@ -1,4 +1,4 @@
-//! Parses rules.
+//! Parses rules from text, with the column of each error.
 
 use super::error::{RuleError, RuleProblem};
 use super::http::{self, HttpMatch};

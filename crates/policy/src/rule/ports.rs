@@ -1,4 +1,4 @@
-//! Sets of ports.
+//! The set of ports that a rule matches.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The operator's ceiling.
+//! The operator's ceiling narrows what a sandbox may reach.
 
 use super::{SERVER, name, names, policy, tcp, tls, udp};
 use crate::{Access, Author, Inspected, Policies, Preset};

@@ -1,4 +1,4 @@
-//! Published ports.
+//! Inbound peers at published ports.
 
 use super::{address, policies, policy};
 use crate::{Access, Policies, Preset, Protocol};
