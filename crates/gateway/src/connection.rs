@@ -252,7 +252,7 @@ impl Connection {
         down: &mut u64,
     ) -> TurnOutcome {
         let mut turn = Turn { now, clock, buffer_size, link, down, left: TURN, meter: &mut self.meter };
-        if let Some(outcome) = settle_dial(&mut self.state, self.tuple, &mut turn) {
+        if let Some(outcome) = finish_dial(&mut self.state, self.tuple, &mut turn) {
             return outcome;
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= now) {
@@ -280,7 +280,7 @@ impl Connection {
 }
 
 /// Moves on to [`State::Open`] if the host's socket has connected, and ends the connection if that failed.
-fn settle_dial(state: &mut State, tuple: FourTuple, turn: &mut Turn<'_>) -> Option<TurnOutcome> {
+fn finish_dial(state: &mut State, tuple: FourTuple, turn: &mut Turn<'_>) -> Option<TurnOutcome> {
     let connected = match state {
         State::Dialing(dialing) => dialing.host.connected()?,
         State::DialingRead(dialing) => dialing.host.connected()?,

@@ -26,7 +26,7 @@ const MAX_KINDS: usize = 256;
 struct Repeated {
     rule: String,
     fix: Option<String>,
-    again: u32,
+    repetitions: u32,
 }
 
 /// The queue of events, and what is only counted.
@@ -34,7 +34,7 @@ struct Repeated {
 pub struct EventLog {
     socket: OwnedFd,
     /// Replies to the owner. They overtake events, which an owner that cannot record them does not receive.
-    answers: VecDeque<Vec<u8>>,
+    replies: VecDeque<Vec<u8>>,
     queued: VecDeque<Vec<u8>>,
     /// Whether the owner cannot record events at present.
     is_held: bool,
@@ -51,7 +51,7 @@ impl EventLog {
     pub fn new(socket: OwnedFd, now: Instant) -> Self {
         Self {
             socket,
-            answers: VecDeque::new(),
+            replies: VecDeque::new(),
             queued: VecDeque::new(),
             is_held: false,
             denials: BTreeMap::new(),
@@ -88,7 +88,7 @@ impl EventLog {
     /// Sends a reply to the owner, ahead of queued events.
     pub fn reply(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
-            self.answers.push_back(bytes);
+            self.replies.push_back(bytes);
             self.flush();
         }
     }
@@ -108,7 +108,7 @@ impl EventLog {
     pub fn log_denial(&mut self, peer: &Peer, rule: &str, fix: Option<&str>) {
         let kind = format!("{:?} {} {} {:?} {rule}", peer.transport, peer.address, peer.port, peer.name);
         if let Some((_, repeated)) = self.denials.get_mut(&kind) {
-            repeated.again = repeated.again.saturating_add(1);
+            repeated.repetitions = repeated.repetitions.saturating_add(1);
             return;
         }
         if self.denials.len() >= MAX_KINDS {
@@ -117,20 +117,20 @@ impl EventLog {
         }
         let (rule, fix) = (rule.to_owned(), fix.map(str::to_owned));
         self.log(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: fix.clone(), count: 1 });
-        self.denials.insert(kind, (peer.clone(), Repeated { rule, fix, again: 0 }));
+        self.denials.insert(kind, (peer.clone(), Repeated { rule, fix, repetitions: 0 }));
     }
 
     /// Logs a DNS query. A denied name is logged once in a [`PERIOD`], because a guest can repeat it at any rate.
     pub fn log_query(&mut self, event: NetEvent) {
         if let NetEvent::Unresolved { name, kind, denied: true, .. } = &event {
-            let asked = (name.clone(), kind.clone());
-            if self.names.contains(&asked) {
+            let query = (name.clone(), kind.clone());
+            if self.names.contains(&query) {
                 return self.count_limit("repeated queries for denied names");
             }
             if self.names.len() >= MAX_KINDS {
                 return self.count_limit("denied names");
             }
-            self.names.insert(asked);
+            self.names.insert(query);
         }
         self.log(event);
     }
@@ -166,9 +166,9 @@ impl EventLog {
     /// Logs what was only counted.
     pub fn flush_counts(&mut self) {
         self.names.clear();
-        for (peer, Repeated { rule, fix, again }) in std::mem::take(&mut self.denials).into_values() {
-            if again > 0 {
-                self.log(NetEvent::Denied { peer, rule, cure: fix, count: again });
+        for (peer, Repeated { rule, fix, repetitions }) in std::mem::take(&mut self.denials).into_values() {
+            if repetitions > 0 {
+                self.log(NetEvent::Denied { peer, rule, cure: fix, count: repetitions });
             }
         }
         for (reason, count) in std::mem::take(&mut self.drops) {
@@ -184,13 +184,13 @@ impl EventLog {
     }
 
     pub fn is_sent(&self) -> bool {
-        self.answers.is_empty() && self.queued.is_empty()
+        self.replies.is_empty() && self.queued.is_empty()
     }
 
     /// Sends as much as the socket accepts.
     pub fn flush(&mut self) {
         loop {
-            let queue = if self.answers.is_empty() { &mut self.queued } else { &mut self.answers };
+            let queue = if self.replies.is_empty() { &mut self.queued } else { &mut self.replies };
             let Some(message) = queue.front() else { return };
             match send(&self.socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}

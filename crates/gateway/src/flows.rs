@@ -18,7 +18,7 @@ use crate::stack::FourTuple;
 const IDLE_TIME: Duration = Duration::from_secs(60);
 /// How often idle flows are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
-pub const TURN: usize = 64;
+pub const DATAGRAMS_AT_ONCE: usize = 64;
 
 /// The socket that a flow uses on the host.
 #[derive(Debug)]

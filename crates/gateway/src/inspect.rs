@@ -47,7 +47,7 @@ pub enum ParsedTarget {
 
 impl ParsedTarget {
     /// The same as the policy crate's type.
-    pub fn read(&self) -> Inspected<'_> {
+    pub fn inspected(&self) -> Inspected<'_> {
         match self {
             Self::Tls { name, encrypted_hello } => {
                 Inspected::Tls { name: name.as_ref(), encrypted_hello: *encrypted_hello }
@@ -129,7 +129,7 @@ pub struct Inspector {
     /// How many of the buffered bytes may be sent.
     cleared: usize,
     /// How many of the buffered bytes were parsed by a ClientHello reader.
-    seen: usize,
+    parsed: usize,
     mode: Mode,
     /// How many requests were accepted.
     requests: u64,
@@ -144,7 +144,7 @@ impl Inspector {
             address,
             buffered: Vec::new(),
             cleared: 0,
-            seen: 0,
+            parsed: 0,
             mode: Mode::Unknown,
             requests: 0,
             observed: None,
@@ -198,7 +198,7 @@ impl Inspector {
         let count = count.min(self.cleared);
         self.buffered.drain(..count);
         self.cleared -= count;
-        self.seen = self.seen.saturating_sub(count);
+        self.parsed = self.parsed.saturating_sub(count);
         if self.is_done() {
             self.buffered = Vec::new();
         }
@@ -237,8 +237,8 @@ impl Inspector {
         match &mut self.mode {
             Mode::Unknown => Inspection::More,
             Mode::Tls(reader, read) => {
-                let hello = reader.push(self.buffered.get(self.seen..).unwrap_or_default());
-                self.seen = self.buffered.len();
+                let hello = reader.push(self.buffered.get(self.parsed..).unwrap_or_default());
+                self.parsed = self.buffered.len();
                 match hello {
                     Hello::More => Inspection::More,
                     Hello::NotTls => Inspection::Decide(ParsedTarget::Other),
@@ -283,8 +283,8 @@ impl Inspector {
     /// Clears everything, and parses what was not parsed yet.
     fn watch(&mut self) {
         self.cleared = self.buffered.len();
-        let new = self.buffered.get(self.seen..).unwrap_or_default();
-        self.seen = self.buffered.len();
+        let new = self.buffered.get(self.parsed..).unwrap_or_default();
+        self.parsed = self.buffered.len();
         let mut rest = new;
         if let Mode::Watching(reader) = &mut self.mode {
             let before = reader.length();

@@ -51,30 +51,38 @@ pub struct PolicyCheck {
     /// The command that allows a target, without the target.
     fix_command: String,
     /// The host's own addresses, as the owner reported them.
-    own: Vec<OwnNetwork>,
+    host_networks: Vec<OwnNetwork>,
 }
 
 impl PolicyCheck {
     /// `fix_command` is the command that allows a target, without the target.
     pub fn new(policies: Policies, fix_command: String) -> Self {
-        Self { policies, cache: NameCache::new(), start: Instant::now(), fix_command, own: Vec::new() }
+        Self {
+            policies,
+            cache: NameCache::new(),
+            start: Instant::now(),
+            fix_command,
+            host_networks: Vec::new(),
+        }
     }
 
-    pub fn with_host_networks(mut self, own: Vec<OwnNetwork>) -> Self {
-        self.own = own;
+    pub fn with_host_networks(mut self, host_networks: Vec<OwnNetwork>) -> Self {
+        self.host_networks = host_networks;
         self
     }
 
-    pub fn set_host_networks(&mut self, own: Vec<OwnNetwork>) {
-        self.own = own;
+    pub fn set_host_networks(&mut self, host_networks: Vec<OwnNetwork>) {
+        self.host_networks = host_networks;
     }
 
     /// Whether the address, in any of its [readings](bathy_policy::address::readings), is one of the host's own:
     /// translators may turn one into another. The owner's list may be stale, and the kernel does not know every
     /// address, so both are asked each time.
     pub fn is_host(&self, address: IpAddr) -> bool {
-        let is_host_address =
-            |address| self.own.iter().any(|own| own.contains(address)) || host::is_host_address(address);
+        let is_host_address = |address| {
+            self.host_networks.iter().any(|network| network.contains(address))
+                || host::is_host_address(address)
+        };
         bathy_policy::address::readings(address).any(|(address, _)| is_host_address(address))
     }
 
@@ -99,7 +107,7 @@ impl PolicyCheck {
 
     /// Whether what the client asked for is allowed.
     pub fn decide(&self, endpoint: &Endpoint, target: &ParsedTarget) -> Decision {
-        self.policies.decide(&endpoint.destination(), &target.read())
+        self.policies.decide(&endpoint.destination(), &target.inspected())
     }
 
     /// Whether an inbound peer may connect to a published port.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, acceptfrom_with, recvfrom};
 
 use crate::connection::Connection;
-use crate::flows::{FlowSocket, TURN};
+use crate::flows::{DATAGRAMS_AT_ONCE, FlowSocket};
 use crate::gateway::Gateway;
 use crate::host;
 use crate::policy_check::Endpoint;
@@ -110,7 +110,7 @@ impl Gateway {
     fn receive_datagrams(&mut self, index: usize, guest_port: u16) {
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut left = true;
-        for _ in 0..TURN {
+        for _ in 0..DATAGRAMS_AT_ONCE {
             let Some(port) = self.ports.get(index) else { break };
             match recvfrom(port, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((count, _, Some(remote))) => {

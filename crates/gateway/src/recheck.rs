@@ -52,14 +52,14 @@ enum Recheck {
 }
 
 fn recheck(policy_check: &PolicyCheck, connection: &Connection) -> Recheck {
-    let ends_unless_allowed =
+    let close_unless_allowed =
         |decision: Decision| if decision.allows() { Recheck::Keep } else { Recheck::Close(decision) };
     if connection.is_local() {
         return Recheck::Keep;
     }
     if connection.inbound {
         let port = connection.tuple.guest_port;
-        return ends_unless_allowed(policy_check.accept(
+        return close_unless_allowed(policy_check.accept(
             connection.endpoint.remote.ip(),
             Protocol::Tcp,
             port,
@@ -72,7 +72,7 @@ fn recheck(policy_check: &PolicyCheck, connection: &Connection) -> Recheck {
         (Access::Deny, _) => Recheck::Close(decision),
         _ if connection.is_undecided() => Recheck::Keep,
         // What the client asked for first still decides.
-        (_, Some(target)) => ends_unless_allowed(policy_check.decide(endpoint, target)),
+        (_, Some(target)) => close_unless_allowed(policy_check.decide(endpoint, target)),
         (Access::AllowAndInspect, None) if connection.is_dialing() => Recheck::Inspect,
         (Access::AllowAndInspect, None) if connection.is_inspected() => Recheck::Keep,
         // Its content decides now, and was never inspected: fail closed.

@@ -144,33 +144,30 @@ impl Resolver {
                 return Lookup::Done(Reply { origin, message: refused.answer, event: Some(event) });
             }
         };
-        let now_reply = |message, event| Lookup::Done(Reply { origin, message: Some(message), event });
+        let done = |message, event| Lookup::Done(Reply { origin, message: Some(message), event });
         let decision = policy_check.resolve(&query.name);
         if decision.access != Access::Allow {
             let rule = decision.by.to_string();
-            return now_reply(dns::answer_refused(&query, &rule), Some(unresolved(&query, rule, true)));
+            return done(dns::answer_refused(&query, &rule), Some(unresolved(&query, rule, true)));
         }
         if query.reverse.is_some_and(|address| !policy_check.reveal(&query.name, address)) {
             let why = "the name of an address that the sandbox may not reach";
-            return now_reply(
-                dns::answer_refused(&query, why),
-                Some(unresolved(&query, why.to_owned(), true)),
-            );
+            return done(dns::answer_refused(&query, why), Some(unresolved(&query, why.to_owned(), true)));
         }
         if query.handling == Handling::Empty {
-            return now_reply(dns::answer_empty(&query), None);
+            return done(dns::answer_empty(&query), None);
         }
         if let Err(limited) = self.limits.admit(&query.name, query.kind, policy_check.time(now)) {
             let why = limited.to_string();
-            return now_reply(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
+            return done(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
         }
         if !self.report_spent(policy_check.time(now)) {
             let why = "the used DNS budgets cannot be recorded at present".to_owned();
-            return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
+            return done(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
         if self.pending.len() >= MAX_QUEUED {
             let why = format!("more than {MAX_QUEUED} queries are unanswered");
-            return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
+            return done(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
         match self.send(&query, 0) {
             Some((socket, id, attempts)) => {
@@ -189,7 +186,7 @@ impl Resolver {
             }
             None => {
                 let why = "none of the host's resolvers can be reached".to_owned();
-                now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)))
+                done(dns::answer_servfail(&query), Some(unresolved(&query, why, false)))
             }
         }
     }
@@ -246,7 +243,7 @@ impl Resolver {
                 policy_check.reveal(name, address)
             });
             // A spoofed datagram must not hide the real one behind it; a TCP stream comes from the server alone.
-            if !matches!(read, Err(AnswerError::NotOurs)) || pending.stream.is_some() {
+            if !matches!(read, Err(AnswerError::Mismatched)) || pending.stream.is_some() {
                 break read;
             }
         };

@@ -67,8 +67,8 @@ struct WindowGuard {
 
 impl WindowGuard {
     /// Observes a segment of the gateway.
-    fn sent(&mut self, kind: EtherType, packet: &[u8]) {
-        let Some(segment) = segment(kind, packet) else { return };
+    fn sent(&mut self, ether_type: EtherType, packet: &[u8]) {
+        let Some(segment) = segment(ether_type, packet) else { return };
         self.has_sent = true;
         // A reset acknowledges what the other segment carried, whether it was accepted or not.
         if segment.ack() && !segment.rst() {
@@ -77,22 +77,22 @@ impl WindowGuard {
     }
 
     /// Moves the window's end, if a segment was sent since: `space` bytes from its acknowledgement.
-    fn settle(&mut self, space: usize) {
+    fn update_window(&mut self, space: usize) {
         if let Some(acknowledged) = self.acknowledged.take() {
             self.window_end = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
         }
     }
 
-    fn admits(&self, kind: EtherType, packet: &[u8]) -> bool {
-        let Some(segment) = segment(kind, packet) else { return true };
+    fn admits(&self, ether_type: EtherType, packet: &[u8]) -> bool {
+        let Some(segment) = segment(ether_type, packet) else { return true };
         let Ok(length) = u32::try_from(segment.payload().len()) else { return false };
         let end = number(segment.seq_number()).wrapping_add(length);
         length == 0 || self.window_end.is_some_and(|window_end| window_end.wrapping_sub(end) <= u32::MAX / 2)
     }
 }
 
-fn segment(kind: EtherType, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
-    let header = if kind == EtherType::V4 { IPV4_HEADER } else { IPV6_HEADER };
+fn segment(ether_type: EtherType, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
+    let header = if ether_type == EtherType::V4 { IPV4_HEADER } else { IPV6_HEADER };
     packet.get(header..).and_then(|bytes| TcpPacket::new_checked(bytes).ok())
 }
 
@@ -105,7 +105,7 @@ struct Wire<'a> {
     packet: Option<&'a [u8]>,
     link: &'a mut Link,
     guard: &'a mut WindowGuard,
-    kind: EtherType,
+    ether_type: EtherType,
 }
 
 struct In<'a>(&'a [u8]);
@@ -119,12 +119,12 @@ impl RxToken for In<'_> {
 
 impl TxToken for Out<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, work: F) -> R {
-        let Self(link, guard, kind) = self;
+        let Self(link, guard, ether_type) = self;
         let mut result = None;
         let mut work = Some(work);
-        link.send(kind, length, |packet| {
+        link.send(ether_type, length, |packet| {
             result = work.take().map(|work| work(packet));
-            guard.sent(kind, packet);
+            guard.sent(ether_type, packet);
         });
         match (result, work) {
             (Some(result), _) => result,
@@ -147,11 +147,11 @@ impl Device for Wire<'_> {
 
     fn receive(&mut self, _: StackInstant) -> Option<(In<'_>, Out<'_>)> {
         let packet = self.packet.take()?;
-        Some((In(packet), Out(self.link, self.guard, self.kind)))
+        Some((In(packet), Out(self.link, self.guard, self.ether_type)))
     }
 
     fn transmit(&mut self, _: StackInstant) -> Option<Out<'_>> {
-        self.link.has_space().then_some(Out(self.link, self.guard, self.kind))
+        self.link.has_space().then_some(Out(self.link, self.guard, self.ether_type))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -173,13 +173,13 @@ pub struct Stack {
     sockets: SocketSet<'static>,
     socket: SocketHandle,
     guard: WindowGuard,
-    kind: EtherType,
+    ether_type: EtherType,
     clock: Clock,
 }
 
 impl std::fmt::Debug for Stack {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stack").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("Stack").field("kind", &self.ether_type).finish_non_exhaustive()
     }
 }
 
@@ -213,7 +213,7 @@ impl Stack {
     }
 
     fn new(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let kind = EtherType::of(tuple.remote.ip());
+        let ether_type = EtherType::of(tuple.remote.ip());
         let mut config = Config::new(HardwareAddress::Ip);
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).ok()?;
@@ -221,7 +221,7 @@ impl Stack {
         let now = clock.stack(Instant::now());
         let mut guard = WindowGuard::default();
         let mut interface =
-            Interface::new(config, &mut Wire { packet: None, link, guard: &mut guard, kind }, now);
+            Interface::new(config, &mut Wire { packet: None, link, guard: &mut guard, ether_type }, now);
         let own = IpAddress::from(tuple.remote.ip());
         let bits = if tuple.remote.is_ipv4() { 32 } else { 128 };
         interface.update_ip_addrs(|addresses| {
@@ -235,7 +235,7 @@ impl Stack {
         socket.set_keep_alive(Some(KEEP_ALIVE.into()));
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let socket = sockets.add(socket);
-        Some(Self { interface, sockets, socket, guard, kind, clock })
+        Some(Self { interface, sockets, socket, guard, ether_type, clock })
     }
 
     pub fn tcp(&mut self) -> &mut Socket<'static> {
@@ -245,12 +245,13 @@ impl Stack {
     pub fn on_packet(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
         // With simultaneous open, before its own SYN is sent, smoltcp would compute a negative window.
         let has_begun = self.guard.has_sent || self.tcp().state() != State::SynSent;
-        if !has_begun || !self.guard.admits(self.kind, packet) {
+        if !has_begun || !self.guard.admits(self.ether_type, packet) {
             return;
         }
-        let mut wire = Wire { packet: Some(packet), link, guard: &mut self.guard, kind: self.kind };
+        let mut wire =
+            Wire { packet: Some(packet), link, guard: &mut self.guard, ether_type: self.ether_type };
         self.interface.poll_ingress_single(self.clock.stack(now), &mut wire, &mut self.sockets);
-        self.settle();
+        self.update_window();
         // smoltcp listens again after a reset, with the windows of the last connection. A stack is for one
         // connection.
         if self.tcp().state() == State::Listen {
@@ -263,20 +264,20 @@ impl Stack {
         let now = self.clock.stack(now);
         // Each iteration sends one packet; the link's space and the guest's window bound them.
         while link.has_space() {
-            let mut wire = Wire { packet: None, link, guard: &mut self.guard, kind: self.kind };
+            let mut wire = Wire { packet: None, link, guard: &mut self.guard, ether_type: self.ether_type };
             let result = self.interface.poll_egress(now, &mut wire, &mut self.sockets);
             if result == smoltcp::iface::PollResult::None {
                 break;
             }
         }
-        self.settle();
+        self.update_window();
     }
 
     /// Sending does not change the receive buffer: its space is what it was at the last segment.
-    fn settle(&mut self) {
+    fn update_window(&mut self) {
         let socket = self.tcp();
         let space = socket.recv_capacity().saturating_sub(socket.recv_queue());
-        self.guard.settle(space);
+        self.guard.update_window(space);
     }
 
     /// When the stack has a segment to send without an event.

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use bathy_policy::{Access, Protocol};
 use bathy_protocol::network::{NEVER_BEGAN, NetEvent, Peer, Transport};
 
-use crate::flows::{FlowSocket, TURN};
+use crate::flows::{DATAGRAMS_AT_ONCE, FlowSocket};
 use crate::frame::Datagram;
 use crate::gateway::{Gateway, Token, flow_number, watch};
 use crate::host;
@@ -91,7 +91,7 @@ impl Gateway {
     pub(crate) fn on_flow(&mut self, number: u64) {
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut is_left = true;
-        for _ in 0..TURN {
+        for _ in 0..DATAGRAMS_AT_ONCE {
             if !self.may_receive() {
                 break;
             }

@@ -30,7 +30,7 @@ pub struct Answer {
 pub enum AnswerError {
     /// It belongs to another query, or is spoofed. Wait for the real one.
     #[error("The DNS message is not a response to this query")]
-    NotOurs,
+    Mismatched,
     #[error("The DNS response is malformed")]
     Malformed,
     /// It did not fit into a datagram. Retry over TCP.
@@ -97,14 +97,14 @@ struct Received {
 impl Received {
     fn read(query: &Query, id: u16, bytes: &[u8]) -> Result<Self, AnswerError> {
         let mut decoder = BinDecoder::new(bytes);
-        let header = Header::read(&mut decoder).map_err(|_| AnswerError::NotOurs)?;
+        let header = Header::read(&mut decoder).map_err(|_| AnswerError::Mismatched)?;
         let is_answer = header.message_type == MessageType::Response && header.op_code == OpCode::Query;
         if header.id != id || !is_answer || header.counts.queries != 1 {
-            return Err(AnswerError::NotOurs);
+            return Err(AnswerError::Mismatched);
         }
-        let question = op::Query::read(&mut decoder).map_err(|_| AnswerError::NotOurs)?;
+        let question = op::Query::read(&mut decoder).map_err(|_| AnswerError::Mismatched)?;
         if question != op::Query::query(query.wire_name(), query.kind) {
-            return Err(AnswerError::NotOurs);
+            return Err(AnswerError::Mismatched);
         }
         if header.truncation {
             return Err(AnswerError::Truncated);

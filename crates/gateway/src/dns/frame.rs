@@ -18,7 +18,7 @@ pub struct FrameTooLong {
 #[derive(Debug)]
 pub struct FrameReader {
     limit: usize,
-    kept: Vec<u8>,
+    buffered: Vec<u8>,
     /// Where the next message begins in the buffer. The buffer is compacted once per push, not once per message: a
     /// stream of empty messages would else cost quadratic time.
     start: usize,
@@ -27,14 +27,14 @@ pub struct FrameReader {
 impl FrameReader {
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self { limit, kept: Vec::new(), start: 0 }
+        Self { limit, buffered: Vec::new(), start: 0 }
     }
 
     /// Buffers the next bytes of the stream. Call [`FrameReader::next`] until it has no more before the next push.
     pub fn push(&mut self, bytes: &[u8]) {
-        self.kept.drain(..self.start);
+        self.buffered.drain(..self.start);
         self.start = 0;
-        self.kept.extend_from_slice(bytes);
+        self.buffered.extend_from_slice(bytes);
     }
 
     /// The next complete message.
@@ -43,7 +43,7 @@ impl FrameReader {
     /// If a message is announced that is longer than the limit.
     #[expect(clippy::should_implement_trait, reason = "an iterator would have no place for the error")]
     pub fn next(&mut self) -> Result<Option<Vec<u8>>, FrameTooLong> {
-        let rest = self.kept.get(self.start..).unwrap_or_default();
+        let rest = self.buffered.get(self.start..).unwrap_or_default();
         let Some(announced) = rest.first_chunk::<LENGTH>() else { return Ok(None) };
         let length = usize::from(u16::from_be_bytes(*announced));
         if length > self.limit {

@@ -144,7 +144,7 @@ fn an_address_in_the_host_field_counts_only_if_it_is_dialed() {
         inspector.push(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
         let Inspection::Decide(target) = inspector.parse() else { unreachable!("{host} is a whole request") };
         assert_eq!(target.name().is_some(), host == "one.example", "{host}");
-        let read = target.read();
+        let read = target.inspected();
         assert!(
             matches!(read, Inspected::Http { host_is_address, .. } if host_is_address == is_address),
             "{host}"

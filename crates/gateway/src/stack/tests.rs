@@ -246,7 +246,7 @@ fn v9_the_windows_end_is_the_last_acknowledged_number_and_the_space_behind_it() 
     let mut guard = WindowGuard::default();
     let mut edge_after = |packet: &[u8], space: usize| {
         guard.sent(EtherType::V4, packet);
-        guard.settle(space);
+        guard.update_window(space);
         guard.window_end
     };
     assert_eq!(edge_after(&guest.syn(), 500), None, "one that acknowledges nothing has no edge");
