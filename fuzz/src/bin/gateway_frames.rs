@@ -38,8 +38,8 @@ fuzz_target!(|data: &[u8]| {
         limits: NetworkLimits::default(),
         ports: Vec::new(),
         cure: String::new(),
-            spent: None,
-            own: Vec::new(),
+        spent: None,
+        own: Vec::new(),
     };
     let mut gateway = Gateway::new(launch, control, link, Vec::new()).expect("it can be made");
     let mut clients = [Client::new(1001, IPV4), Client::new(1002, IPV6)];
