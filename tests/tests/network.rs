@@ -237,8 +237,8 @@ fn another_host_than_the_resolved_one_gets_a_403() {
     for index in [1, 2, 3, 4] {
         outcomes[index].says("HTTP/1.1 403 Forbidden");
     }
-    outcomes[1].says("the name given, site.example, was not resolved to this address");
-    outcomes[3].says("the client gave no name");
+    outcomes[1].says("the client's host name, site.example, was not resolved to this address");
+    outcomes[3].says("the client sent no host name");
     let heard: Vec<_> = world.contacts().into_iter().filter(|contact| contact.kind == Kind::Http).collect();
     let hosts: Vec<_> = heard.iter().map(|contact| contact.name.as_deref().unwrap()).collect();
     assert_eq!(hosts, ["api.example", "shared.example"]);

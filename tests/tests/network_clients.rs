@@ -81,7 +81,7 @@ fn names_that_do_not_resolve() {
     web.until_event("the silence", |event| {
         event["event"] == "name_unresolved"
             && event["host"] == "silent.example"
-            && event["reason"] == "the host's resolvers gave no answer"
+            && event["reason"] == "the host's resolvers did not respond"
     });
     web.try_with(PATIENT, &[json!(["curl", "http://late.example/"])])[0].is("status 200");
 }
@@ -98,7 +98,7 @@ fn the_hosts_resolver_is_down() {
     let web = Guest { world: &world, name: "web" };
     let answer = web.try_with(PATIENT, &[json!(["names", "site.example"])]).remove(0);
     answer.is("code 2");
-    web.until_event("who is silent", |event| event["reason"] == "the host's resolvers gave no answer");
+    web.until_event("who is silent", |event| event["reason"] == "the host's resolvers did not respond");
     // Addresses need no resolver.
     web.try_one(json!(["curl", format!("http://{SITE}/")])).is("status 200");
 }

@@ -1,6 +1,6 @@
-//! Connections that both sides have ended while the other side has not acknowledged all that was sent. Their sockets would
-//! stay in the host's kernel for minutes, with their memory and ports and within no limit (attack R14): so they count as
-//! connections until they are closed, and not for long.
+//! Sockets that both sides have closed but whose peer has not acknowledged everything. The kernel would keep them
+//! for minutes, with their memory and ports and outside any limit (attack R14). So they count as connections until
+//! they are closed, and are reset after a timeout.
 
 #[cfg(test)]
 mod tests;
@@ -11,54 +11,52 @@ use std::time::{Duration, Instant};
 
 use crate::host;
 
-/// How long the other side may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How often it is looked at: nothing tells.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long the host goes on when the sandbox has ended.
-const AFTER_THE_END: Duration = Duration::from_secs(10);
+/// How long the peer may take to acknowledge.
+const ACK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often sockets are checked: epoll reports nothing.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the kernel goes on after the sandbox has ended.
+const LINGER_TIME: Duration = Duration::from_secs(10);
 
-/// The sockets, those that ended first at the front.
+/// The sockets and their deadlines, oldest first.
 #[derive(Debug, Default)]
-pub struct Closing {
+pub struct ClosingSockets {
     sockets: VecDeque<(OwnedFd, Instant)>,
     next: Option<Instant>,
 }
 
-impl Closing {
-    /// How many there are.
+impl ClosingSockets {
     pub fn count(&self) -> usize {
         self.sockets.len()
     }
 
-    /// One more.
     pub fn add(&mut self, socket: OwnedFd, now: Instant) {
-        self.sockets.push_back((socket, now + PATIENCE));
-        self.next.get_or_insert(now + LOOK);
+        self.sockets.push_back((socket, now + ACK_TIMEOUT));
+        self.next.get_or_insert(now + POLL_INTERVAL);
     }
 
-    /// When to look at them again, if there are any.
+    /// When to check the sockets next, if there are any.
     pub fn due(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Drops those that are closed, and breaks those off that take too long.
-    pub fn look(&mut self, now: Instant) {
+    /// Drops the sockets that are closed, and resets those past their deadline.
+    pub fn poll(&mut self, now: Instant) {
         if self.next.is_none_or(|next| now < next) {
             return;
         }
         self.sockets.retain(|(socket, until)| {
             if now >= *until {
-                host::break_off(socket);
+                host::reset_on_close(socket);
                 return false;
             }
             !host::is_closed(socket)
         });
-        self.next = (!self.sockets.is_empty()).then(|| now + LOOK);
+        self.next = (!self.sockets.is_empty()).then(|| now + POLL_INTERVAL);
     }
 
-    /// The sandbox has ended: what was sent may still arrive.
-    pub fn leave(&mut self) {
-        self.sockets.drain(..).for_each(|(socket, _)| host::leave(socket, AFTER_THE_END));
+    /// The sandbox has ended: what was sent may still be delivered.
+    pub fn release(&mut self) {
+        self.sockets.drain(..).for_each(|(socket, _)| host::linger(socket, LINGER_TIME));
     }
 }

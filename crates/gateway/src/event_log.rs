@@ -1,5 +1,5 @@
-//! Events on their way to the gateway's owner. None is lost: when too many wait, or the owner cannot record them at present,
-//! nothing new is decided.
+//! Events for the gateway's owner. None is lost: while the queue is full or the owner cannot record them, the
+//! gateway fails closed and allows nothing new.
 
 #[cfg(test)]
 mod tests;
@@ -12,148 +12,142 @@ use bathy_protocol::network::{FromGateway, NetEvent, Peer, encode};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::frame::Dropped;
+use crate::frame::DropReason;
 
-/// So many may wait before nothing new is decided.
-const MOST_WAITING: usize = 1024;
-/// Alike denials, drops and limits are told once in this time, with their number.
+/// How many events may be queued before the gateway stops reading frames.
+const MAX_QUEUED: usize = 1024;
+/// The time within which equal denials, drops and limits are counted together.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How many kinds of denials are told apart in one such time.
-const MOST_KINDS: usize = 256;
+/// How many different denials are distinguished within [`PERIOD`].
+const MAX_KINDS: usize = 256;
 
-/// A denial that was told of, and how often it came again.
+/// A denial that was logged, and how often it was repeated since.
 #[derive(Debug)]
 struct Repeated {
     rule: String,
-    cure: Option<String>,
-    again: u32,
+    fix: Option<String>,
+    repetitions: u32,
 }
 
-/// What waits.
+/// The queue of events, and what is only counted.
 #[derive(Debug)]
 pub struct EventLog {
     socket: OwnedFd,
-    /// Answers to the owner. They overtake events, which an owner that cannot record them leaves where they are.
-    answers: VecDeque<Vec<u8>>,
-    waiting: VecDeque<Vec<u8>>,
-    /// The owner cannot record events at present.
+    /// Replies to the owner. They overtake events, which an owner that cannot record them does not receive.
+    replies: VecDeque<Vec<u8>>,
+    queued: VecDeque<Vec<u8>>,
+    /// Whether the owner cannot record events at present.
     is_held: bool,
     denials: BTreeMap<String, (Peer, Repeated)>,
-    /// Names that were told of as denied.
+    /// Denied names and record types that were logged in this [`PERIOD`].
     names: BTreeSet<(String, String)>,
-    drops: BTreeMap<Dropped, u64>,
+    drops: BTreeMap<DropReason, u64>,
     limits: BTreeMap<&'static str, u64>,
-    unkept: u32,
+    uncounted: u32,
     next: Instant,
 }
 
 impl EventLog {
-    /// To this socket.
     pub fn new(socket: OwnedFd, now: Instant) -> Self {
         Self {
             socket,
-            answers: VecDeque::new(),
-            waiting: VecDeque::new(),
+            replies: VecDeque::new(),
+            queued: VecDeque::new(),
             is_held: false,
             denials: BTreeMap::new(),
             names: BTreeSet::new(),
             drops: BTreeMap::new(),
             limits: BTreeMap::new(),
-            unkept: 0,
+            uncounted: 0,
             next: now + PERIOD,
         }
     }
 
-    /// What to wait on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether the guest's frames may be taken: what is open goes on, and its end is an event.
-    pub fn has_room(&self) -> bool {
-        self.waiting.len() < MOST_WAITING
+    /// Whether the guest's frames may be read. Open connections go on while held, but each end is an event.
+    pub fn has_space(&self) -> bool {
+        self.queued.len() < MAX_QUEUED
     }
 
-    /// Whether something new may begin.
+    /// Whether anything new may be allowed.
     pub fn may_begin(&self) -> bool {
-        !self.is_held && self.has_room()
+        !self.is_held && self.has_space()
     }
 
-    /// Whether the owner cannot record events at present.
     pub fn is_held(&self) -> bool {
         self.is_held
     }
 
-    /// The owner says whether it cannot record events at present.
     pub fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;
     }
 
-    /// Sends an answer to the owner, before any event that waits.
-    pub fn answer(&mut self, message: &FromGateway) {
+    /// Sends a reply to the owner, ahead of queued events.
+    pub fn reply(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
-            self.answers.push_back(bytes);
+            self.replies.push_back(bytes);
             self.flush();
         }
     }
 
-    /// Sends a message.
-    pub fn tell(&mut self, message: &FromGateway) {
+    pub fn send(&mut self, message: &FromGateway) {
         if let Ok(bytes) = encode(message) {
-            self.waiting.push_back(bytes);
+            self.queued.push_back(bytes);
             self.flush();
         }
     }
 
-    /// Something happened.
-    pub fn event(&mut self, event: NetEvent) {
-        self.tell(&FromGateway::Event(event));
+    pub fn log(&mut self, event: NetEvent) {
+        self.send(&FromGateway::Event(event));
     }
 
-    /// Something was denied. The first of its kind is told at once, the others are counted for a while.
-    pub fn denied(&mut self, peer: &Peer, rule: &str, cure: Option<&str>) {
+    /// Logs the first denial of its kind at once, and counts its repetitions.
+    pub fn log_denial(&mut self, peer: &Peer, rule: &str, fix: Option<&str>) {
         let kind = format!("{:?} {} {} {:?} {rule}", peer.transport, peer.address, peer.port, peer.name);
         if let Some((_, repeated)) = self.denials.get_mut(&kind) {
-            repeated.again = repeated.again.saturating_add(1);
+            repeated.repetitions = repeated.repetitions.saturating_add(1);
             return;
         }
-        if self.denials.len() >= MOST_KINDS {
-            self.unkept = self.unkept.saturating_add(1);
+        if self.denials.len() >= MAX_KINDS {
+            self.uncounted = self.uncounted.saturating_add(1);
             return;
         }
-        let (rule, cure) = (rule.to_owned(), cure.map(str::to_owned));
-        self.event(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: cure.clone(), count: 1 });
-        self.denials.insert(kind, (peer.clone(), Repeated { rule, cure, again: 0 }));
+        let (rule, fix) = (rule.to_owned(), fix.map(str::to_owned));
+        self.log(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: fix.clone(), count: 1 });
+        self.denials.insert(kind, (peer.clone(), Repeated { rule, fix, repetitions: 0 }));
     }
 
-    /// A name was asked for. Of names that are denied each is told of once in a while: a guest can ask as often as it likes.
-    pub fn asked(&mut self, event: NetEvent) {
+    /// Logs a DNS query. A denied name is logged once in a [`PERIOD`], because a guest can repeat it at any rate.
+    pub fn log_query(&mut self, event: NetEvent) {
         if let NetEvent::Unresolved { name, kind, denied: true, .. } = &event {
-            let asked = (name.clone(), kind.clone());
-            if self.names.contains(&asked) {
-                return self.limited("names that are denied, asked for again");
+            let query = (name.clone(), kind.clone());
+            if self.names.contains(&query) {
+                return self.count_limit("repeated queries for denied names");
             }
-            if self.names.len() >= MOST_KINDS {
-                return self.limited("names that are denied");
+            if self.names.len() >= MAX_KINDS {
+                return self.count_limit("denied names");
             }
-            self.names.insert(asked);
+            self.names.insert(query);
         }
-        self.event(event);
+        self.log(event);
     }
 
-    /// A frame was dropped.
-    pub fn dropped(&mut self, reason: Dropped) {
+    /// Counts a dropped frame, unless every guest sends such.
+    pub fn count_drop(&mut self, reason: DropReason) {
         if !reason.is_usual() {
             *self.drops.entry(reason).or_default() += 1;
         }
     }
 
-    /// Something was turned away by a limit.
-    pub fn limited(&mut self, limit: &'static str) {
+    /// Counts what a limit rejected.
+    pub fn count_limit(&mut self, limit: &'static str) {
         *self.limits.entry(limit).or_default() += 1;
     }
 
-    /// When to come back for what was only counted, if anything was.
+    /// When to flush what was only counted, if anything was.
     pub fn due(&self) -> Option<Instant> {
         let nothing = self.denials.is_empty()
             && self.names.is_empty()
@@ -162,48 +156,46 @@ impl EventLog {
         (!nothing && self.may_begin()).then_some(self.next)
     }
 
-    /// Tells what was counted, once in a while.
-    pub fn settle(&mut self, now: Instant) {
+    pub fn flush_counts_if_due(&mut self, now: Instant) {
         if now >= self.next && self.may_begin() {
             self.next = now + PERIOD;
-            self.tell_counted();
+            self.flush_counts();
         }
     }
 
-    /// Tells what was counted.
-    pub fn tell_counted(&mut self) {
+    /// Logs what was only counted.
+    pub fn flush_counts(&mut self) {
         self.names.clear();
-        for (peer, Repeated { rule, cure, again }) in std::mem::take(&mut self.denials).into_values() {
-            if again > 0 {
-                self.event(NetEvent::Denied { peer, rule, cure, count: again });
+        for (peer, Repeated { rule, fix, repetitions }) in std::mem::take(&mut self.denials).into_values() {
+            if repetitions > 0 {
+                self.log(NetEvent::Denied { peer, rule, cure: fix, count: repetitions });
             }
         }
         for (reason, count) in std::mem::take(&mut self.drops) {
-            self.event(NetEvent::Dropped { reason: reason.to_string(), count });
+            self.log(NetEvent::Dropped { reason: reason.to_string(), count });
         }
         for (limit, count) in std::mem::take(&mut self.limits) {
-            self.event(NetEvent::Limited { limit: limit.to_owned(), count });
+            self.log(NetEvent::Limited { limit: limit.to_owned(), count });
         }
-        let unkept = std::mem::take(&mut self.unkept);
-        if unkept > 0 {
-            self.event(NetEvent::Limited { limit: "denials told apart".to_owned(), count: unkept.into() });
+        let uncounted = std::mem::take(&mut self.uncounted);
+        if uncounted > 0 {
+            self.log(NetEvent::Limited { limit: "different denials".to_owned(), count: uncounted.into() });
         }
     }
 
-    /// Whether everything was sent.
     pub fn is_sent(&self) -> bool {
-        self.answers.is_empty() && self.waiting.is_empty()
+        self.replies.is_empty() && self.queued.is_empty()
     }
 
-    /// Sends what the reader takes now.
+    /// Sends as much as the socket accepts.
     pub fn flush(&mut self) {
         loop {
-            let queue = if self.answers.is_empty() { &mut self.waiting } else { &mut self.answers };
+            let queue = if self.replies.is_empty() { &mut self.queued } else { &mut self.replies };
             let Some(message) = queue.front() else { return };
             match send(&self.socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => return,
-                // A reader that is gone is noticed when it is listened to.
+                // An owner that has exited is detected when the socket is read.
                 _ => drop(queue.pop_front()),
             }
         }

@@ -1,5 +1,5 @@
-//! What a frame of the guest is. Every frame is hostile: what is not plainly one of the few things that the link carries is
-//! dropped, and says why.
+//! Parses the guest's frames. Every frame is hostile: what is not plainly one of the few kinds that the link
+//! carries is dropped, with a reason.
 
 #[cfg(test)]
 mod tests;
@@ -20,79 +20,73 @@ const VLAN_OUTER: u16 = 0x88a8;
 const IPV4_HEADER: u8 = 20;
 const IPV6_HEADER: usize = 40;
 
-/// Why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Dropped {
-    /// Its lengths do not agree with each other.
+pub enum DropReason {
+    /// Lengths, checksums or versions that contradict each other.
     Malformed,
-    /// From a network card that is not the guest's.
-    ForeignCard,
-    /// From an address that is not the guest's.
+    /// The source MAC address is not the guest's.
+    ForeignMac,
+    /// The source IP address is not the guest's.
     ForeignAddress,
-    /// To a network card that is not on the link.
-    OtherCard,
-    /// Of a virtual network.
+    /// The destination MAC address is not on the link.
+    UnknownMac,
+    /// The frame has a VLAN tag.
     Vlan,
-    /// Neither IP nor ARP.
-    OtherKind,
-    /// With IP options, or with headers between that of IPv6 and what it carries.
+    UnknownEtherType,
+    /// IP options or IPv6 extension headers.
     Options,
-    /// A part of a packet.
+    /// A fragment of an IP packet.
     Fragment,
-    /// To many at once.
+    /// The destination is a multicast or broadcast address.
     Multicast,
-    /// To port 0, or from it.
+    /// Source or destination port 0.
     NoPort,
-    /// A message of the network's own that only a gateway may send, or that means nothing here.
+    /// A control message that only a router sends, or that has no meaning on this link.
     Announcement,
 }
 
-impl Dropped {
-    /// Whether every guest sends such frames now and then, without meaning harm.
+impl DropReason {
+    /// Whether every guest sends such frames, so that they are not worth an event.
     pub fn is_usual(self) -> bool {
         matches!(self, Self::Multicast | Self::Announcement)
     }
 }
 
-impl fmt::Display for Dropped {
+impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Malformed => "malformed",
-            Self::ForeignCard => "from a network card that is not the sandbox's",
-            Self::ForeignAddress => "from an address that is not the sandbox's",
-            Self::OtherCard => "to a network card that does not exist",
-            Self::Vlan => "of a virtual network",
-            Self::OtherKind => "neither IP nor ARP",
+            Self::ForeignMac => "from a foreign MAC address",
+            Self::ForeignAddress => "from a foreign IP address",
+            Self::UnknownMac => "to an unknown MAC address",
+            Self::Vlan => "with a VLAN tag",
+            Self::UnknownEtherType => "neither IP nor ARP",
             Self::Options => "with IP options or extension headers",
             Self::Fragment => "fragments",
-            Self::Multicast => "to many receivers",
+            Self::Multicast => "multicast or broadcast",
             Self::NoPort => "without a port",
-            Self::Announcement => "announcements of a gateway",
+            Self::Announcement => "router announcements",
         })
     }
 }
 
-/// A TCP segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// The guest's port.
     pub guest_port: u16,
-    /// The other side, as the guest wants it.
+    /// The destination address and port.
     pub remote: SocketAddr,
-    /// Whether it begins a connection.
+    /// A SYN without ACK, RST or FIN.
     pub opens: bool,
-    /// Whether it ends one at once.
     pub resets: bool,
-    /// The whole IP packet.
     pub packet: &'a [u8],
 }
 
 impl Segment<'_> {
-    /// The packet without what it carries, as it is kept when it begins a connection: what a guest sends along before there is
-    /// one, it has to send again.
+    /// The packet without its payload, to be kept while the destination is dialed. The guest retransmits data that
+    /// it sent with the SYN.
     pub fn without_payload(&self) -> Vec<u8> {
         let header = if self.remote.is_ipv4() { usize::from(IPV4_HEADER) } else { IPV6_HEADER };
-        let tcp = self.packet.get(header..).and_then(|carried| TcpPacket::new_checked(carried).ok());
+        let tcp = self.packet.get(header..).and_then(|payload| TcpPacket::new_checked(payload).ok());
         let end = header + tcp.map_or(0, |tcp| usize::from(tcp.header_len()));
         let mut packet = self.packet.get(..end).unwrap_or_default().to_vec();
         if self.remote.is_ipv4() {
@@ -104,176 +98,168 @@ impl Segment<'_> {
     }
 }
 
-/// A UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// The guest's port.
     pub guest_port: u16,
-    /// The other side, as the guest wants it.
+    /// The destination address and port.
     pub remote: SocketAddr,
-    /// What it carries.
     pub payload: &'a [u8],
-    /// The whole IP packet.
     pub packet: &'a [u8],
 }
 
-/// What the guest wants.
+/// A packet that the gateway handles.
 #[derive(Clone, Copy, Debug)]
-pub enum Inbound<'a> {
-    /// To know the gateway's network card, over IPv4.
-    WhoHas,
-    /// To know the gateway's network card, over IPv6; the answer goes to this address.
-    Solicits(Ipv6Addr),
-    /// An echo.
+pub enum GuestPacket<'a> {
+    /// A request for the gateway's MAC address.
+    ArpRequest,
+    /// The same over IPv6; the answer goes to this address.
+    NeighborSolicit(Ipv6Addr),
+    /// An ICMP echo request.
     Echo {
-        /// Of whom.
+        /// The destination address of the request.
         remote: IpAddr,
-        /// The whole IP packet.
         packet: &'a [u8],
     },
-    /// Something of a connection.
     Tcp(Segment<'a>),
-    /// A datagram.
     Udp(Datagram<'a>),
-    /// Something that goes nowhere, which is denied.
+    /// Any other IP protocol, which is rejected.
     Other {
-        /// To whom.
+        /// The destination address of the packet.
         remote: IpAddr,
-        /// The protocol's number.
+        /// The IP protocol number.
         protocol: u8,
-        /// The whole IP packet.
         packet: &'a [u8],
     },
 }
 
-/// Tells what a frame is.
+/// Parses a frame of the guest.
 ///
 /// # Errors
-/// When it is nothing that the link carries.
-pub fn parse(frame: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let ethernet = EthernetFrame::new_checked(frame).map_err(|_| Dropped::Malformed)?;
+/// When the frame is dropped.
+pub fn parse(frame: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let ethernet = EthernetFrame::new_checked(frame).map_err(|_| DropReason::Malformed)?;
     if ethernet.src_addr() != EthernetAddress(GUEST_MAC) {
-        return Err(Dropped::ForeignCard);
+        return Err(DropReason::ForeignMac);
     }
     let to = ethernet.dst_addr();
     if to != EthernetAddress(GATEWAY_MAC) && !to.is_broadcast() && !to.is_multicast() {
-        return Err(Dropped::OtherCard);
+        return Err(DropReason::UnknownMac);
     }
     let rest = frame.get(FRAME_HEADER..).unwrap_or_default();
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => parse_v4(rest),
         EthernetProtocol::Ipv6 => parse_v6(rest),
         EthernetProtocol::Arp => parse_arp(rest),
-        EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(Dropped::Vlan),
-        EthernetProtocol::Unknown(_) => Err(Dropped::OtherKind),
+        EthernetProtocol::Unknown(VLAN | VLAN_OUTER) => Err(DropReason::Vlan),
+        EthernetProtocol::Unknown(_) => Err(DropReason::UnknownEtherType),
     }
 }
 
-fn parse_arp(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let arp = ArpPacket::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+fn parse_arp(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let arp = ArpPacket::new_checked(rest).map_err(|_| DropReason::Malformed)?;
     if arp.protocol_len() != 4 || arp.hardware_len() != 6 || arp.operation() != ArpOperation::Request {
-        return Err(Dropped::Announcement);
+        return Err(DropReason::Announcement);
     }
     if arp.source_hardware_addr() != GUEST_MAC {
-        return Err(Dropped::ForeignCard);
+        return Err(DropReason::ForeignMac);
     }
-    // A probe for the own address has no source yet.
+    // An ARP probe has no source address.
     if arp.source_protocol_addr() != GUEST_V4.octets() && arp.source_protocol_addr() != [0; 4] {
-        return Err(Dropped::ForeignAddress);
+        return Err(DropReason::ForeignAddress);
     }
     if arp.target_protocol_addr() == GATEWAY_V4.octets() {
-        Ok(Inbound::WhoHas)
+        Ok(GuestPacket::ArpRequest)
     } else {
-        Err(Dropped::Announcement)
+        Err(DropReason::Announcement)
     }
 }
 
-fn parse_v4(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let ip = Ipv4Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+fn parse_v4(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let ip = Ipv4Packet::new_checked(rest).map_err(|_| DropReason::Malformed)?;
     if ip.version() != 4 || !ip.verify_checksum() {
-        return Err(Dropped::Malformed);
+        return Err(DropReason::Malformed);
     }
     if ip.header_len() != IPV4_HEADER {
-        return Err(Dropped::Options);
+        return Err(DropReason::Options);
     }
     if ip.src_addr() != GUEST_V4 {
-        return Err(Dropped::ForeignAddress);
+        return Err(DropReason::ForeignAddress);
     }
     if ip.more_frags() || ip.frag_offset() != 0 {
-        return Err(Dropped::Fragment);
+        return Err(DropReason::Fragment);
     }
     if ip.dst_addr().is_multicast() || ip.dst_addr().is_broadcast() {
-        return Err(Dropped::Multicast);
+        return Err(DropReason::Multicast);
     }
-    let packet = rest.get(..usize::from(ip.total_len())).ok_or(Dropped::Malformed)?;
-    let carried = packet.get(usize::from(IPV4_HEADER)..).ok_or(Dropped::Malformed)?;
+    let packet = rest.get(..usize::from(ip.total_len())).ok_or(DropReason::Malformed)?;
+    let payload = packet.get(usize::from(IPV4_HEADER)..).ok_or(DropReason::Malformed)?;
     let remote = IpAddr::V4(ip.dst_addr());
     match ip.next_header() {
-        IpProtocol::Tcp => parse_tcp(remote, carried, packet),
-        IpProtocol::Udp => parse_udp(remote, carried, packet),
+        IpProtocol::Tcp => parse_tcp(remote, payload, packet),
+        IpProtocol::Udp => parse_udp(remote, payload, packet),
         IpProtocol::Icmp => {
-            let icmp = Icmpv4Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+            let icmp = Icmpv4Packet::new_checked(payload).map_err(|_| DropReason::Malformed)?;
             match icmp.msg_type() {
-                Icmpv4Message::EchoRequest => Ok(Inbound::Echo { remote, packet }),
-                _ => Err(Dropped::Announcement),
+                Icmpv4Message::EchoRequest => Ok(GuestPacket::Echo { remote, packet }),
+                _ => Err(DropReason::Announcement),
             }
         }
-        IpProtocol::Igmp => Err(Dropped::Multicast),
-        other => Ok(Inbound::Other { remote, protocol: other.into(), packet }),
+        IpProtocol::Igmp => Err(DropReason::Multicast),
+        other => Ok(GuestPacket::Other { remote, protocol: other.into(), packet }),
     }
 }
 
-fn parse_v6(rest: &[u8]) -> Result<Inbound<'_>, Dropped> {
-    let ip = Ipv6Packet::new_checked(rest).map_err(|_| Dropped::Malformed)?;
+fn parse_v6(rest: &[u8]) -> Result<GuestPacket<'_>, DropReason> {
+    let ip = Ipv6Packet::new_checked(rest).map_err(|_| DropReason::Malformed)?;
     if ip.version() != 6 {
-        return Err(Dropped::Malformed);
+        return Err(DropReason::Malformed);
     }
-    let packet = rest.get(..ip.total_len()).ok_or(Dropped::Malformed)?;
-    let carried = packet.get(IPV6_HEADER..).ok_or(Dropped::Malformed)?;
+    let packet = rest.get(..ip.total_len()).ok_or(DropReason::Malformed)?;
+    let payload = packet.get(IPV6_HEADER..).ok_or(DropReason::Malformed)?;
     if ip.next_header() == IpProtocol::Icmpv6 {
-        let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+        let icmp = Icmpv6Packet::new_checked(payload).map_err(|_| DropReason::Malformed)?;
         if icmp.msg_type() == Icmpv6Message::NeighborSolicit {
             return parse_solicitation(ip.src_addr(), &icmp);
         }
     }
     if ip.dst_addr().is_multicast() {
-        return Err(Dropped::Multicast);
+        return Err(DropReason::Multicast);
     }
     if ip.src_addr() != GUEST_V6 {
-        return Err(Dropped::ForeignAddress);
+        return Err(DropReason::ForeignAddress);
     }
     let remote = IpAddr::V6(ip.dst_addr());
     match ip.next_header() {
-        IpProtocol::Tcp => parse_tcp(remote, carried, packet),
-        IpProtocol::Udp => parse_udp(remote, carried, packet),
+        IpProtocol::Tcp => parse_tcp(remote, payload, packet),
+        IpProtocol::Udp => parse_udp(remote, payload, packet),
         IpProtocol::Icmpv6 => {
-            let icmp = Icmpv6Packet::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+            let icmp = Icmpv6Packet::new_checked(payload).map_err(|_| DropReason::Malformed)?;
             match icmp.msg_type() {
-                Icmpv6Message::EchoRequest => Ok(Inbound::Echo { remote, packet }),
-                _ => Err(Dropped::Announcement),
+                Icmpv6Message::EchoRequest => Ok(GuestPacket::Echo { remote, packet }),
+                _ => Err(DropReason::Announcement),
             }
         }
-        IpProtocol::Ipv6Frag => Err(Dropped::Fragment),
+        IpProtocol::Ipv6Frag => Err(DropReason::Fragment),
         IpProtocol::HopByHop | IpProtocol::Ipv6Route | IpProtocol::Ipv6Opts | IpProtocol::Ipv6NoNxt => {
-            Err(Dropped::Options)
+            Err(DropReason::Options)
         }
-        other => Ok(Inbound::Other { remote, protocol: other.into(), packet }),
+        other => Ok(GuestPacket::Other { remote, protocol: other.into(), packet }),
     }
 }
 
-fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<Inbound<'a>, Dropped> {
-    // Without a source it is the guest's own check whether its address is free, which nobody answers.
+fn parse_solicitation<'a>(from: Ipv6Addr, icmp: &Icmpv6Packet<&[u8]>) -> Result<GuestPacket<'a>, DropReason> {
+    // Duplicate address detection has no source, and no answer means that the address is free.
     if from.is_unspecified() || icmp.target_addr() != GATEWAY_V6 {
-        return Err(Dropped::Announcement);
+        return Err(DropReason::Announcement);
     }
     if from == GUEST_V6 || from == guest_link_local() {
-        Ok(Inbound::Solicits(from))
+        Ok(GuestPacket::NeighborSolicit(from))
     } else {
-        Err(Dropped::ForeignAddress)
+        Err(DropReason::ForeignAddress)
     }
 }
 
-/// The address that the guest's kernel gives its card by itself.
+/// The link-local address that the guest's kernel derives from its MAC address.
 pub fn guest_link_local() -> Ipv6Addr {
     let [a, b, c, d, e, f] = GUEST_MAC;
     let mut octets = [0; 16];
@@ -282,12 +268,12 @@ pub fn guest_link_local() -> Ipv6Addr {
     Ipv6Addr::from(octets)
 }
 
-fn parse_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Inbound<'a>, Dropped> {
-    let tcp = TcpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+fn parse_tcp<'a>(remote: IpAddr, payload: &'a [u8], packet: &'a [u8]) -> Result<GuestPacket<'a>, DropReason> {
+    let tcp = TcpPacket::new_checked(payload).map_err(|_| DropReason::Malformed)?;
     if tcp.src_port() == 0 || tcp.dst_port() == 0 {
-        return Err(Dropped::NoPort);
+        return Err(DropReason::NoPort);
     }
-    Ok(Inbound::Tcp(Segment {
+    Ok(GuestPacket::Tcp(Segment {
         guest_port: tcp.src_port(),
         remote: SocketAddr::new(remote, tcp.dst_port()),
         opens: tcp.syn() && !tcp.ack() && !tcp.rst() && !tcp.fin(),
@@ -296,13 +282,13 @@ fn parse_tcp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<
     }))
 }
 
-fn parse_udp<'a>(remote: IpAddr, carried: &'a [u8], packet: &'a [u8]) -> Result<Inbound<'a>, Dropped> {
-    let udp = UdpPacket::new_checked(carried).map_err(|_| Dropped::Malformed)?;
+fn parse_udp<'a>(remote: IpAddr, payload: &'a [u8], packet: &'a [u8]) -> Result<GuestPacket<'a>, DropReason> {
+    let udp = UdpPacket::new_checked(payload).map_err(|_| DropReason::Malformed)?;
     if udp.src_port() == 0 || udp.dst_port() == 0 {
-        return Err(Dropped::NoPort);
+        return Err(DropReason::NoPort);
     }
-    let payload = carried.get(8..usize::from(udp.len())).ok_or(Dropped::Malformed)?;
-    Ok(Inbound::Udp(Datagram {
+    let payload = payload.get(8..usize::from(udp.len())).ok_or(DropReason::Malformed)?;
+    Ok(GuestPacket::Udp(Datagram {
         guest_port: udp.src_port(),
         remote: SocketAddr::new(remote, udp.dst_port()),
         payload,

@@ -1,4 +1,5 @@
-//! The gateway's one loop: frames of the guest, sockets of the host, messages of whoever started it, timers.
+//! The gateway's event loop: frames of the guest, sockets of the host, messages of the owner (the process that
+//! started it), timers.
 
 #[cfg(test)]
 mod tests;
@@ -20,47 +21,43 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
-use crate::closing::Closing;
+use crate::closing::ClosingSockets;
 use crate::connection::Connection;
 use crate::counts::Counts;
 use crate::event_log::EventLog;
 use crate::flows::Flows;
-use crate::frame::{self, Inbound};
-use crate::limits::Allowance;
+use crate::frame::{self, GuestPacket};
+use crate::limits::Quota;
 use crate::link::{Link, Received};
 use crate::policy_check::PolicyCheck;
 use crate::resolver::Resolver;
 use crate::stack::Clock;
 use crate::table::Table;
 
-/// How many frames of the guest are taken before others have their turn.
+/// How many frames of the guest are handled before sockets have their turn.
 const FRAMES_AT_ONCE: usize = 128;
-/// How many connections have their turn before the link is looked at again.
+/// How many connections have their turn before the link is read again.
 const TURNS_AT_ONCE: usize = 64;
 const EVENTS_AT_ONCE: usize = 128;
-/// How long whoever started the gateway may take to hear of the end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long to wait for the owner to receive the final events.
+const FINAL_FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const CONTROL: u64 = 0;
 const LINK: u64 = 1;
-/// Numbers below this are of a kind; the kind is above it.
+/// The upper bits of a token are its kind, the lower bits the number.
 const KIND: u64 = 1 << 60;
 
-/// What a token of the event queue stands for.
+/// What an epoll event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
-    /// Messages.
     Control,
-    /// Frames.
     Link,
-    /// A published port.
     Port(u64),
-    /// The host's end of a connection.
+    /// The host's socket of a connection.
     Connection(u64),
-    /// A flow's socket.
     Flow(u64),
-    /// A question for a name.
-    Question(u64),
+    /// The socket of a DNS query to the host's resolver.
+    Query(u64),
 }
 
 impl Token {
@@ -71,7 +68,7 @@ impl Token {
             Self::Port(number) => KIND + number,
             Self::Connection(number) => 2 * KIND + number,
             Self::Flow(number) => 3 * KIND + number,
-            Self::Question(number) => 4 * KIND + number,
+            Self::Query(number) => 4 * KIND + number,
         }
     }
 
@@ -83,23 +80,19 @@ impl Token {
             1 => Self::Port(rest),
             2 => Self::Connection(rest),
             3 => Self::Flow(rest),
-            _ => Self::Question(rest),
+            _ => Self::Query(rest),
         }
     }
 }
 
-/// Why a gateway cannot serve.
 #[derive(Debug, Error)]
 pub enum GatewayError {
-    /// What it is to decide by.
     #[error("The policies cannot be read: {0}")]
     Policies(serde_json::Error),
-    /// The host.
     #[error("The gateway cannot wait for events: {0}")]
     Events(io::Error),
 }
 
-/// A gateway.
 #[derive(Debug)]
 pub struct Gateway {
     pub(crate) epoll: OwnedFd,
@@ -110,36 +103,37 @@ pub struct Gateway {
     pub(crate) table: Table,
     pub(crate) flows: Flows,
     pub(crate) counts: Counts,
-    pub(crate) closing: Closing,
-    pub(crate) allowance: Allowance,
+    pub(crate) closing: ClosingSockets,
+    pub(crate) quota: Quota,
     pub(crate) ports: Vec<OwnedFd>,
     pub(crate) bound: Vec<BoundPort>,
-    /// Published ports at which more waits than was taken.
-    pub(crate) ports_left: BTreeSet<usize>,
-    /// Nobody is taken before this.
-    pub(crate) ports_after: Instant,
-    /// Connections that had not begun when the owner could not record events any more: they go on when it can.
-    pub(crate) held_back: BTreeSet<u64>,
-    /// Flows with more datagrams for the guest than were delivered.
-    pub(crate) flows_left: BTreeSet<u64>,
+    /// Published ports whose accept queue or receive buffer was not drained.
+    pub(crate) ports_pending: BTreeSet<usize>,
+    /// Back-off: no inbound peer is accepted before this, because the host was short of descriptors or memory.
+    pub(crate) accept_after: Instant,
+    /// Connections that were not established when the owner stopped recording events. They continue when it records
+    /// again.
+    pub(crate) deferred: BTreeSet<u64>,
+    /// Flows with datagrams for the guest that were not delivered yet.
+    pub(crate) flows_pending: BTreeSet<u64>,
     pub(crate) next_port: u16,
     pub(crate) clock: Clock,
     pub(crate) now: Instant,
-    /// How far its time is ahead of the host's.
+    /// Test clock: how far `now` is ahead of the host's clock.
     ahead: Duration,
     pub(crate) buffer: Vec<u8>,
     link_readable: bool,
     frame: Vec<u8>,
 }
 
-/// Nobody is left to serve.
-struct Gone;
+/// The keeper or the owner has closed its end, so the gateway exits.
+struct Shutdown;
 
 impl Gateway {
-    /// One that serves over these sockets. `ports` are bound, in the order of the launch's.
+    /// Serves over these sockets. `ports` are bound, in the order of the launch's.
     ///
     /// # Errors
-    /// When the policies cannot be read or the host gives no event queue.
+    /// When the policies cannot be parsed or the host has no epoll instance to give.
     pub fn new(
         launch: GatewayLaunch,
         control: OwnedFd,
@@ -152,28 +146,28 @@ impl Gateway {
         let now = Instant::now();
         let report = rustix::io::fcntl_dupfd_cloexec(&control, 0).map_err(events)?;
         let mut resolver = Resolver::new(launch.resolvers, launch.limits.queries).reporting_to(report);
-        let mut allowance = Allowance::new(&launch.limits, now);
+        let mut quota = Quota::new(&launch.limits, now);
         if let Some(spent) = launch.spent {
-            resolver = resolver.after(spent);
-            allowance.use_up();
+            resolver = resolver.continuing(spent);
+            quota.use_up();
         }
         let gateway = Self {
             epoll,
             link: Link::new(link),
             event_log: EventLog::new(control, now),
-            policy_check: PolicyCheck::new(policies, launch.cure).knowing(launch.own),
+            policy_check: PolicyCheck::new(policies, launch.cure).with_host_networks(launch.own),
             resolver,
             table: Table::default(),
             flows: Flows::new(now),
             counts: Counts::default(),
-            closing: Closing::default(),
-            allowance,
+            closing: ClosingSockets::default(),
+            quota,
             ports,
             bound: launch.ports,
-            ports_left: BTreeSet::new(),
-            ports_after: now,
-            held_back: BTreeSet::new(),
-            flows_left: BTreeSet::new(),
+            ports_pending: BTreeSet::new(),
+            accept_after: now,
+            deferred: BTreeSet::new(),
+            flows_pending: BTreeSet::new(),
             next_port: 0,
             clock: Clock::new(),
             now,
@@ -190,26 +184,26 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Counts bytes in memory that outlives the process.
+    /// Keeps byte counts in memory that outlives this process.
     pub(crate) fn counting_in(mut self, counts: Counts) -> Self {
         self.counts = counts;
         self
     }
 
-    /// Serves until the keeper or whoever started it is gone.
+    /// Serves until the keeper or the owner closes its end.
     ///
     /// # Errors
-    /// When the host lets it wait no more.
+    /// When epoll fails.
     pub fn run(mut self) -> Result<(), GatewayError> {
-        self.event_log.tell(&FromGateway::Ready);
+        self.event_log.send(&FromGateway::Ready);
         while self.step(true)? {}
         Ok(())
     }
 
-    /// One turn of the loop, which waits for something to do or not. Whether somebody is left to serve.
+    /// One iteration of the loop, blocking if `waits`. Returns false when the gateway is to exit.
     ///
     /// # Errors
-    /// When the host lets it wait no more.
+    /// When epoll fails.
     pub fn step(&mut self, waits: bool) -> Result<bool, GatewayError> {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
         let timeout = if waits { self.timeout() } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
@@ -223,13 +217,13 @@ impl Gateway {
         Ok(served.is_ok())
     }
 
-    /// Lets time pass at once, so that timers can be tested without waiting for them.
+    /// Advances the clock, so that tests need not wait for timers.
     #[doc(hidden)]
     pub fn pass(&mut self, time: Duration) {
         self.ahead += time;
     }
 
-    fn on_event(&mut self, event: &Event) -> Result<(), Gone> {
+    fn on_event(&mut self, event: &Event) -> Result<(), Shutdown> {
         match Token::of(event.data.u64()) {
             Token::Control => {
                 self.event_log.flush();
@@ -257,80 +251,80 @@ impl Gateway {
                 self.on_flow(number);
                 Ok(())
             }
-            Token::Question(number) => {
-                self.on_question(number);
+            Token::Query(number) => {
+                self.on_query_ready(number);
                 Ok(())
             }
         }
     }
 
-    fn on_control(&mut self) -> Result<(), Gone> {
+    fn on_control(&mut self) -> Result<(), Shutdown> {
         loop {
             let mut message = vec![0; MAX_MESSAGE];
             match recv(self.event_log.fd(), &mut message, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err(Gone),
+                Ok((0, _)) => return Err(Shutdown),
                 Ok((length, _)) => match decode(message.get(..length).unwrap_or_default()) {
-                    Ok(ToGateway::Policies(text)) => self.change(&text),
+                    Ok(ToGateway::Policies(text)) => self.change_policies(&text),
                     Ok(ToGateway::Hold(is_held)) => self.hold(is_held),
-                    Ok(ToGateway::Own(own)) => self.policy_check.know(own),
-                    Err(error) => self.event_log.answer(&FromGateway::Failed(error.to_string())),
+                    Ok(ToGateway::Own(own)) => self.policy_check.set_host_networks(own),
+                    Err(error) => self.event_log.reply(&FromGateway::Failed(error.to_string())),
                 },
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(_) => return Err(Gone),
+                Err(_) => return Err(Shutdown),
             }
         }
     }
 
-    fn change(&mut self, text: &str) {
+    fn change_policies(&mut self, text: &str) {
         match read_policies(text) {
             Ok(policies) => {
-                self.policy_check.change(policies);
-                let closed = self.judge_all_again();
-                self.event_log.answer(&FromGateway::Changed { closed });
+                self.policy_check.set_policies(policies);
+                let closed = self.recheck_all();
+                self.event_log.reply(&FromGateway::Changed { closed });
             }
-            Err(error) => self.event_log.answer(&FromGateway::Failed(error.to_string())),
+            Err(error) => self.event_log.reply(&FromGateway::Failed(error.to_string())),
         }
     }
 
-    /// Lets nothing new begin, or lets it again, with what had to wait.
+    /// While held, no new connection begins; after it, the deferred ones are queued.
     fn hold(&mut self, is_held: bool) {
         self.event_log.hold(is_held);
         if !is_held {
-            for number in std::mem::take(&mut self.held_back) {
+            for number in std::mem::take(&mut self.deferred) {
                 self.table.queue(number);
             }
         }
     }
 
-    /// Puts a connection aside if it has not begun and nothing may begin now. Whether it did.
-    fn holds_back(&mut self, number: u64) -> bool {
+    /// Defers a connection that is not established while the owner cannot record events. Returns whether it did.
+    fn defers(&mut self, number: u64) -> bool {
         let has_not_begun = |connection: &mut Connection| connection.has_not_begun();
         let holds = self.event_log.is_held() && self.table.get_mut(number).is_some_and(has_not_begun);
         if holds {
-            self.held_back.insert(number);
+            self.deferred.insert(number);
         }
         holds
     }
 
-    /// Whether anything may be sent to the guest now.
+    /// Whether the link has space and the rate limit allows anything to be sent to the guest.
     pub(crate) fn may_receive(&mut self) -> bool {
-        self.link.has_room() && self.allowance.may_receive(self.now).is_ok()
+        self.link.has_space() && self.quota.may_receive(self.now).is_ok()
     }
 
-    /// How long to wait for events.
+    /// When epoll has to return without an event.
     fn timeout(&mut self) -> Option<Timespec> {
         let mut wake: Vec<Option<Instant>> =
             vec![self.event_log.due(), self.resolver.due(), self.flows.due(), self.closing.due()];
-        if self.link_readable && self.event_log.has_room() {
-            wake.push(Some(self.allowance.may_send(self.now).err().unwrap_or(self.now)));
+        if self.link_readable && self.event_log.has_space() {
+            wake.push(Some(self.quota.may_send(self.now).err().unwrap_or(self.now)));
         }
-        if self.link.has_room() {
-            let is_waiting = self.table.queued() > 0 || !self.flows_left.is_empty();
+        if self.link.has_space() {
+            let is_waiting = self.table.queued() > 0 || !self.flows_pending.is_empty();
             let turn = if is_waiting { Some(self.now) } else { self.table.due() };
-            let callers = !self.ports_left.is_empty() && self.event_log.may_begin();
-            let turn = turn.into_iter().chain(callers.then_some(self.ports_after)).min();
-            let allowed = self.allowance.may_receive(self.now).err();
+            let inbound = !self.ports_pending.is_empty() && self.event_log.may_begin();
+            let turn = turn.into_iter().chain(inbound.then_some(self.accept_after)).min();
+            let allowed = self.quota.may_receive(self.now).err();
             wake.push(turn.map(|turn| allowed.map_or(turn, |allowed| turn.max(allowed))));
         }
         let wake = wake.into_iter().flatten().min()?;
@@ -341,58 +335,57 @@ impl Gateway {
         })
     }
 
-    fn work(&mut self) -> Result<(), Gone> {
+    fn work(&mut self) -> Result<(), Shutdown> {
         self.on_guest_frames()?;
-        for port in std::mem::take(&mut self.ports_left) {
+        for port in std::mem::take(&mut self.ports_pending) {
             self.on_port(port);
         }
-        for flow in std::mem::take(&mut self.flows_left) {
+        for flow in std::mem::take(&mut self.flows_pending) {
             self.on_flow(flow);
         }
-        self.table.ring(self.now);
+        self.table.fire_timers(self.now);
         for _ in 0..TURNS_AT_ONCE {
             if !self.may_receive() {
                 break;
             }
-            let Some(number) = self.table.next() else { break };
-            if !self.holds_back(number) {
+            let Some(number) = self.table.next_queued() else { break };
+            if !self.defers(number) {
                 self.turn(number);
             }
         }
-        for number in self.resolver.late(self.now) {
-            self.on_question(number);
+        for number in self.resolver.expired(self.now) {
+            self.on_query_ready(number);
         }
         for number in self.flows.idle(self.now) {
             self.end_flow(number, "idle");
         }
-        self.closing.look(self.now);
-        self.event_log.settle(self.now);
+        self.closing.poll(self.now);
+        self.event_log.flush_counts_if_due(self.now);
         Ok(())
     }
 
-    fn on_guest_frames(&mut self) -> Result<(), Gone> {
+    fn on_guest_frames(&mut self) -> Result<(), Shutdown> {
         let mut frame = std::mem::take(&mut self.frame);
         let result = self.read_frames(&mut frame);
         self.frame = frame;
         result
     }
 
-    fn read_frames(&mut self, buffer: &mut [u8]) -> Result<(), Gone> {
+    fn read_frames(&mut self, buffer: &mut [u8]) -> Result<(), Shutdown> {
         for _ in 0..FRAMES_AT_ONCE {
-            // What cannot be recorded is not decided: the guest waits.
-            if !self.link_readable || !self.event_log.has_room() || self.allowance.may_send(self.now).is_err()
-            {
+            // Backpressure: while the event queue is full, no frame is read.
+            if !self.link_readable || !self.event_log.has_space() || self.quota.may_send(self.now).is_err() {
                 break;
             }
             match self.link.receive(buffer) {
-                Received::Gone => {
+                Received::Closed => {
                     self.end_all();
-                    return Err(Gone);
+                    return Err(Shutdown);
                 }
-                Received::Nothing => self.link_readable = false,
+                Received::WouldBlock => self.link_readable = false,
                 Received::Frame(frame) => {
-                    self.allowance.up.0.take(u64::try_from(frame.len()).unwrap_or(0));
-                    self.allowance.up.1.take(1);
+                    self.quota.up.0.take(u64::try_from(frame.len()).unwrap_or(0));
+                    self.quota.up.1.take(1);
                     self.on_frame(frame);
                 }
             }
@@ -400,7 +393,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// The sandbox is at its end: what is open is written down as ended, and whoever started the gateway gets all of it.
+    /// The sandbox has ended: logs the end of everything that is open, and flushes all events to the owner.
     fn end_all(&mut self) {
         let connections: Vec<_> = self.table.all().map(|(number, _)| number).collect();
         for number in connections {
@@ -413,14 +406,14 @@ impl Gateway {
         for number in flows {
             self.end_flow(number, "the sandbox ended");
         }
-        self.closing.leave();
-        self.event_log.tell_counted();
-        self.event_log.tell(&FromGateway::Unplugged);
-        let until = Instant::now() + LAST_WORDS;
+        self.closing.release();
+        self.event_log.flush_counts();
+        self.event_log.send(&FromGateway::Unplugged);
+        let until = Instant::now() + FINAL_FLUSH_TIME;
         while !self.event_log.is_sent() && Instant::now() < until {
             let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
             let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-            // A reader that takes no more is noticed by the time, not by an event.
+            // A socket that stays full generates no event; the deadline ends the loop.
             let _ = epoll::wait(&self.epoll, &mut events, Some(&pause));
             self.event_log.flush();
         }
@@ -428,48 +421,49 @@ impl Gateway {
 
     fn on_frame(&mut self, frame: &[u8]) {
         match frame::parse(frame) {
-            Err(reason) => self.event_log.dropped(reason),
-            Ok(Inbound::WhoHas) => crate::reply::tell_card(&mut self.link),
-            Ok(Inbound::Solicits(from)) => crate::reply::tell_neighbour(&mut self.link, from),
-            Ok(Inbound::Echo { remote, packet }) => self.on_echo(remote, packet),
-            Ok(Inbound::Tcp(segment)) => self.on_segment(&segment),
-            Ok(Inbound::Udp(datagram)) => self.on_datagram(&datagram),
-            Ok(Inbound::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
+            Err(reason) => self.event_log.count_drop(reason),
+            Ok(GuestPacket::ArpRequest) => crate::reply::send_arp_reply(&mut self.link),
+            Ok(GuestPacket::NeighborSolicit(from)) => {
+                crate::reply::send_neighbor_advert(&mut self.link, from)
+            }
+            Ok(GuestPacket::Echo { remote, packet }) => self.on_echo(remote, packet),
+            Ok(GuestPacket::Tcp(segment)) => self.on_segment(&segment),
+            Ok(GuestPacket::Udp(datagram)) => self.on_datagram(&datagram),
+            Ok(GuestPacket::Other { remote, protocol, packet }) => self.on_other(remote, protocol, packet),
         }
     }
 
-    /// Writes down that something has ended.
-    pub(crate) fn note_end(
+    /// Logs the end of a connection or flow, or one that could not begin.
+    pub(crate) fn log_close(
         &mut self,
         number: u64,
         peer: Peer,
-        moved: (u64, u64),
+        meter: (u64, u64),
         started: Instant,
         reason: &str,
     ) {
         let milliseconds = self.now.saturating_duration_since(started).as_millis();
-        self.event_log.event(NetEvent::Closed {
+        self.event_log.log(NetEvent::Closed {
             number,
             peer,
-            sent: moved.0,
-            received: moved.1,
+            sent: meter.0,
+            received: meter.1,
             milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
             reason: reason.to_owned(),
         });
     }
 }
 
-/// The number of a connection in events.
-pub(crate) fn connections_number(number: u64) -> u64 {
+/// The number of a connection in events. Flows have the odd numbers between.
+pub(crate) fn connection_number(number: u64) -> u64 {
     NEVER_BEGAN + number * 2
 }
 
-/// The number of a flow in events.
-pub(crate) fn flows_number(number: u64) -> u64 {
-    connections_number(number) + 1
+pub(crate) fn flow_number(number: u64) -> u64 {
+    connection_number(number) + 1
 }
 
-/// Watches a socket by edges.
+/// Registers a socket, edge-triggered.
 pub(crate) fn watch(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
     epoll::add(epoll, socket, EventData::new_u64(token.number()), flags)

@@ -1,8 +1,8 @@
-//! The name in a TLS ClientHello, read without taking part in the handshake.
+//! The SNI of a TLS ClientHello, parsed without taking part in the handshake.
 //!
-//! The reader is fed the start of a client's stream as it comes. It puts the handshake message together over any number
-//! of segments and records, so that a hello cut into pieces is read as the server will read it. Whatever two servers
-//! could read in two ways is refused.
+//! The reader accepts the start of a client's stream in any segmentation. It reassembles the handshake message over
+//! any number of segments and records, so that a fragmented ClientHello is parsed as the server will parse it. What
+//! two servers could parse differently is refused.
 
 #[cfg(test)]
 pub(crate) mod cuts;
@@ -16,12 +16,13 @@ use thiserror::Error;
 
 pub use second::SecondHello;
 
-/// The longest handshake message that is read, with its header. Hellos with post-quantum keys have about 2 KiB.
+/// The longest handshake message with its header. A ClientHello with post-quantum keys has about 2 KiB.
 pub const MAX_HELLO: usize = 64 * 1024;
-/// Over how many records a hello may be spread. A client needs one or two; a hello cut byte by byte still passes.
+/// How many records a ClientHello may be fragmented into. A client needs one or two; one byte per record is
+/// accepted too.
 pub const MAX_RECORDS: usize = 2048;
 
-/// The longest record before encryption, from RFC 8446.
+/// The longest plaintext record (RFC 8446).
 const MAX_RECORD: usize = 1 << 14;
 const RECORD_HEADER: usize = 5;
 const HANDSHAKE_HEADER: usize = 4;
@@ -32,23 +33,21 @@ const CLIENT_HELLO: u8 = 1;
 /// What the bytes so far are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hello {
-    /// The start of a hello: more bytes are needed.
+    /// Bytes are missing to complete the ClientHello.
     More,
-    /// Something other than TLS.
     NotTls,
-    /// A whole ClientHello.
     Read(Box<ClientHello>),
-    /// A hello that must not be passed on where a name decides.
+    /// A ClientHello that must not be forwarded where a name decides.
     Refused(HelloRefusal),
 }
 
-/// What a ClientHello says.
+/// The fields of a ClientHello that matter here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientHello {
-    /// The server's name, if the client gave one.
+    /// The server name (SNI).
     pub name: Option<HostName>,
-    /// Whether an encrypted inner hello is there, or a dummy that looks like one: from outside they are the same.
-    /// The name of a real one is not the name that the server acts on.
+    /// Whether there is an encrypted ClientHello, or GREASE that looks like one. The SNI may then be only the outer
+    /// name.
     pub encrypted_hello: bool,
     /// Whether the client sends data before the handshake is complete (0-RTT).
     pub early_data: bool,
@@ -56,77 +55,73 @@ pub struct ClientHello {
     pub protocols: Vec<String>,
 }
 
-/// Why a hello is refused.
+/// Why a ClientHello is refused.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum HelloRefusal {
-    /// The client speaks the format of SSL 2.
     #[error("The client sent an SSL 2 hello; use TLS 1.2 or later")]
     Ssl2,
-    /// The client offers nothing from TLS 1.2 on.
+    /// The client offers no version from TLS 1.2 on.
     #[error("The client offers no TLS version from 1.2 on")]
     OldTls,
-    /// The message or the pieces it came in have a limit.
+    /// The message or the number of records exceeds its limit.
     #[error(
         "The ClientHello is longer than {MAX_HELLO} bytes, or spread over more than {MAX_RECORDS} records"
     )]
     TooLong,
-    /// A record of another kind, an empty one or an oversized one stands between the pieces of the hello.
-    #[error("The ClientHello is cut by a record that does not belong there")]
+    /// A record of another type, or an empty or oversized one, between the fragments of a ClientHello.
+    #[error("The ClientHello is interrupted by a record that does not belong there")]
     Record,
-    /// The first handshake message is another one.
+    /// The first handshake message has another type.
     #[error("The first TLS handshake message is of type {0} and not a ClientHello")]
     NotHello(u8),
-    /// Handshake bytes follow the hello in the same record.
+    /// Handshake bytes follow the ClientHello in the same record.
     #[error("More handshake bytes follow the ClientHello before the server has answered")]
     Trailing,
-    /// The lengths inside the hello contradict each other.
+    /// The lengths inside the ClientHello contradict each other.
     #[error("The ClientHello is malformed: {0}")]
     Malformed(&'static str),
-    /// An extension comes twice.
     #[error("The ClientHello has the extension {0} twice")]
     Twice(u16),
     /// The server_name extension does not hold exactly one host name.
     #[error("The server_name extension must hold exactly one host name")]
     Names,
-    /// The server_name is an address.
-    #[error("The server_name is an IP address; only host names may stand there")]
+    /// The server_name is an IP address.
+    #[error("The server_name is an IP address; only host names are allowed there")]
     Address,
-    /// The server_name is not a name that can be compared.
+    /// The server_name is not a valid host name.
     #[error("The server_name is not a valid host name")]
     BadName,
-    /// The server asked for another hello, and that one says something else.
+    /// The second ClientHello, after a HelloRetryRequest, has another name.
     #[error("The client's second ClientHello does not have the name of its first")]
     Changed,
 }
 
-/// Reads the hello at the start of a client's stream.
+/// Parses the ClientHello at the start of a client's stream.
 ///
-/// The work is proportional to the bytes: each is looked at once as it comes, and the message once when it is whole.
+/// The work is linear: each byte is parsed once as it comes, and the message once when it is complete.
 #[derive(Debug, Default)]
 pub struct HelloReader {
-    /// The handshake message as far as it came, without the record headers.
+    /// The handshake message so far, without record headers.
     message: Vec<u8>,
-    /// The header of the record that is being read.
+    /// The header of the current record.
     header: Vec<u8>,
-    /// How many bytes of that record are still to come.
+    /// How many bytes of the current record are missing.
     remaining: usize,
     records: usize,
-    /// Whether this may be an encrypted record of TLS 1.2, which has the same type and by chance the first bytes of a
-    /// hello. What comes after it tells.
+    /// Whether this may be an encrypted TLS 1.2 record, which has the same type and by chance the first bytes of a
+    /// ClientHello. The next record tells them apart.
     may_be_encrypted: bool,
     length: usize,
     result: Option<Hello>,
 }
 
 impl HelloReader {
-    /// A reader at the start of a stream.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the bytes that follow those of the calls before. Anything but [`Hello::More`] is final: later bytes are
-    /// not read.
+    /// Parses the next bytes of the stream. Any result but [`Hello::More`] is final: later bytes are ignored.
     pub fn push(&mut self, mut bytes: &[u8]) -> Hello {
         while self.result.is_none() && !bytes.is_empty() {
             let before = bytes.len();
@@ -144,8 +139,8 @@ impl HelloReader {
         self.result.clone().unwrap_or(Hello::More)
     }
 
-    /// How many bytes of the stream were read. After [`Hello::Read`] these are the hello with its record headers, and what
-    /// follows is for [`SecondHello`].
+    /// How many bytes of the stream were parsed. After [`Hello::Read`] these are the ClientHello with its record
+    /// headers, and [`SecondHello`] goes on behind them.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length
@@ -160,7 +155,7 @@ impl HelloReader {
         }
         match self.header.first() {
             Some(&HANDSHAKE) => {}
-            // No server takes this inside a hello, so it was none.
+            // No server accepts this inside a ClientHello, so it was an encrypted record.
             Some(&APPLICATION_DATA) if self.may_be_encrypted => {
                 return Err(HelloRefusal::NotHello(CLIENT_HELLO));
             }
@@ -189,7 +184,7 @@ impl HelloReader {
         self.remaining -= fragment.len();
         self.message.extend_from_slice(fragment);
         let Some(length) = self.announced_length()? else { return Ok(None) };
-        // A record is never longer than its limit, so the message is kept at most that much too long.
+        // A record has a maximal length, so the buffer exceeds the message by that at most.
         if self.message.len() > length || (self.message.len() == length && self.remaining > 0) {
             return Err(HelloRefusal::Trailing);
         }
@@ -197,7 +192,7 @@ impl HelloReader {
         message::read(body).map(|hello| Some(Hello::Read(Box::new(hello))))
     }
 
-    /// How long the handshake message is with its header, once its header is there.
+    /// The length of the handshake message with its header, once the header is complete.
     fn announced_length(&self) -> Result<Option<usize>, HelloRefusal> {
         match *self.message.as_slice() {
             [kind, ..] if kind != CLIENT_HELLO => Err(HelloRefusal::NotHello(kind)),
@@ -216,7 +211,8 @@ fn could_be_tls(start: &[u8]) -> bool {
     matches!(start, [] | [HANDSHAKE] | [HANDSHAKE, 3, ..])
 }
 
-/// Tells SSL 2 from anything else: two bytes of length with the highest bit set, the type of a hello, and a version.
+/// Tells SSL 2 from other protocols: a length of two bytes with the highest bit set, the message type, and a
+/// version.
 fn first_bytes_of_something_else(start: &[u8]) -> Result<Option<Hello>, HelloRefusal> {
     match *start {
         [high] | [high, _] if high & 0x80 != 0 => Ok(None),

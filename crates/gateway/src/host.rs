@@ -1,5 +1,5 @@
-//! Sockets of the host: the only place that reaches out of the sandbox. What is dialled was decided before, as exactly this
-//! address; no name is looked up here.
+//! Sockets of the host: the only way out of the sandbox. An address is dialed exactly as it was decided; no name is
+//! resolved here.
 
 #[cfg(test)]
 mod tests;
@@ -18,8 +18,8 @@ fn family(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
-/// Begins a connection; the socket becomes writable when it stands or has failed. `buffer` is how many bytes may wait in it, if
-/// that is limited.
+/// Starts to connect; the socket becomes writable when that has succeeded or failed. `buffer` limits its send
+/// buffer.
 ///
 /// # Errors
 /// When it fails at once.
@@ -34,8 +34,7 @@ pub fn dial(remote: SocketAddr, buffer: Option<usize>) -> Result<OwnedFd, Errno>
     }
 }
 
-/// Limits how many bytes may wait in a socket to be sent: they are the kernel's memory, which not every host counts for the
-/// sandbox (attack R14).
+/// Limits a socket's send buffer, which is kernel memory that not every host accounts to the sandbox (attack R14).
 ///
 /// # Errors
 /// When the host refuses.
@@ -43,48 +42,49 @@ pub fn limit_buffer(socket: &impl AsFd, bytes: Option<usize>) -> Result<(), Errn
     bytes.map_or(Ok(()), |bytes| sockopt::set_socket_send_buffer_size(socket, bytes))
 }
 
-/// Whether the other side has acknowledged the end of a connection that both sides have ended, or it broke.
+/// Whether the peer has acknowledged the FIN of a socket that both sides have closed, or the connection broke.
 pub fn is_closed(socket: &impl AsFd) -> bool {
-    // The kernel knows a peer until then.
+    // Until then the kernel knows its peer.
     getpeername(socket).is_err()
 }
 
-/// Leaves a connection that both sides have ended to the host: what was sent still arrives, if that does not take long.
-pub fn leave(socket: OwnedFd, within: Duration) {
-    // If it cannot be set, the host's own time counts.
+/// Leaves a closed connection to the kernel, which still delivers what was sent if the peer acknowledges it in
+/// time.
+pub fn linger(socket: OwnedFd, within: Duration) {
+    // If it cannot be set, the kernel's own timeout holds.
     let _ = sockopt::set_tcp_user_timeout(&socket, u32::try_from(within.as_millis()).unwrap_or(u32::MAX));
 }
 
-/// What became of a connection that was begun.
+/// The result of connecting a socket that has become writable.
 ///
 /// # Errors
 /// When it has failed.
-pub fn dialled(socket: &OwnedFd) -> Result<(), Errno> {
+pub fn connect_result(socket: &OwnedFd) -> Result<(), Errno> {
     match sockopt::socket_error(socket) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) | Err(error) => Err(error),
     }
 }
 
-/// A socket for datagrams to and from one address.
+/// A UDP socket connected to one address.
 ///
 /// # Errors
-/// When there is no way there.
-pub fn datagrams(remote: SocketAddr) -> Result<OwnedFd, Errno> {
+/// When there is no route.
+pub fn udp_socket(remote: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family(remote.ip()), SocketType::DGRAM, flags, Some(ipproto::UDP))?;
     connect(&socket, &remote)?;
     Ok(socket)
 }
 
-/// The longest packet of IPv4. Of a host's interfaces only loopback, over which it reaches itself, takes such.
+/// The longest IPv4 packet. Only loopback, over which the host reaches itself, has such an MTU.
 const LONGEST_PACKET: u32 = 65535;
 
-/// Whether this address is one of the host's own: a connection to it would come from itself, or go over loopback, as it does
-/// to a second address in a network whose first one is the source of everything. The host is asked each time, as its addresses
-/// may change; nothing is sent. If it cannot answer, the address may be its own.
-pub fn is_own(address: IpAddr) -> bool {
-    let socket = match datagrams(SocketAddr::new(address, 9)) {
+/// Whether this address is one of the host's own: its route has the address itself as the source, or leads over
+/// loopback, as it does for a secondary address. The kernel is asked each time, because addresses change; no packet
+/// is sent. If it cannot answer, the address counts as the host's (fail closed).
+pub fn is_host_address(address: IpAddr) -> bool {
+    let socket = match udp_socket(SocketAddr::new(address, 9)) {
         Ok(socket) => socket,
         Err(error) => return is_shortage(error),
     };
@@ -93,26 +93,26 @@ pub fn is_own(address: IpAddr) -> bool {
     own.is_none_or(|own| own.ip() == address) || longest.is_ok_and(|longest| longest >= LONGEST_PACKET)
 }
 
-/// Whether the host lacks something that it may have later.
+/// Whether the host is short of something that it may have later.
 pub fn is_shortage(error: Errno) -> bool {
     matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }
 
-/// In words that do not depend on the language of the host.
+/// A text that does not depend on the host's locale.
 pub fn describe(error: Errno) -> &'static str {
     match error {
         Errno::CONNREFUSED => "refused",
         Errno::CONNRESET | Errno::PIPE => "reset",
-        Errno::TIMEDOUT => "no answer in time",
-        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL => "no way there",
-        error if is_shortage(error) => "the host has no room",
+        Errno::TIMEDOUT => "timed out",
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL => "no route",
+        error if is_shortage(error) => "the host is short of memory or descriptors",
         Errno::ACCESS | Errno::PERM => "the host does not permit it",
-        _ => "an error of the host",
+        _ => "a host error",
     }
 }
 
-/// Makes the other side notice that the connection broke, instead of ending well.
-pub fn break_off(socket: &impl AsFd) {
-    // If that fails it ends well, which is the lesser evil.
+/// Makes the kernel send a reset instead of a FIN when the socket is closed.
+pub fn reset_on_close(socket: &impl AsFd) {
+    // If that fails the peer gets a FIN, which is the lesser evil.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }

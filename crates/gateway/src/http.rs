@@ -1,12 +1,12 @@
-//! Plain HTTP/1 as the client's side of a connection sends it: which host, method and path each request asks for.
+//! Plain HTTP/1 from the client: which host, method and path each request asks for.
 //!
-//! [`RequestStream`] follows the stream from request to request, so that the second request on a kept connection is
-//! judged like the first. It is stricter than a server has to be: where two readers could find two different requests
-//! in the same bytes, there is none.
+//! [`RequestStream`] follows the stream from request to request, so that the second request on a persistent
+//! connection is decided like the first. It is stricter than a server has to be: bytes that two parsers could read
+//! as different requests (request smuggling) are refused.
 
-mod doubt;
 mod head;
 mod response;
+mod sniff;
 mod stream;
 mod target;
 #[cfg(test)]
@@ -18,94 +18,82 @@ pub use response::{Denial, denial};
 pub use stream::{RequestStream, Step};
 pub use target::{Authority, Host, PathProblem, rule_path};
 
-/// The longest head of a request, and the most that a caller has to keep before it is cleared.
+/// The longest request head, and the most that a caller has to buffer before it is cleared.
 pub const MAX_HEAD: usize = 64 * 1024;
-/// How many header fields a head may have.
 pub const MAX_FIELDS: usize = 200;
 
-/// One request, known before any of its bytes may be passed on.
+/// One request, known before any of its bytes may be forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The method: capital letters, digits, hyphens and underscores.
+    /// Capital letters, digits, hyphens and underscores.
     pub method: String,
-    /// The target as the client wrote it.
+    /// The request target as the client wrote it.
     pub target: String,
-    /// Which form the target has.
     pub form: Form,
-    /// Whom the client means. Only a request of HTTP/1.0 may leave it open.
+    /// The host that the client asks for. Only an HTTP/1.0 request may have none.
     pub authority: Option<Authority>,
-    /// The path in the one spelling that rules are compared with, or why it has none. A request with an unclear path is
-    /// only a problem where a rule looks at paths.
+    /// The path in the canonical spelling of rules, or why it has none. That matters only where a rule has a path.
     pub path: Result<String, PathProblem>,
-    /// How the body is delimited.
     pub body: Body,
-    /// What the client wants to change the connection to: the protocols of an Upgrade field, printable. Only a change to
-    /// WebSocket ever reaches the server.
+    /// The protocols of an Upgrade field, printable. Only WebSocket is forwarded to the server.
     pub upgrade: Option<String>,
-    /// Whether a field asks the server to act on another method or path than the ones above, as some frameworks do.
-    /// Where a rule looks at the method or path, such a request is to be denied.
+    /// Whether a field may override the method or path above, as some frameworks allow. Where a rule has a method
+    /// or path, such a request is to be denied.
     pub rewrites: bool,
 }
 
-/// The form of a request's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A path: the usual form.
     Origin,
     /// A whole URL, as sent to a proxy.
     Absolute,
-    /// The `*` of OPTIONS.
     Asterisk,
 }
 
-/// How the body of a request is delimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// So many bytes; none without a Content-Length.
+    /// The Content-Length, or 0 without one.
     Length(u64),
-    /// In chunks.
     Chunked,
 }
 
-/// Why a stream of requests cannot be followed. After one of these nothing more is cleared.
+/// Why a request stream cannot be followed. Nothing more is cleared after it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HttpRefusal {
-    /// The stream starts with something that no server takes for HTTP/1.
+    /// No server accepts the start of the stream as HTTP/1.
     #[error("The connection does not start with an HTTP request")]
     NotHttp,
-    /// The client speaks HTTP/2 without asking first.
-    #[error("The client speaks HTTP/2 without TLS, which is not read; use HTTP/1.1")]
+    /// HTTP/2 with prior knowledge.
+    #[error("The client speaks HTTP/2 without TLS, which is not inspected; use HTTP/1.1")]
     Http2,
-    /// The version is neither 1.0 nor 1.1.
     #[error("The request is neither HTTP/1.0 nor HTTP/1.1")]
     Version,
-    /// A limit is passed.
     #[error("The request has {0}")]
     TooLong(&'static str),
-    /// Something that a strict reader does not take.
+    /// A strict parser refuses it.
     #[error("The request is malformed: {0}")]
     Malformed(&'static str),
-    /// The target does not fit the method, or names no host that can be compared.
+    /// The target does not fit the method, or has no comparable host.
     #[error("The target of the request is not accepted: {0}")]
     Target(&'static str),
-    /// The Host field is missing, there twice, unusable, or contradicts the target.
+    /// The Host field is missing, repeated, unusable, or contradicts the target.
     #[error("The Host of the request is not accepted: {0}")]
     Host(&'static str),
-    /// Two readers could disagree about where the request ends.
+    /// Two parsers could disagree about where the request ends.
     #[error("The end of the request is ambiguous: {0}")]
     Framing(&'static str),
-    /// The client wants a tunnel, in which nothing could be read.
+    /// A tunnel, whose content could not be inspected.
     #[error(
-        "CONNECT is not passed on, because a host name decides here and a tunnel hides it; connect directly"
+        "CONNECT is not forwarded, because a host name decides here and a tunnel hides it; connect directly"
     )]
     Connect,
-    /// A change of protocol comes after other requests, whose answers would hide whether it happened.
+    /// An Upgrade after other requests, whose responses would hide whether it took effect.
     #[error("A WebSocket must be the first request of its connection")]
     LateSwitch,
-    /// The server's answer to a WebSocket is not HTTP.
-    #[error("The server's answer does not tell whether the WebSocket began")]
-    Answer,
-    /// The head is not the one that was judged.
-    #[error("The head of the request is not the one that was judged")]
+    /// The server's response to a WebSocket request is not HTTP.
+    #[error("The server's response to the WebSocket request is not HTTP")]
+    BadResponse,
+    /// The head was changed after the decision.
+    #[error("The head of the request was changed after the policy check")]
     Changed,
 }

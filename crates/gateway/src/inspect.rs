@@ -1,67 +1,67 @@
-//! Reading what a guest says first on a connection, and keeping it back until it was judged.
+//! Parses the first bytes of a client, and holds them back until the policy has decided.
 //!
-//! What the guest sends waits here. TLS tells one name, once; plain HTTP is followed from request to request. Only what was
-//! judged and let through goes on to the host's socket.
+//! TLS names a server once, in the SNI of its ClientHello; plain HTTP is followed from request to request. Only
+//! cleared bytes are sent to the host's socket.
 //!
-//! Where nothing that is said matters, nothing waits; but a name in TLS is remembered, for a policy to come.
+//! Where the content cannot change the decision nothing is held back, but the SNI is recorded in case the policy
+//! changes.
 
 #[cfg(test)]
 mod tests;
 
 use std::net::IpAddr;
 
-use bathy_policy::{HostName, HttpSeen, Read};
+use bathy_policy::{HostName, Inspected, InspectedRequest};
 
 use crate::hello::{ClientHello, Hello, HelloReader, SecondHello};
 use crate::http::{Host, HttpRefusal, MAX_HEAD, Request, RequestStream, Step};
 
-/// How much of what the guest sent is kept back at most.
-const MOST_KEPT: usize = MAX_HEAD + 16 * 1024;
+/// How many bytes of the client are held back at most.
+const MAX_BUFFERED: usize = MAX_HEAD + 16 * 1024;
 
-/// What was read, to be judged, and to be judged again when the policy changes.
+/// What a client asked for. Decided at once, and again when the policy changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The start of TLS.
+pub enum ParsedTarget {
+    /// The first bytes are a TLS ClientHello.
     Tls {
-        /// The name that the client gave.
+        /// The server name (SNI).
         name: Option<HostName>,
-        /// Whether the name may be another one inside.
+        /// Whether the SNI may only be the outer name of an encrypted ClientHello.
         encrypted_hello: bool,
     },
-    /// A request.
+    /// The next bytes are an HTTP request.
     Http {
-        /// The name that the client gave.
+        /// The host name in the request.
         host: Option<HostName>,
-        /// Whether it gave the address that it connects to.
+        /// Whether the request names the address that is connected to.
         host_is_address: bool,
-        /// The method.
         method: String,
         /// The path, if it has one plain spelling.
         path: Option<String>,
-        /// Whether the server may make another method or path of it.
+        /// Whether a header field may override the method or the path.
         rewrites: bool,
     },
-    /// Something else.
+    /// Neither TLS nor HTTP.
     Other,
 }
 
-impl Found {
-    /// As the policy wants it.
-    pub fn read(&self) -> Read<'_> {
+impl ParsedTarget {
+    /// The same as the policy crate's type.
+    pub fn inspected(&self) -> Inspected<'_> {
         match self {
             Self::Tls { name, encrypted_hello } => {
-                Read::Tls { name: name.as_ref(), encrypted_hello: *encrypted_hello }
+                Inspected::Tls { name: name.as_ref(), encrypted_hello: *encrypted_hello }
             }
-            Self::Http { host, host_is_address, method, path, rewrites } => Read::Http {
+            Self::Http { host, host_is_address, method, path, rewrites } => Inspected::Http {
                 host: host.as_ref(),
                 host_is_address: *host_is_address,
-                request: HttpSeen { method, path: path.as_deref(), rewrites: *rewrites },
+                request: InspectedRequest { method, path: path.as_deref(), rewrites: *rewrites },
             },
-            Self::Other => Read::Other,
+            Self::Other => Inspected::Other,
         }
     }
 
-    /// The name that the client gave.
+    /// The name that the client asked for, if any.
     pub fn name(&self) -> Option<&HostName> {
         match self {
             Self::Tls { name, .. } => name.as_ref(),
@@ -85,245 +85,245 @@ impl Found {
     }
 }
 
-/// What is to be done next.
+/// What to do after parsing.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
-    /// More bytes are needed, of the guest or of the server.
+pub enum Inspection {
+    /// Wait for more bytes of the client or of the server.
     More,
-    /// This is to be judged; [`Inspector::accept`] lets it through.
-    Decide(Found),
-    /// It cannot be read in one way only. A connection whose name decides is at its end.
+    /// Ask the policy; [`Inspector::accept`] clears it.
+    Decide(ParsedTarget),
+    /// The bytes are ambiguous, so the connection is denied.
     Refused(String),
 }
 
-/// What a client speaks.
+/// The application protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speech {
-    /// Plain HTTP.
+pub enum AppProtocol {
     Http,
-    /// TLS.
     Tls,
-    /// Something else, or nothing yet.
+    /// Neither, or not known yet.
     Other,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Mode {
     Unknown,
-    /// A hello is read; it is kept with what it says.
+    /// A ClientHello is being parsed; it is kept until it is accepted.
     Tls(HelloReader, Option<Box<ClientHello>>),
-    /// It was let through, and what may be a second one is looked for.
+    /// The ClientHello was accepted, and a second one may follow.
     SecondHello(SecondHello),
     Http(Box<RequestStream>),
-    /// It was judged once and for all.
+    /// Everything passes: no decision can follow.
     Passing,
-    /// It passes whatever it is, and the name of its hello is read on the way.
+    /// Everything passes, and the first ClientHello is parsed on the way.
     Watching(HelloReader),
-    /// The same, of a second hello.
+    /// Everything passes, and a second ClientHello is looked for.
     WatchingSecond(SecondHello),
 }
 
-/// Reads one connection.
+/// Inspects the client's side of one connection.
 #[derive(Debug)]
 pub struct Inspector {
     address: IpAddr,
-    kept: Vec<u8>,
-    /// How many of the kept bytes may go on.
+    buffered: Vec<u8>,
+    /// How many of the buffered bytes may be sent.
     cleared: usize,
-    /// How many of them the reader of hellos has seen.
-    seen: usize,
-    kind: Kind,
-    /// How many requests were let through.
+    /// How many of the buffered bytes were parsed by a ClientHello reader.
+    parsed: usize,
+    mode: Mode,
+    /// How many requests were accepted.
     requests: u64,
-    /// What was read in passing.
-    noticed: Option<Found>,
+    /// What was parsed without being decided.
+    observed: Option<ParsedTarget>,
 }
 
 impl Inspector {
-    /// For a connection to this address.
+    /// Holds back what the client sends for a decision.
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
-            kept: Vec::new(),
+            buffered: Vec::new(),
             cleared: 0,
-            seen: 0,
-            kind: Kind::Unknown,
+            parsed: 0,
+            mode: Mode::Unknown,
             requests: 0,
-            noticed: None,
+            observed: None,
         }
     }
 
-    /// For a connection to this address that may say what it likes.
-    pub fn watching(address: IpAddr) -> Self {
-        Self { kind: Kind::Watching(HelloReader::new()), ..Self::new(address) }
+    /// Lets everything pass, and records the SNI.
+    pub fn passive(address: IpAddr) -> Self {
+        Self { mode: Mode::Watching(HelloReader::new()), ..Self::new(address) }
     }
 
-    /// What was read of a connection that may say what it likes.
-    pub fn noticed(&self) -> Option<&Found> {
-        self.noticed.as_ref()
+    /// What was parsed of a connection that needed no decision.
+    pub fn observed(&self) -> Option<&ParsedTarget> {
+        self.observed.as_ref()
     }
 
-    /// Whether what comes next is still to be judged.
-    pub fn is_judging(&self) -> bool {
-        matches!(self.kind, Kind::Unknown | Kind::Tls(..) | Kind::SecondHello(_) | Kind::Http(_))
+    /// Whether what the client sends next is held back for a decision.
+    pub fn is_enforcing(&self) -> bool {
+        matches!(self.mode, Mode::Unknown | Mode::Tls(..) | Mode::SecondHello(_) | Mode::Http(_))
     }
 
-    /// How many bytes of the guest are taken now.
-    pub fn room(&self) -> usize {
-        MOST_KEPT.saturating_sub(self.kept.len())
+    /// How many bytes [`Self::push`] accepts now.
+    pub fn space(&self) -> usize {
+        MAX_BUFFERED.saturating_sub(self.buffered.len())
     }
 
-    /// Takes bytes of the guest's, at most as many as there is [`Self::room`] for.
+    /// Buffers bytes of the client, at most [`Self::space`].
     pub fn push(&mut self, bytes: &[u8]) {
-        self.kept.extend_from_slice(bytes);
+        self.buffered.extend_from_slice(bytes);
     }
 
-    /// Takes bytes of the server's, in so far as they say whether the protocol changes.
-    pub fn push_answer(&mut self, bytes: &[u8]) {
-        if let Kind::Http(stream) = &mut self.kind {
-            stream.answer(bytes);
+    /// Observes bytes of the server, which say whether an Upgrade took effect.
+    pub fn on_response(&mut self, bytes: &[u8]) {
+        if let Mode::Http(stream) = &mut self.mode {
+            stream.on_response(bytes);
         }
     }
 
-    /// Whether the server's bytes have to be shown to [`Self::push_answer`].
-    pub fn wants_answers(&self) -> bool {
-        matches!(&self.kind, Kind::Http(stream) if stream.wants_answer())
+    /// Whether [`Self::on_response`] has to observe the server's bytes.
+    pub fn wants_response(&self) -> bool {
+        matches!(&self.mode, Mode::Http(stream) if stream.wants_response())
     }
 
-    /// What may go on.
+    /// The bytes that may be sent.
     pub fn cleared(&self) -> &[u8] {
-        self.kept.get(..self.cleared).unwrap_or_default()
+        self.buffered.get(..self.cleared).unwrap_or_default()
     }
 
-    /// So many of the cleared bytes have gone on.
+    /// Removes cleared bytes that were sent.
     pub fn consume(&mut self, count: usize) {
         let count = count.min(self.cleared);
-        self.kept.drain(..count);
+        self.buffered.drain(..count);
         self.cleared -= count;
-        self.seen = self.seen.saturating_sub(count);
+        self.parsed = self.parsed.saturating_sub(count);
         if self.is_done() {
-            self.kept = Vec::new();
+            self.buffered = Vec::new();
         }
     }
 
-    /// Whether nothing has to be read any more, and nothing is kept: bytes may go on directly.
+    /// Whether nothing is left to inspect or to send, so that bytes may bypass the inspector.
     pub fn is_done(&self) -> bool {
-        self.kept.is_empty() && matches!(self.kind, Kind::Passing)
+        self.buffered.is_empty() && matches!(self.mode, Mode::Passing)
     }
 
-    /// Whether a request was let through before.
+    /// Whether a request was accepted before.
     pub fn has_passed_requests(&self) -> bool {
         self.requests > 0
     }
 
-    /// What is spoken, as far as it was read.
-    pub fn speech(&self) -> Speech {
-        match self.kind {
-            Kind::Http(_) => Speech::Http,
-            Kind::Tls(..) | Kind::SecondHello(_) => Speech::Tls,
-            Kind::Unknown | Kind::Passing | Kind::Watching(_) | Kind::WatchingSecond(_) => Speech::Other,
+    /// The protocol, as far as it was parsed.
+    pub fn app_protocol(&self) -> AppProtocol {
+        match self.mode {
+            Mode::Http(_) => AppProtocol::Http,
+            Mode::Tls(..) | Mode::SecondHello(_) => AppProtocol::Tls,
+            Mode::Unknown | Mode::Passing | Mode::Watching(_) | Mode::WatchingSecond(_) => AppProtocol::Other,
         }
     }
 
-    /// Reads on.
-    pub fn read_on(&mut self) -> Next {
-        if matches!(self.kind, Kind::Unknown) {
-            self.kind = match self.kept.first() {
-                None => return Next::More,
-                // The type of a record with a handshake, or the first byte of an SSL 2 hello.
-                Some(0x16 | 0x80..) => Kind::Tls(HelloReader::new(), None),
-                // Whether some server would take it for HTTP, that reader knows best.
-                Some(_) => Kind::Http(Box::default()),
+    /// Parses what was buffered.
+    pub fn parse(&mut self) -> Inspection {
+        if matches!(self.mode, Mode::Unknown) {
+            self.mode = match self.buffered.first() {
+                None => return Inspection::More,
+                // The type of a handshake record, or the first byte of an SSL 2 hello.
+                Some(0x16 | 0x80..) => Mode::Tls(HelloReader::new(), None),
+                // The HTTP parser knows best what some server would accept as HTTP.
+                Some(_) => Mode::Http(Box::default()),
             };
         }
-        match &mut self.kind {
-            Kind::Unknown => Next::More,
-            Kind::Tls(reader, read) => {
-                let hello = reader.push(self.kept.get(self.seen..).unwrap_or_default());
-                self.seen = self.kept.len();
+        match &mut self.mode {
+            Mode::Unknown => Inspection::More,
+            Mode::Tls(reader, read) => {
+                let hello = reader.push(self.buffered.get(self.parsed..).unwrap_or_default());
+                self.parsed = self.buffered.len();
                 match hello {
-                    Hello::More => Next::More,
-                    Hello::NotTls => Next::Decide(Found::Other),
-                    Hello::Refused(why) => Next::Refused(why.to_string()),
+                    Hello::More => Inspection::More,
+                    Hello::NotTls => Inspection::Decide(ParsedTarget::Other),
+                    Hello::Refused(why) => Inspection::Refused(why.to_string()),
                     Hello::Read(hello) => {
                         let (name, encrypted_hello) = (hello.name.clone(), hello.encrypted_hello);
                         *read = Some(hello);
-                        Next::Decide(Found::Tls { name, encrypted_hello })
+                        Inspection::Decide(ParsedTarget::Tls { name, encrypted_hello })
                     }
                 }
             }
-            Kind::Http(stream) => loop {
-                match stream.read(self.kept.get(self.cleared..).unwrap_or_default()) {
+            Mode::Http(stream) => loop {
+                match stream.read(self.buffered.get(self.cleared..).unwrap_or_default()) {
                     Ok(Step::Cleared(count)) => self.cleared += count,
                     Ok(Step::Decide(request)) => {
-                        return Next::Decide(Found::of_request(&request, self.address));
+                        return Inspection::Decide(ParsedTarget::of_request(&request, self.address));
                     }
-                    Ok(Step::More | Step::Held) => return Next::More,
-                    Err(HttpRefusal::NotHttp) if self.requests == 0 => return Next::Decide(Found::Other),
-                    Err(why) => return Next::Refused(why.to_string()),
+                    Ok(Step::More | Step::Held) => return Inspection::More,
+                    Err(HttpRefusal::NotHttp) if self.requests == 0 => {
+                        return Inspection::Decide(ParsedTarget::Other);
+                    }
+                    Err(why) => return Inspection::Refused(why.to_string()),
                 }
             },
-            Kind::SecondHello(second) => {
-                let result = second.push(self.kept.get(self.cleared..).unwrap_or_default());
+            Mode::SecondHello(second) => {
+                let result = second.push(self.buffered.get(self.cleared..).unwrap_or_default());
                 match result {
-                    Err(why) => return Next::Refused(why.to_string()),
-                    Ok(false) => self.kind = Kind::Passing,
+                    Err(why) => return Inspection::Refused(why.to_string()),
+                    Ok(false) => self.mode = Mode::Passing,
                     Ok(true) => {}
                 }
-                self.cleared = self.kept.len();
-                Next::More
+                self.cleared = self.buffered.len();
+                Inspection::More
             }
-            Kind::Passing | Kind::Watching(_) | Kind::WatchingSecond(_) => {
+            Mode::Passing | Mode::Watching(_) | Mode::WatchingSecond(_) => {
                 self.watch();
-                Next::More
+                Inspection::More
             }
         }
     }
 
-    /// Lets everything pass, and looks at what has not been seen yet.
+    /// Clears everything, and parses what was not parsed yet.
     fn watch(&mut self) {
-        self.cleared = self.kept.len();
-        let new = self.kept.get(self.seen..).unwrap_or_default();
-        self.seen = self.kept.len();
+        self.cleared = self.buffered.len();
+        let new = self.buffered.get(self.parsed..).unwrap_or_default();
+        self.parsed = self.buffered.len();
         let mut rest = new;
-        if let Kind::Watching(reader) = &mut self.kind {
+        if let Mode::Watching(reader) = &mut self.mode {
             let before = reader.length();
             match reader.push(new) {
                 Hello::More => return,
-                Hello::NotTls | Hello::Refused(_) => self.kind = Kind::Passing,
+                Hello::NotTls | Hello::Refused(_) => self.mode = Mode::Passing,
                 Hello::Read(hello) => {
                     rest = new.get(reader.length() - before..).unwrap_or_default();
                     let (name, encrypted_hello) = (hello.name.clone(), hello.encrypted_hello);
-                    self.noticed = Some(Found::Tls { name, encrypted_hello });
-                    self.kind = Kind::WatchingSecond(SecondHello::new(&hello));
+                    self.observed = Some(ParsedTarget::Tls { name, encrypted_hello });
+                    self.mode = Mode::WatchingSecond(SecondHello::new(&hello));
                 }
             }
         }
-        if let Kind::WatchingSecond(second) = &mut self.kind {
+        if let Mode::WatchingSecond(second) = &mut self.mode {
             match second.push(rest) {
                 Ok(true) => return,
                 Ok(false) => {}
-                // Which name the server acts on, nobody can say.
-                Err(_) => self.noticed = None,
+                // Two ClientHellos that differ: which name the server uses is unknown.
+                Err(_) => self.observed = None,
             }
-            self.kind = Kind::Passing;
+            self.mode = Mode::Passing;
         }
     }
 
-    /// Lets through what [`Next::Decide`] showed last.
-    pub fn accept(&mut self, found: &Found) {
-        match (&mut self.kind, found) {
-            (Kind::Http(stream), Found::Http { .. }) => {
+    /// Clears what [`Inspection::Decide`] returned last.
+    pub fn accept(&mut self, target: &ParsedTarget) {
+        match (&mut self.mode, target) {
+            (Mode::Http(stream), ParsedTarget::Http { .. }) => {
                 self.requests += 1;
-                stream.accept(self.kept.get_mut(self.cleared..).unwrap_or_default());
+                stream.accept(self.buffered.get_mut(self.cleared..).unwrap_or_default());
             }
-            (Kind::Tls(reader, Some(hello)), Found::Tls { .. }) => {
-                self.cleared = reader.length().min(self.kept.len());
-                self.kind = Kind::SecondHello(SecondHello::new(hello));
+            (Mode::Tls(reader, Some(hello)), ParsedTarget::Tls { .. }) => {
+                self.cleared = reader.length().min(self.buffered.len());
+                self.mode = Mode::SecondHello(SecondHello::new(hello));
             }
             _ => {
-                self.kind = Kind::Passing;
-                self.cleared = self.kept.len();
+                self.mode = Mode::Passing;
+                self.cleared = self.buffered.len();
             }
         }
     }

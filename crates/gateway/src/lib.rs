@@ -1,10 +1,10 @@
-//! The gateway of a sandbox: it reads what the guest sends, asks the policy, and dials what the policy allows.
+//! The gateway of a sandbox: it parses the frames that the guest sends, checks them against the policy, and
+//! connects to what the policy allows.
 //!
-//! Every connection of the guest ends here, in a stack of its own, and is made anew on the host's side: no packet of the guest's
-//! ever leaves. The readers ([`hello`], [`http`], [`dns`]) do no input or output; they take bytes in any segmentation and say
-//! what was in them.
+//! Every connection of the guest terminates here, in a TCP stack of its own, and is opened again from the host: no
+//! packet of the guest is ever forwarded. The parsers ([`hello`], [`http`], [`dns`]) do no input or output; they
+//! accept bytes in any segmentation.
 
-mod change;
 mod closing;
 mod connection;
 mod counts;
@@ -23,6 +23,7 @@ mod policy_check;
 mod process;
 mod published;
 mod queries;
+mod recheck;
 mod reply;
 mod resolver;
 mod stack;

@@ -1,21 +1,21 @@
-//! How much of the network a sandbox may use in a time.
+//! Rate limits and the connection quota of a sandbox.
 
 use std::time::{Duration, Instant};
 
 use bathy_protocol::network::NetworkLimits;
 
-/// Fills by so much in a second, and holds one second's worth. What is taken beyond that is owed, and comes back first.
+/// A token bucket: refilled at a constant rate, with a burst of one second. It can be overdrawn, and repays the
+/// debt first.
 #[derive(Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     per_second: i64,
     left: i64,
-    /// What is left of a unit, in billionths.
+    /// Billionths of a token.
     fraction: u64,
     last: Instant,
 }
 
-impl Bucket {
-    /// A full one.
+impl TokenBucket {
     pub fn new(per_second: u64, now: Instant) -> Self {
         let per_second = i64::try_from(per_second).unwrap_or(i64::MAX);
         Self { per_second, left: per_second, fraction: 0, last: now }
@@ -31,30 +31,27 @@ impl Bucket {
         self.left = self.left.saturating_add(whole).min(self.per_second);
     }
 
-    /// Whether anything is left.
-    pub fn has_any(&mut self, now: Instant) -> bool {
+    pub fn has_tokens(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.left > 0
     }
 
-    /// Takes one unit if one is left.
     pub fn take_one(&mut self, now: Instant) -> bool {
-        let has_any = self.has_any(now);
-        self.left = self.left.saturating_sub(i64::from(has_any));
-        has_any
+        let has_tokens = self.has_tokens(now);
+        self.left = self.left.saturating_sub(i64::from(has_tokens));
+        has_tokens
     }
 
-    /// Takes this much, whether it is there or not.
+    /// Takes tokens even if that overdraws the bucket.
     pub fn take(&mut self, amount: u64) {
         self.left = self.left.saturating_sub(i64::try_from(amount).unwrap_or(i64::MAX));
     }
 
-    /// How much is left.
     pub fn left(&self) -> u64 {
         u64::try_from(self.left).unwrap_or(0)
     }
 
-    /// When something will be there again, and not before a hundredth of the whole is, if nothing is now.
+    /// When an empty bucket will have tokens again, between [`SHORTEST_WAIT`] and [`LONGEST_WAIT`] from now.
     pub fn ready_at(&self) -> Instant {
         if self.left > 0 {
             return self.last;
@@ -66,65 +63,64 @@ impl Bucket {
     }
 }
 
-/// How soon, and how late at most, an empty bucket is looked at again.
+/// Bounds of the time until an empty bucket is checked again.
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// What is left of all that a sandbox may use.
+/// What a sandbox may still use.
 #[derive(Debug)]
-pub struct Allowance {
-    /// Connections and flows at once.
+pub struct Quota {
+    /// Connections and flows that may be open at the same time.
     pub connections: usize,
-    /// New ones of the guest's.
-    pub new: Bucket,
-    /// New ones of callers at published ports.
-    pub callers: Bucket,
+    /// New connections and flows from the guest.
+    pub outbound: TokenBucket,
+    /// New connections and flows from inbound peers at published ports.
+    pub inbound: TokenBucket,
     /// Bytes and packets from the guest.
-    pub up: (Bucket, Bucket),
+    pub up: (TokenBucket, TokenBucket),
     /// Bytes and packets to the guest.
-    pub down: (Bucket, Bucket),
+    pub down: (TokenBucket, TokenBucket),
 }
 
-impl Allowance {
-    /// All of it.
+impl Quota {
     pub fn new(limits: &NetworkLimits, now: Instant) -> Self {
-        let traffic = || (Bucket::new(limits.bytes, now), Bucket::new(limits.packets.into(), now));
+        let traffic = || (TokenBucket::new(limits.bytes, now), TokenBucket::new(limits.packets.into(), now));
         Self {
             connections: usize::try_from(limits.connections).unwrap_or(usize::MAX),
-            new: Bucket::new(limits.new_connections.into(), now),
-            callers: Bucket::new(limits.new_connections.into(), now),
+            outbound: TokenBucket::new(limits.new_connections.into(), now),
+            inbound: TokenBucket::new(limits.new_connections.into(), now),
             up: traffic(),
             down: traffic(),
         }
     }
 
-    /// Takes all that there is now, since it is not known how much of it was used before.
+    /// Empties every bucket: what an earlier gateway of this sandbox has used is not known.
     pub fn use_up(&mut self) {
-        let Self { connections: _, new, callers, up, down } = self;
-        for bucket in [new, callers, &mut up.0, &mut up.1, &mut down.0, &mut down.1] {
+        let Self { connections: _, outbound, inbound, up, down } = self;
+        for bucket in [outbound, inbound, &mut up.0, &mut up.1, &mut down.0, &mut down.1] {
             bucket.take(bucket.left());
         }
     }
 
-    /// Whether the guest may send, or when it may again.
+    /// Whether the rate limit allows frames from the guest.
     ///
     /// # Errors
-    /// When it may not now.
+    /// When it will again.
     pub fn may_send(&mut self, now: Instant) -> Result<(), Instant> {
         may(&mut self.up, now)
     }
 
-    /// Whether something may be sent to the guest, or when it may again.
+    /// Whether the rate limit allows frames to the guest.
     ///
     /// # Errors
-    /// When it may not now.
+    /// When it will again.
     pub fn may_receive(&mut self, now: Instant) -> Result<(), Instant> {
         may(&mut self.down, now)
     }
 }
 
-fn may((bytes, packets): &mut (Bucket, Bucket), now: Instant) -> Result<(), Instant> {
-    let (has_bytes, has_packets) = (bytes.has_any(now), packets.has_any(now));
+fn may((bytes, packets): &mut (TokenBucket, TokenBucket), now: Instant) -> Result<(), Instant> {
+    let (has_bytes, has_packets) = (bytes.has_tokens(now), packets.has_tokens(now));
     if has_bytes && has_packets { Ok(()) } else { Err(bytes.ready_at().max(packets.ready_at())) }
 }
 
@@ -135,7 +131,7 @@ mod tests {
     #[test]
     fn a_bucket_holds_one_second_and_fills_steadily() {
         let start = Instant::now();
-        let mut bucket = Bucket::new(100, start);
+        let mut bucket = TokenBucket::new(100, start);
         assert_eq!((0..200).filter(|_| bucket.take_one(start)).count(), 100);
         let mut taken = 0;
         for step in 1..=1000 {
@@ -146,45 +142,45 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_bucket_tells_when_to_look_again() {
+    fn an_empty_bucket_tells_when_it_has_tokens_again() {
         let start = Instant::now();
-        let mut bucket = Bucket::new(1000, start);
+        let mut bucket = TokenBucket::new(1000, start);
         bucket.take(5000);
-        assert!(!bucket.has_any(start));
+        assert!(!bucket.has_tokens(start));
         assert!(bucket.ready_at() > start);
         let later = bucket.ready_at();
-        assert!(!bucket.has_any(start + Duration::from_millis(3900)), "four thousand are owed");
+        assert!(!bucket.has_tokens(start + Duration::from_millis(3900)), "four thousand are owed");
         assert!(
-            later <= start + Duration::from_secs(4) && bucket.has_any(start + Duration::from_millis(4002))
+            later <= start + Duration::from_secs(4) && bucket.has_tokens(start + Duration::from_millis(4002))
         );
     }
 
     #[test]
     fn frames_that_are_longer_than_what_is_left_do_not_raise_the_rate() {
         let start = Instant::now();
-        let mut bucket = Bucket::new(100_000, start);
-        let mut moved = 0;
+        let mut bucket = TokenBucket::new(100_000, start);
+        let mut meter = 0;
         for step in 0..10_000 {
-            if bucket.has_any(start + Duration::from_millis(step)) {
+            if bucket.has_tokens(start + Duration::from_millis(step)) {
                 bucket.take(65_000);
-                moved += 65_000;
+                meter += 65_000;
             }
         }
-        // One second's worth at once, ten seconds' worth after it, and a frame more.
-        assert!((1_000_000..=1_165_000).contains(&moved), "{moved}");
+        // A burst of one second, ten seconds at the rate, and one frame.
+        assert!((1_000_000..=1_165_000).contains(&meter), "{meter}");
     }
 
     #[test]
-    fn what_is_owed_is_waited_for_neither_too_shortly_nor_too_long() {
+    fn a_debt_is_waited_for_within_bounds() {
         let start = Instant::now();
         for (taken, left, milliseconds) in
             [(0, 1000, 0), (999, 1, 0), (1000, 0, 10), (1009, 0, 10), (1499, 0, 500), (9000, 0, 1000)]
         {
-            let mut bucket = Bucket::new(1000, start);
+            let mut bucket = TokenBucket::new(1000, start);
             bucket.take(taken);
             assert_eq!(bucket.left(), left, "{taken}");
             assert_eq!(bucket.ready_at(), start + Duration::from_millis(milliseconds), "{taken}");
-            assert_eq!(bucket.has_any(start), left > 0, "{taken}");
+            assert_eq!(bucket.has_tokens(start), left > 0, "{taken}");
         }
     }
 
@@ -192,13 +188,13 @@ mod tests {
     fn n9_what_was_used_up_comes_back_at_the_rate_and_not_at_once() {
         let start = Instant::now();
         let limits = NetworkLimits { new_connections: 100, ..NetworkLimits::default() };
-        let mut allowance = Allowance::new(&limits, start);
-        allowance.use_up();
-        assert!(!allowance.new.take_one(start) && !allowance.callers.take_one(start));
-        assert!(allowance.may_send(start).is_err() && allowance.may_receive(start).is_err());
+        let mut quota = Quota::new(&limits, start);
+        quota.use_up();
+        assert!(!quota.outbound.take_one(start) && !quota.inbound.take_one(start));
+        assert!(quota.may_send(start).is_err() && quota.may_receive(start).is_err());
         let later = start + Duration::from_millis(500);
-        assert_eq!((0..200).filter(|_| allowance.new.take_one(later)).count(), 50);
-        assert!(allowance.may_send(later).is_ok() && allowance.may_receive(later).is_ok());
+        assert_eq!((0..200).filter(|_| quota.outbound.take_one(later)).count(), 50);
+        assert!(quota.may_send(later).is_ok() && quota.may_receive(later).is_ok());
     }
 
     #[test]
@@ -209,17 +205,17 @@ mod tests {
         for (bytes, packets, expected) in
             [(999, 99, Ok(())), (1499, 0, later(500)), (0, 149, later(500)), (1499, 119, later(500))]
         {
-            let mut allowance = Allowance::new(&limits, now);
-            allowance.up.0.take(bytes);
-            allowance.up.1.take(packets);
-            assert_eq!(allowance.may_send(now), expected, "{bytes} {packets}");
-            assert_eq!(allowance.may_receive(now), Ok(()), "the other way is free");
-            let mut allowance = Allowance::new(&limits, now);
-            allowance.down.0.take(bytes);
-            allowance.down.1.take(packets);
-            assert_eq!(allowance.may_receive(now), expected, "{bytes} {packets}");
-            assert_eq!(allowance.may_send(now), Ok(()), "the other way is free");
-            assert_eq!(allowance.connections, 7);
+            let mut quota = Quota::new(&limits, now);
+            quota.up.0.take(bytes);
+            quota.up.1.take(packets);
+            assert_eq!(quota.may_send(now), expected, "{bytes} {packets}");
+            assert_eq!(quota.may_receive(now), Ok(()), "the other way is free");
+            let mut quota = Quota::new(&limits, now);
+            quota.down.0.take(bytes);
+            quota.down.1.take(packets);
+            assert_eq!(quota.may_receive(now), expected, "{bytes} {packets}");
+            assert_eq!(quota.may_send(now), Ok(()), "the other way is free");
+            assert_eq!(quota.connections, 7);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a sandbox may reach, and what it is told when it may not.
+//! The policy of a sandbox, applied to what the gateway knows about a destination.
 
 #[cfg(test)]
 mod tests;
@@ -9,25 +9,28 @@ use std::time::{Duration, Instant};
 use bathy_policy::{Decision, Destination, HostName, Policies, Protocol};
 use bathy_protocol::network::{OwnNetwork, Peer, Transport};
 
-use crate::dns::NameBook;
+use crate::dns::NameCache;
 use crate::host;
 use crate::http::{Denial, denial};
-use crate::inspect::Found;
+use crate::inspect::ParsedTarget;
 
-/// A destination, with all that is known about it at this moment.
+/// A remote endpoint, with what was known about it when it was looked up.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// TCP or UDP.
     pub protocol: Protocol,
-    /// Where.
     pub remote: SocketAddr,
-    /// Whether it is one of the host's own addresses.
+    /// Whether the address is one of the host's own.
     pub is_host: bool,
-    /// What this sandbox knows it as.
+    /// The names that this sandbox resolved to the address.
     pub names: Vec<HostName>,
 }
 
 impl Endpoint {
+    /// An endpoint without names that is not the host.
+    pub fn unnamed(protocol: Protocol, remote: SocketAddr) -> Self {
+        Self { protocol, remote, is_host: false, names: Vec::new() }
+    }
+
     fn destination(&self) -> Destination<'_> {
         Destination {
             protocol: self.protocol,
@@ -39,114 +42,120 @@ impl Endpoint {
     }
 }
 
-/// Knows the policies and the names that were resolved.
+/// The policies, and the names that the sandbox has resolved.
 #[derive(Debug)]
 pub struct PolicyCheck {
     policies: Policies,
-    book: NameBook,
+    cache: NameCache,
     start: Instant,
-    /// The beginning of the command that allows a target.
-    command: String,
-    /// The host's own addresses, as its owner read them.
-    own: Vec<OwnNetwork>,
+    /// The command that allows a target, without the target.
+    fix_command: String,
+    /// The host's own addresses, as the owner reported them.
+    host_networks: Vec<OwnNetwork>,
 }
 
 impl PolicyCheck {
-    /// By these policies. What they deny is allowed by this command with a target behind it.
-    pub fn new(policies: Policies, command: String) -> Self {
-        Self { policies, book: NameBook::new(), start: Instant::now(), command, own: Vec::new() }
+    /// `fix_command` is the command that allows a target, without the target.
+    pub fn new(policies: Policies, fix_command: String) -> Self {
+        Self {
+            policies,
+            cache: NameCache::new(),
+            start: Instant::now(),
+            fix_command,
+            host_networks: Vec::new(),
+        }
     }
 
-    /// With these as the host's own addresses.
-    pub fn knowing(mut self, own: Vec<OwnNetwork>) -> Self {
-        self.own = own;
+    pub fn with_host_networks(mut self, host_networks: Vec<OwnNetwork>) -> Self {
+        self.host_networks = host_networks;
         self
     }
 
-    /// From now on these are the host's own addresses.
-    pub fn know(&mut self, own: Vec<OwnNetwork>) {
-        self.own = own;
+    pub fn set_host_networks(&mut self, host_networks: Vec<OwnNetwork>) {
+        self.host_networks = host_networks;
     }
 
-    /// Whether it is one of the host's own addresses, in any of its readings: a translator may turn one into another. The
-    /// owner's list says so, or the kernel, which is asked each time: it knows an address at once, but not each.
+    /// Whether the address, in any of its [readings](bathy_policy::address::readings), is one of the host's own:
+    /// translators may turn one into another. The owner's list may be stale, and the kernel does not know every
+    /// address, so both are asked each time.
     pub fn is_host(&self, address: IpAddr) -> bool {
-        let is_own = |address| self.own.iter().any(|own| own.contains(address)) || host::is_own(address);
-        bathy_policy::address::readings(address).any(|(address, _)| is_own(address))
+        let is_host_address = |address| {
+            self.host_networks.iter().any(|network| network.contains(address))
+                || host::is_host_address(address)
+        };
+        bathy_policy::address::readings(address).any(|(address, _)| is_host_address(address))
     }
 
-    /// From now on these hold.
-    pub fn change(&mut self, policies: Policies) {
+    pub fn set_policies(&mut self, policies: Policies) {
         self.policies = policies;
     }
 
-    /// How long it has been since the beginning.
     pub fn time(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.start)
     }
 
-    /// What is known about a destination.
-    pub fn place(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Endpoint {
-        let names = self.book.names(remote.ip(), self.time(now));
+    /// What is known about an endpoint now.
+    pub fn endpoint(&self, protocol: Protocol, remote: SocketAddr, now: Instant) -> Endpoint {
+        let names = self.cache.names(remote.ip(), self.time(now));
         Endpoint { protocol, remote, is_host: self.is_host(remote.ip()), names }
     }
 
-    /// Whether the guest may begin there.
-    pub fn connect(&self, place: &Endpoint) -> Decision {
-        self.policies.connect(&place.destination())
+    /// Whether the guest may connect, before its client has sent anything.
+    pub fn connect(&self, endpoint: &Endpoint) -> Decision {
+        self.policies.connect(&endpoint.destination())
     }
 
-    /// Whether what was read may pass.
-    pub fn decide(&self, place: &Endpoint, found: &Found) -> Decision {
-        self.policies.judge(&place.destination(), &found.read())
+    /// Whether what the client asked for is allowed.
+    pub fn decide(&self, endpoint: &Endpoint, target: &ParsedTarget) -> Decision {
+        self.policies.decide(&endpoint.destination(), &target.inspected())
     }
 
-    /// Whether somebody may call at a published port.
-    pub fn accept(&self, caller: IpAddr, protocol: Protocol, guest_port: u16) -> Decision {
-        self.policies.accept(caller, protocol, guest_port, self.is_host(caller))
+    /// Whether an inbound peer may connect to a published port.
+    pub fn accept(&self, remote: IpAddr, protocol: Protocol, guest_port: u16) -> Decision {
+        self.policies.accept(remote, protocol, guest_port, self.is_host(remote))
     }
 
-    /// Whether a name may be asked for.
+    /// Whether a name may be resolved.
     pub fn resolve(&self, name: &HostName) -> Decision {
         self.policies.resolve(name)
     }
 
-    /// Whether the guest may know that a name has this address.
+    /// Whether a DNS response to the guest may hold this address for the name.
     pub fn reveal(&self, name: &HostName, address: IpAddr) -> bool {
         self.policies.reveal(name, address, self.is_host(address))
     }
 
-    /// The guest was told that a name has this address for so long.
-    pub fn learn(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Instant) {
+    /// Records that the guest received this address for the name.
+    pub fn record_name(&mut self, name: &HostName, address: IpAddr, ttl: Duration, now: Instant) {
         let time = self.time(now);
-        self.book.learn(name, address, ttl, time);
+        self.cache.insert(name, address, ttl, time);
     }
 
-    /// The target that would have to be allowed: by its name, if it has one.
-    pub fn cure(&self, place: &Endpoint, name: Option<&HostName>) -> Option<String> {
-        self.policies.cure(&place.destination(), name.or_else(|| place.names.first()))
+    /// The target to allow, by name if it has one. None if no rule of the sandbox helps.
+    pub fn fix(&self, endpoint: &Endpoint, name: Option<&HostName>) -> Option<String> {
+        self.policies.fix(&endpoint.destination(), name.or_else(|| endpoint.names.first()))
     }
 
-    /// The answer to a request that is denied.
-    pub fn explain(
+    /// The HTTP response to a denied request.
+    pub fn denial_response(
         &self,
-        place: &Endpoint,
+        endpoint: &Endpoint,
         name: Option<&HostName>,
         rule: &str,
         without_body: bool,
     ) -> Vec<u8> {
-        let destination = name.or_else(|| place.names.first()).map_or_else(
-            || place.remote.to_string(),
-            |name| format!("{name}:{} ({})", place.remote.port(), place.remote.ip()),
+        let destination = name.or_else(|| endpoint.names.first()).map_or_else(
+            || endpoint.remote.to_string(),
+            |name| format!("{name}:{} ({})", endpoint.remote.port(), endpoint.remote.ip()),
         );
-        let command = self.cure(place, name).map_or_else(
+        let fix_command = self.fix(endpoint, name).map_or_else(
             || self.no_command().to_owned(),
-            |target| format!("{} {}", self.command, quoted(&target)),
+            |target| format!("{} {}", self.fix_command, quoted(&target)),
         );
-        denial(&Denial { destination: &destination, rule, command: &command, without_body })
+        denial(&Denial { destination: &destination, rule, command: &fix_command, without_body })
     }
 
-    /// What to do where no rule helps.
+    /// What to advise where no rule helps.
     fn no_command(&self) -> &'static str {
         if self.policies.own().has_network() {
             "none, as the operator of this host denies it for every sandbox"
@@ -156,23 +165,23 @@ impl PolicyCheck {
     }
 }
 
-/// As a shell takes it.
+/// Quoted for a shell.
 fn quoted(target: &str) -> String {
     if target.contains([' ', '*', '[', '?']) { format!("'{target}'") } else { target.to_owned() }
 }
 
-/// As it is written down.
-pub fn peer(place: &Endpoint, name: Option<&HostName>) -> Peer {
-    let name = name.or_else(|| place.names.first());
+/// The endpoint as events name it.
+pub fn peer(endpoint: &Endpoint, name: Option<&HostName>) -> Peer {
+    let name = name.or_else(|| endpoint.names.first());
     Peer {
-        transport: match place.protocol {
+        transport: match endpoint.protocol {
             Protocol::Tcp => Transport::Tcp,
             Protocol::Udp => Transport::Udp,
             Protocol::Icmp => Transport::Icmp,
         },
         inbound: false,
-        address: place.remote.ip(),
-        port: place.remote.port(),
+        address: endpoint.remote.ip(),
+        port: endpoint.remote.port(),
         name: name.map(ToString::to_string),
     }
 }

@@ -1,4 +1,4 @@
-//! The gateway's process: what it was given, and what it gives up before it hears the first frame.
+//! The gateway's process: what it inherits, and the privileges it drops before it reads the first frame.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,18 +19,17 @@ use thiserror::Error;
 use crate::counts::Counts;
 use crate::gateway::{Gateway, GatewayError};
 
-/// Descriptors besides those of connections: questions for names, the event queue, what it was given.
+/// Descriptors besides those of connections: DNS queries, epoll, what was inherited.
 const DESCRIPTORS: u64 = 512;
-/// Memory besides that of connections, and what each of these may take on average.
+/// Address space besides that of connections, and the average of each of these.
 const MEMORY: u64 = 256 << 20;
 const MEMORY_EACH: u64 = 1 << 20;
 
-/// What keeps a gateway from serving.
 #[derive(Debug, Error)]
 enum StartError {
     #[error("The gateway's configuration cannot be read")]
     Config(#[source] io::Error),
-    #[error("The gateway's configuration is none")]
+    #[error("The gateway's configuration is not valid")]
     Launch(#[from] bathy_protocol::MessageError),
     #[error("The gateway's root cannot be emptied")]
     Root(#[from] root::RootError),
@@ -46,7 +45,7 @@ enum StartError {
     Gateway(#[from] GatewayError),
 }
 
-/// The whole life of a gateway, with the descriptors that it was started with: `inherit` takes over the one of a number.
+/// Runs a gateway. `inherit` takes over an inherited descriptor by its number.
 pub fn run(inherit: impl Fn(i32) -> OwnedFd) -> ExitCode {
     let config = File::from(inherit(CONFIG));
     let launch = match configuration(&config) {
@@ -81,8 +80,8 @@ fn configuration(file: &File) -> Result<GatewayLaunch, StartError> {
     Ok(decode(&bytes)?)
 }
 
-/// Reports a panic to the owner instead of writing it to the standard error, which the filter would kill for: a defect of
-/// the gateway looked like an attack on it. The process aborts afterwards, as after any panic.
+/// Reports a panic to the owner. Writing it to the standard error would be killed by the seccomp filter, so that a
+/// defect would look like an attack. The process aborts afterwards, as after any panic.
 fn report_panics(control: OwnedFd) {
     panic::set_hook(Box::new(move |panic| {
         let message = panic.payload_as_str().unwrap_or("without a message");
@@ -90,7 +89,7 @@ fn report_panics(control: OwnedFd) {
         let place = place.unwrap_or_else(|| "an unknown place".to_owned());
         let report = FromGateway::Failed(format!("the gateway panicked at {place}: {message}"));
         if let Ok(bytes) = encode(&report) {
-            // An owner that does not read learns of it by the signal that ends the process.
+            // An owner that does not read learns it from the signal that ends the process.
             let _ = rustix::net::send(&control, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }));
@@ -107,7 +106,7 @@ fn start(launch: GatewayLaunch, descriptors: GatewayDescriptors<OwnedFd>) -> Res
         Limit { resource: Resource::Fsize, value: 0 },
         Limit { resource: Resource::Nproc, value: 1 },
     ])?;
-    // Before the filter, which lets no file be mapped.
+    // Before the seccomp filter, which denies mapping files.
     let counts = Counts::map(counts).map_err(StartError::Counts)?;
     let gateway = Gateway::new(launch, control, link, ports)?.counting_in(counts);
     privileges::drop_all()?;

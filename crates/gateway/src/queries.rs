@@ -1,55 +1,51 @@
-//! Queries for names that come over a connection.
+//! Queries of a DNS-over-TCP connection.
 
-use crate::connection::Pumped;
+use crate::connection::TurnOutcome;
 use crate::dns::{FrameReader, MAX_QUERY};
 use crate::stack::Stack;
 
-/// How many questions of one connection wait for answers at once.
-const MOST_WAITING: usize = 16;
-/// How many bytes of answers may wait until the guest reads them.
-const MOST_UNREAD: usize = 64 * 1024;
-/// How much is read at once.
+/// How many queries of one connection may be unanswered.
+const MAX_QUEUED: usize = 16;
+/// How many bytes of responses may be unread by the guest.
+const MAX_UNREAD: usize = 64 * 1024;
 const CHUNK: usize = 4096;
 
-/// The questions of one connection.
+/// The queries of one connection.
 #[derive(Debug)]
 pub struct Queries {
     reader: FrameReader,
-    waiting: usize,
+    unanswered: usize,
 }
 
 impl Queries {
-    /// None yet.
     pub fn new() -> Self {
-        Self { reader: FrameReader::new(MAX_QUERY), waiting: 0 }
+        Self { reader: FrameReader::new(MAX_QUERY), unanswered: 0 }
     }
 
-    /// One was answered.
     pub fn answered(&mut self) {
-        self.waiting = self.waiting.saturating_sub(1);
+        self.unanswered = self.unanswered.saturating_sub(1);
     }
 
-    /// Whether all were answered.
     pub fn is_idle(&self) -> bool {
-        self.waiting == 0
+        self.unanswered == 0
     }
 
-    /// The next question, if it is there. `unread` bytes of answers wait for the guest, which does not get to ask more
-    /// before it reads.
-    pub fn take(&mut self, stack: &mut Stack, unread: usize) -> Option<Pumped> {
+    /// The next complete query. Backpressure: none while too many are unanswered, or `unread` bytes of responses
+    /// are too many.
+    pub fn take(&mut self, stack: &mut Stack, unread: usize) -> Option<TurnOutcome> {
         loop {
-            if self.waiting >= MOST_WAITING || unread >= MOST_UNREAD {
+            if self.unanswered >= MAX_QUEUED || unread >= MAX_UNREAD {
                 return None;
             }
             match self.reader.next() {
-                Ok(Some(question)) => {
-                    self.waiting += 1;
-                    return Some(Pumped::Question(question));
+                Ok(Some(query)) => {
+                    self.unanswered += 1;
+                    return Some(TurnOutcome::Query(query));
                 }
                 Ok(None) => {}
                 Err(error) => {
                     stack.tcp().abort();
-                    return Some(Pumped::Ended(error.to_string()));
+                    return Some(TurnOutcome::Ended(error.to_string()));
                 }
             }
             let taken = stack.tcp().recv(|bytes| {
@@ -79,22 +75,22 @@ mod tests {
 
     use super::*;
     use crate::stack::guest::Guest;
-    use crate::stack::{Clock, Ends};
+    use crate::stack::{Clock, FourTuple};
 
     #[test]
-    fn r5_a_guest_that_leaves_64_kib_of_answers_unread_asks_no_more() {
-        let ends = Ends { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 53)) };
-        let (mut guest, mut link) = Guest::new(ends);
-        let mut stack = Stack::answering(ends, 4096, Clock::new(), &mut link).unwrap();
+    fn r5_a_guest_with_64_kib_of_unread_responses_gets_no_more_queries() {
+        let tuple = FourTuple { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 53)) };
+        let (mut guest, mut link) = Guest::new(tuple);
+        let mut stack = Stack::listen(tuple, 4096, Clock::new(), &mut link).unwrap();
         let now = Instant::now();
         stack.on_packet(&guest.syn(), now, &mut link);
-        stack.speak(now, &mut link);
+        stack.transmit(now, &mut link);
         guest.segments();
         stack.on_packet(&guest.ack(), now, &mut link);
         stack.on_packet(&guest.packet(TcpControl::Psh, &[0, 1, 9]), now, &mut link);
 
-        let mut questions = Queries::new();
-        assert!(questions.take(&mut stack, 65_536).is_none());
-        assert!(matches!(questions.take(&mut stack, 65_535), Some(Pumped::Question(_))));
+        let mut queries = Queries::new();
+        assert!(queries.take(&mut stack, 65_536).is_none());
+        assert!(matches!(queries.take(&mut stack, 65_535), Some(TurnOutcome::Query(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! What the gateway itself says on the link: who it is, that something is refused, and datagrams.
+//! Packets that the gateway itself sends: ARP and neighbour replies, rejections, datagrams.
 
 #[cfg(test)]
 mod tests;
@@ -15,12 +15,12 @@ use smoltcp::wire::{
 };
 
 use crate::frame::Segment;
-use crate::link::{Kind, Link};
+use crate::link::{EtherType, Link};
 
 const HOPS: u8 = 64;
-/// Neighbours are only believed if nobody has passed the message on.
+/// Neighbour messages with any other hop limit are ignored, because they were routed (RFC 4861).
 const NEIGHBOUR_HOPS: u8 = 255;
-/// How much of a refused packet goes back, so that the guest knows which one it was.
+/// How much of a rejected packet is quoted, so that the guest can tell which one it was.
 const QUOTED: usize = 512;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -33,7 +33,6 @@ fn guest(remote: IpAddr) -> IpAddr {
     if remote.is_ipv4() { GUEST_V4.into() } else { GUEST_V6.into() }
 }
 
-/// Sends an IP packet from `remote` to the guest.
 fn send_ip(
     link: &mut Link,
     remote: IpAddr,
@@ -44,14 +43,14 @@ fn send_ip(
 ) {
     let (from, to) = (IpAddress::from(remote), IpAddress::from(guest(remote)));
     let ip = IpRepr::new(from, to, protocol, length, hops);
-    link.send(Kind::of(remote), ip.buffer_len(), |packet| {
+    link.send(EtherType::of(remote), ip.buffer_len(), |packet| {
         ip.emit(&mut *packet, &checksums());
         fill(packet.get_mut(ip.header_len()..).unwrap_or_default());
     });
 }
 
-/// Tells the guest the gateway's network card.
-pub fn tell_card(link: &mut Link) {
+/// Answers an ARP request for the gateway's MAC address.
+pub fn send_arp_reply(link: &mut Link) {
     let arp = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
         source_hardware_addr: EthernetAddress(GATEWAY_MAC),
@@ -59,13 +58,13 @@ pub fn tell_card(link: &mut Link) {
         target_hardware_addr: EthernetAddress(GUEST_MAC),
         target_protocol_addr: GUEST_V4,
     };
-    link.send(Kind::Arp, arp.buffer_len(), |packet| {
+    link.send(EtherType::Arp, arp.buffer_len(), |packet| {
         arp.emit(&mut smoltcp::wire::ArpPacket::new_unchecked(packet));
     });
 }
 
-/// Tells it over IPv6, to this address of the guest's.
-pub fn tell_neighbour(link: &mut Link, to: Ipv6Addr) {
+/// Answers a neighbour solicitation for the gateway's MAC address.
+pub fn send_neighbor_advert(link: &mut Link, to: Ipv6Addr) {
     let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
         flags: NdiscNeighborFlags::ROUTER | NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE,
         target_addr: GATEWAY_V6,
@@ -78,35 +77,35 @@ pub fn tell_neighbour(link: &mut Link, to: Ipv6Addr) {
         payload_len: advert.buffer_len(),
         hop_limit: NEIGHBOUR_HOPS,
     };
-    link.send(Kind::V6, ip.buffer_len() + advert.buffer_len(), |packet| {
+    link.send(EtherType::V6, ip.buffer_len() + advert.buffer_len(), |packet| {
         ip.emit(&mut Ipv6Packet::new_unchecked(&mut *packet));
-        let carried = packet.get_mut(IPV6_HEADER..).unwrap_or_default();
-        advert.emit(&GATEWAY_V6, &to, &mut Icmpv6Packet::new_unchecked(carried), &checksums());
+        let ip_payload = packet.get_mut(IPV6_HEADER..).unwrap_or_default();
+        advert.emit(&GATEWAY_V6, &to, &mut Icmpv6Packet::new_unchecked(ip_payload), &checksums());
     });
 }
 
-/// Answers an echo request to the gateway itself. Nothing else has asked for one before this is called.
-pub fn echo(link: &mut Link, remote: IpAddr, packet: &[u8]) {
+/// Answers an echo request to the gateway itself.
+pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     match remote {
         IpAddr::V4(_) => {
-            let carried = packet.get(IPV4_HEADER..).unwrap_or_default();
-            let Ok(asked) = Icmpv4Packet::new_checked(carried) else { return };
+            let ip_payload = packet.get(IPV4_HEADER..).unwrap_or_default();
+            let Ok(request) = Icmpv4Packet::new_checked(ip_payload) else { return };
             let answer = Icmpv4Repr::EchoReply {
-                ident: asked.echo_ident(),
-                seq_no: asked.echo_seq_no(),
-                data: asked.data(),
+                ident: request.echo_ident(),
+                seq_no: request.echo_seq_no(),
+                data: request.data(),
             };
             send_ip(link, remote, IpProtocol::Icmp, answer.buffer_len(), HOPS, |buffer| {
                 answer.emit(&mut Icmpv4Packet::new_unchecked(buffer), &checksums());
             });
         }
         IpAddr::V6(_) => {
-            let carried = packet.get(IPV6_HEADER..).unwrap_or_default();
-            let Ok(asked) = Icmpv6Packet::new_checked(carried) else { return };
+            let ip_payload = packet.get(IPV6_HEADER..).unwrap_or_default();
+            let Ok(request) = Icmpv6Packet::new_checked(ip_payload) else { return };
             let answer = Icmpv6Repr::EchoReply {
-                ident: asked.echo_ident(),
-                seq_no: asked.echo_seq_no(),
-                data: asked.payload(),
+                ident: request.echo_ident(),
+                seq_no: request.echo_seq_no(),
+                data: request.payload(),
             };
             send_ip(link, remote, IpProtocol::Icmpv6, answer.buffer_len(), HOPS, |buffer| {
                 answer.emit(&GATEWAY_V6, &GUEST_V6, &mut Icmpv6Packet::new_unchecked(buffer), &checksums());
@@ -115,8 +114,8 @@ pub fn echo(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     }
 }
 
-/// Tells the guest that a packet of its is not let through.
-pub fn prohibit(link: &mut Link, remote: IpAddr, packet: &[u8]) {
+/// Rejects a packet with an ICMP error: administratively prohibited.
+pub fn send_prohibited(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     let quoted = |header: usize| {
         packet.get(header..).map(|rest| rest.get(..QUOTED).unwrap_or(rest)).unwrap_or_default()
     };
@@ -160,17 +159,18 @@ pub fn prohibit(link: &mut Link, remote: IpAddr, packet: &[u8]) {
     }
 }
 
-/// Refuses a segment as a host does that has nothing at this port: at once, so that nobody waits.
-pub fn reset(link: &mut Link, segment: &Segment<'_>) {
+/// Rejects a segment with a TCP reset, so that the client fails at once instead of timing out.
+pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
     if segment.resets {
         return;
     }
     let header = if segment.remote.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
-    let Some(tcp) = segment.packet.get(header..).and_then(|carried| TcpPacket::new_checked(carried).ok())
+    let Some(tcp) =
+        segment.packet.get(header..).and_then(|ip_payload| TcpPacket::new_checked(ip_payload).ok())
     else {
         return;
     };
-    // What is acknowledged tells where the guest expects us to be; if nothing is, its own place is acknowledged.
+    // RFC 9293: the sequence number is the acknowledged one; without an ACK, the segment itself is acknowledged.
     let (seq_number, ack_number) = if tcp.ack() {
         (tcp.ack_number(), None)
     } else {
@@ -197,13 +197,20 @@ pub fn reset(link: &mut Link, segment: &Segment<'_>) {
     });
 }
 
-/// Sends a datagram to a port of the guest's.
-pub fn datagram(link: &mut Link, remote: SocketAddr, guest_port: u16, payload: &[u8]) {
+/// Sends a UDP datagram to a port of the guest.
+pub fn send_datagram(link: &mut Link, remote: SocketAddr, guest_port: u16, payload: &[u8]) {
     let udp = UdpRepr { src_port: remote.port(), dst_port: guest_port };
     let address = remote.ip();
     let (from, to) = (IpAddress::from(address), IpAddress::from(guest(address)));
     send_ip(link, address, IpProtocol::Udp, udp.header_len() + payload.len(), HOPS, |buffer| {
         let mut packet = UdpPacket::new_unchecked(buffer);
-        udp.emit(&mut packet, &from, &to, payload.len(), |room| room.copy_from_slice(payload), &checksums());
+        udp.emit(
+            &mut packet,
+            &from,
+            &to,
+            payload.len(),
+            |buffer_size| buffer_size.copy_from_slice(payload),
+            &checksums(),
+        );
     });
 }

@@ -1,4 +1,4 @@
-//! Names: each question of the guest that the policy allows is asked anew, of the host's resolvers.
+//! The resolver: each query of the guest that the policy allows is sent anew to the host's resolvers.
 
 #[cfg(test)]
 mod tests;
@@ -8,106 +8,104 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use bathy_policy::Verdict;
+use bathy_policy::Access;
 use bathy_protocol::network::{FromGateway, NetEvent, Spent, encode};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::dns::{
-    self, Answer, BadAnswer, FrameReader, Handling, LimitFigures, MAX_MESSAGE, Query, QueryLimits,
+    self, Answer, AnswerError, FrameReader, Handling, LimitConfig, MAX_MESSAGE, Query, QueryLimits,
     ResponseCode, Transport,
 };
 use crate::host;
 use crate::policy_check::PolicyCheck;
 
-/// How many questions wait for answers at once.
-const MOST_WAITING: usize = 256;
-/// How long one resolver has.
-const TIME: Duration = Duration::from_secs(2);
-/// How often a question is asked, of one resolver after the other.
-const TRIES: usize = 4;
+/// How many queries may be unanswered.
+const MAX_QUEUED: usize = 256;
+/// How long one server may take to respond.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a query is sent, to one server after the other.
+const MAX_ATTEMPTS: usize = 4;
 
-/// Who asked.
+/// Where a query came from, and its response goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
-    /// A datagram from this port of the guest's, to this address of ours.
+pub enum QueryOrigin {
+    /// A datagram from this port of the guest, to this address of the gateway.
     Datagram(u16, SocketAddr),
-    /// A connection.
+    /// The number of a DNS-over-TCP connection.
     Connection(u64),
 }
 
-/// An answer for the guest.
+/// A response for the guest.
 #[derive(Debug)]
 pub struct Reply {
-    /// To whom.
-    pub asker: Asker,
-    /// What; nothing if it was no question.
+    pub origin: QueryOrigin,
+    /// None if the guest did not send a query.
     pub message: Option<Vec<u8>>,
-    /// What is to be written down.
     pub event: Option<NetEvent>,
 }
 
-/// What came of a question.
+/// The progress of a query.
 #[derive(Debug)]
-pub enum Asked {
-    /// The answer is known.
-    Now(Reply),
-    /// It waits, under this number; its socket is to be watched.
-    Waits(u64),
+pub enum Lookup {
+    Done(Reply),
+    /// Sent to a server, under this number; its socket is to be watched.
+    Pending(u64),
 }
 
 #[derive(Debug)]
-struct Waiting {
-    asker: Asker,
+struct PendingQuery {
+    origin: QueryOrigin,
     query: Query,
     id: u16,
-    tries: usize,
+    attempts: usize,
     deadline: Instant,
     socket: OwnedFd,
-    /// The answer was too long for a datagram, and is asked for over a connection: what is still to be sent, and what came.
+    /// The UDP response was truncated, so the query is retried over TCP: what is still to be sent, and the reader
+    /// of the response.
     stream: Option<(Vec<u8>, FrameReader)>,
 }
 
-/// Asks for names.
+/// Forwards queries to the host's resolvers.
 #[derive(Debug)]
 pub struct Resolver {
     servers: Vec<SocketAddr>,
     limits: QueryLimits,
-    waiting: BTreeMap<u64, Waiting>,
+    pending: BTreeMap<u64, PendingQuery>,
     last: u64,
     buffer: Vec<u8>,
-    /// Who keeps what was used of the budgets for the next gateway, and what was last reported there.
+    /// The owner keeps the used budgets for the next gateway: its socket, and what was last reported.
     report: Option<(OwnedFd, Spent)>,
 }
 
 impl Resolver {
-    /// Of these servers, so many questions in a second.
     pub fn new(servers: Vec<SocketAddr>, per_second: u32) -> Self {
-        let figures =
-            LimitFigures { rate: per_second, burst: per_second.saturating_mul(5), ..LimitFigures::default() };
+        let config =
+            LimitConfig { rate: per_second, burst: per_second.saturating_mul(5), ..LimitConfig::default() };
         Self {
             servers,
-            limits: QueryLimits::new(figures, Duration::ZERO),
-            waiting: BTreeMap::new(),
+            limits: QueryLimits::new(config, Duration::ZERO),
+            pending: BTreeMap::new(),
             last: 0,
             buffer: vec![0; MAX_MESSAGE],
             report: None,
         }
     }
 
-    /// Reports what is used over this socket, before it is used.
+    /// Reports used budgets to the owner, before the query is sent.
     pub fn reporting_to(mut self, socket: OwnedFd) -> Self {
         self.report = Some((socket, Spent::default()));
         self
     }
 
-    /// Goes on with the budgets of gateways before this one.
-    pub fn after(mut self, spent: Spent) -> Self {
+    /// Continues with the budgets of earlier gateways of this sandbox.
+    pub fn continuing(mut self, spent: Spent) -> Self {
         self.limits.carry_over(spent, Duration::ZERO);
         self
     }
 
-    /// Reports what is used now. Whether that was taken: what is not known to have been used must not be used.
+    /// Reports the used budgets. Returns whether the owner received them: a budget that is not recorded must not be
+    /// used.
     fn report_spent(&mut self, now: Duration) -> bool {
         let spent = self.limits.spent(now);
         let Some((socket, last)) = &mut self.report else { return true };
@@ -122,11 +120,17 @@ impl Resolver {
         is_sent
     }
 
-    /// A question of the guest's.
-    pub fn ask(&mut self, bytes: &[u8], asker: Asker, policy_check: &PolicyCheck, now: Instant) -> Asked {
-        let transport = match asker {
-            Asker::Datagram(..) => Transport::Udp,
-            Asker::Connection(_) => Transport::Tcp,
+    /// Handles a query of the guest.
+    pub fn start(
+        &mut self,
+        bytes: &[u8],
+        origin: QueryOrigin,
+        policy_check: &PolicyCheck,
+        now: Instant,
+    ) -> Lookup {
+        let transport = match origin {
+            QueryOrigin::Datagram(..) => Transport::Udp,
+            QueryOrigin::Connection(_) => Transport::Tcp,
         };
         let query = match dns::read_query(bytes, transport) {
             Ok(query) => query,
@@ -137,177 +141,184 @@ impl Resolver {
                     reason: refused.problem.to_string(),
                     denied: true,
                 };
-                return Asked::Now(Reply { asker, message: refused.answer, event: Some(event) });
+                return Lookup::Done(Reply { origin, message: refused.answer, event: Some(event) });
             }
         };
-        let now_reply = |message, event| Asked::Now(Reply { asker, message: Some(message), event });
+        let done = |message, event| Lookup::Done(Reply { origin, message: Some(message), event });
         let decision = policy_check.resolve(&query.name);
-        if decision.verdict != Verdict::Allow {
+        if decision.access != Access::Allow {
             let rule = decision.by.to_string();
-            return now_reply(dns::answer_refused(&query, &rule), Some(unresolved(&query, rule, true)));
+            return done(dns::answer_refused(&query, &rule), Some(unresolved(&query, rule, true)));
         }
         if query.reverse.is_some_and(|address| !policy_check.reveal(&query.name, address)) {
             let why = "the name of an address that the sandbox may not reach";
-            return now_reply(
-                dns::answer_refused(&query, why),
-                Some(unresolved(&query, why.to_owned(), true)),
-            );
+            return done(dns::answer_refused(&query, why), Some(unresolved(&query, why.to_owned(), true)));
         }
         if query.handling == Handling::Empty {
-            return now_reply(dns::answer_empty(&query), None);
+            return done(dns::answer_empty(&query), None);
         }
         if let Err(limited) = self.limits.admit(&query.name, query.kind, policy_check.time(now)) {
             let why = limited.to_string();
-            return now_reply(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
+            return done(dns::answer_refused(&query, &why), Some(unresolved(&query, why, true)));
         }
         if !self.report_spent(policy_check.time(now)) {
-            let why = "what is used of the sandbox's budgets cannot be recorded at present".to_owned();
-            return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
+            let why = "the used DNS budgets cannot be recorded at present".to_owned();
+            return done(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
-        if self.waiting.len() >= MOST_WAITING {
-            let why = format!("more than {MOST_WAITING} questions wait for answers");
-            return now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
+        if self.pending.len() >= MAX_QUEUED {
+            let why = format!("more than {MAX_QUEUED} queries are unanswered");
+            return done(dns::answer_servfail(&query), Some(unresolved(&query, why, false)));
         }
         match self.send(&query, 0) {
-            Some((socket, id, tries)) => {
+            Some((socket, id, attempts)) => {
                 self.last += 1;
-                let waiting = Waiting { asker, query, id, tries, deadline: now + TIME, socket, stream: None };
-                self.waiting.insert(self.last, waiting);
-                Asked::Waits(self.last)
+                let pending = PendingQuery {
+                    origin,
+                    query,
+                    id,
+                    attempts,
+                    deadline: now + SERVER_TIMEOUT,
+                    socket,
+                    stream: None,
+                };
+                self.pending.insert(self.last, pending);
+                Lookup::Pending(self.last)
             }
             None => {
                 let why = "none of the host's resolvers can be reached".to_owned();
-                now_reply(dns::answer_servfail(&query), Some(unresolved(&query, why, false)))
+                done(dns::answer_servfail(&query), Some(unresolved(&query, why, false)))
             }
         }
     }
 
-    /// Asks the next server that can be asked, from a port and with a number that nobody can guess.
-    fn send(&self, query: &Query, tries: usize) -> Option<(OwnedFd, u16, usize)> {
-        for tries in tries..TRIES {
-            let server = self.servers.get(tries % self.servers.len().max(1))?;
+    /// Sends a query to the next server that can be reached, with a random port and id against spoofing.
+    fn send(&self, query: &Query, attempts: usize) -> Option<(OwnedFd, u16, usize)> {
+        for attempts in attempts..MAX_ATTEMPTS {
+            let server = self.servers.get(attempts % self.servers.len().max(1))?;
             let id = random_id()?;
-            let Ok(socket) = host::datagrams(*server) else { continue };
-            if send(&socket, &dns::question_for_upstream(query, id), SendFlags::NOSIGNAL).is_ok() {
-                return Some((socket, id, tries + 1));
+            let Ok(socket) = host::udp_socket(*server) else { continue };
+            if send(&socket, &dns::upstream_query(query, id), SendFlags::NOSIGNAL).is_ok() {
+                return Some((socket, id, attempts + 1));
             }
         }
         None
     }
 
-    /// The socket of a question.
     pub fn socket(&self, number: u64) -> Option<BorrowedFd<'_>> {
-        self.waiting.get(&number).map(|waiting| waiting.socket.as_fd())
+        self.pending.get(&number).map(|pending| pending.socket.as_fd())
     }
 
-    /// When the next question has waited for too long.
+    /// When the next query times out.
     pub fn due(&self) -> Option<Instant> {
-        self.waiting.values().map(|waiting| waiting.deadline).min()
+        self.pending.values().map(|pending| pending.deadline).min()
     }
 
-    /// Queries that have waited for too long at one server.
-    pub fn late(&self, now: Instant) -> Vec<u64> {
-        self.waiting
+    /// The queries whose server has timed out.
+    pub fn expired(&self, now: Instant) -> Vec<u64> {
+        self.pending
             .iter()
-            .filter(|(_, waiting)| waiting.deadline <= now)
+            .filter(|(_, pending)| pending.deadline <= now)
             .map(|(number, _)| *number)
             .collect()
     }
 
-    /// Forgets what a connection asked that is gone.
-    pub fn forget(&mut self, connection: u64) {
-        self.waiting.retain(|_, waiting| waiting.asker != Asker::Connection(connection));
+    /// Drops the queries of a connection that was removed.
+    pub fn cancel(&mut self, connection: u64) {
+        self.pending.retain(|_, pending| pending.origin != QueryOrigin::Connection(connection));
     }
 
-    /// Goes on with a question whose socket is ready, or whose time is over. The number of a new socket, or the answer.
-    pub fn go_on(&mut self, number: u64, policy_check: &mut PolicyCheck, now: Instant) -> Option<Asked> {
-        let mut waiting = self.waiting.remove(&number)?;
+    /// Handles a query whose socket is ready or whose server has timed out.
+    pub fn resume(&mut self, number: u64, policy_check: &mut PolicyCheck, now: Instant) -> Option<Lookup> {
+        let mut pending = self.pending.remove(&number)?;
         let read = loop {
-            let message = match waiting.read(&mut self.buffer) {
-                Came::Nothing if waiting.deadline > now => {
-                    self.waiting.insert(number, waiting);
+            let message = match pending.read(&mut self.buffer) {
+                ReadOutcome::WouldBlock if pending.deadline > now => {
+                    self.pending.insert(number, pending);
                     return None;
                 }
-                Came::Nothing | Came::Lost => return Some(self.again(waiting, now)),
-                Came::Message(length) => self.buffer.get(..length).unwrap_or_default(),
+                ReadOutcome::WouldBlock | ReadOutcome::Failed => return Some(self.retry(pending, now)),
+                ReadOutcome::Message(length) => self.buffer.get(..length).unwrap_or_default(),
             };
-            let read = dns::read_answer(&waiting.query, waiting.id, message, |name, address| {
+            let read = dns::read_answer(&pending.query, pending.id, message, |name, address| {
                 policy_check.reveal(name, address)
             });
-            // Somebody who is not the server guesses, and the true answer may wait behind it; a stream has only one end.
-            if !matches!(read, Err(BadAnswer::NotOurs)) || waiting.stream.is_some() {
+            // A spoofed datagram must not hide the real one behind it; a TCP stream comes from the server alone.
+            if !matches!(read, Err(AnswerError::Mismatched)) || pending.stream.is_some() {
                 break read;
             }
         };
         match read {
-            Ok(answer) => Some(Asked::Now(waiting.answered(answer, policy_check, now))),
-            Err(BadAnswer::Truncated) if waiting.stream.is_none() => Some(self.over_connection(waiting, now)),
-            Err(BadAnswer::Chain) => {
-                let event = unresolved(&waiting.query, BadAnswer::Chain.to_string(), true);
-                let message = Some(dns::answer_servfail(&waiting.query));
-                Some(Asked::Now(Reply { asker: waiting.asker, message, event: Some(event) }))
+            Ok(answer) => Some(Lookup::Done(pending.answered(answer, policy_check, now))),
+            Err(AnswerError::Truncated) if pending.stream.is_none() => {
+                Some(self.retry_over_tcp(pending, now))
             }
-            Err(_) => Some(self.again(waiting, now)),
+            Err(AnswerError::Chain) => {
+                let event = unresolved(&pending.query, AnswerError::Chain.to_string(), true);
+                let message = Some(dns::answer_servfail(&pending.query));
+                Some(Lookup::Done(Reply { origin: pending.origin, message, event: Some(event) }))
+            }
+            Err(_) => Some(self.retry(pending, now)),
         }
     }
 
-    fn again(&mut self, waiting: Waiting, now: Instant) -> Asked {
-        let Waiting { asker, query, tries, .. } = waiting;
-        if let Some((socket, id, tries)) = self.send(&query, tries) {
-            return self.wait(Waiting {
-                asker,
+    fn retry(&mut self, pending: PendingQuery, now: Instant) -> Lookup {
+        let PendingQuery { origin, query, attempts, .. } = pending;
+        if let Some((socket, id, attempts)) = self.send(&query, attempts) {
+            return self.wait(PendingQuery {
+                origin,
                 query,
                 id,
-                tries,
-                deadline: now + TIME,
+                attempts,
+                deadline: now + SERVER_TIMEOUT,
                 socket,
                 stream: None,
             });
         }
-        let why = "the host's resolvers gave no answer".to_owned();
+        let why = "the host's resolvers did not respond".to_owned();
         let event = Some(unresolved(&query, why, false));
-        Asked::Now(Reply { asker, message: Some(dns::answer_servfail(&query)), event })
+        Lookup::Done(Reply { origin, message: Some(dns::answer_servfail(&query)), event })
     }
 
-    fn over_connection(&mut self, waiting: Waiting, now: Instant) -> Asked {
-        let server = self.servers.get(waiting.tries.saturating_sub(1) % self.servers.len().max(1)).copied();
-        let question = dns::frame(&dns::question_for_upstream(&waiting.query, waiting.id)).ok();
-        match (server.and_then(|server| host::dial(server, None).ok()), question) {
-            (Some(socket), Some(question)) => {
-                let stream = Some((question, FrameReader::new(MAX_MESSAGE)));
-                self.wait(Waiting { socket, stream, deadline: now + TIME, ..waiting })
+    fn retry_over_tcp(&mut self, pending: PendingQuery, now: Instant) -> Lookup {
+        let server =
+            self.servers.get(pending.attempts.saturating_sub(1) % self.servers.len().max(1)).copied();
+        let request = dns::frame(&dns::upstream_query(&pending.query, pending.id)).ok();
+        match (server.and_then(|server| host::dial(server, None).ok()), request) {
+            (Some(socket), Some(request)) => {
+                let stream = Some((request, FrameReader::new(MAX_MESSAGE)));
+                self.wait(PendingQuery { socket, stream, deadline: now + SERVER_TIMEOUT, ..pending })
             }
-            _ => self.again(waiting, now),
+            _ => self.retry(pending, now),
         }
     }
 
-    fn wait(&mut self, waiting: Waiting) -> Asked {
+    fn wait(&mut self, pending: PendingQuery) -> Lookup {
         self.last += 1;
-        self.waiting.insert(self.last, waiting);
-        Asked::Waits(self.last)
+        self.pending.insert(self.last, pending);
+        Lookup::Pending(self.last)
     }
 }
 
-enum Came {
-    Nothing,
-    Lost,
+enum ReadOutcome {
+    WouldBlock,
+    Failed,
     Message(usize),
 }
 
-impl Waiting {
-    fn read(&mut self, buffer: &mut [u8]) -> Came {
-        let Some((question, reader)) = &mut self.stream else {
+impl PendingQuery {
+    fn read(&mut self, buffer: &mut [u8]) -> ReadOutcome {
+        let Some((request, reader)) = &mut self.stream else {
             return match recv(&self.socket, buffer, RecvFlags::empty()) {
-                Ok((count, _)) => Came::Message(count),
-                Err(Errno::AGAIN | Errno::INTR) => Came::Nothing,
-                Err(_) => Came::Lost,
+                Ok((count, _)) => ReadOutcome::Message(count),
+                Err(Errno::AGAIN | Errno::INTR) => ReadOutcome::WouldBlock,
+                Err(_) => ReadOutcome::Failed,
             };
         };
-        while !question.is_empty() {
-            match send(&self.socket, question, SendFlags::NOSIGNAL) {
-                Ok(count) => drop(question.drain(..count)),
-                Err(Errno::AGAIN | Errno::INTR) => return Came::Nothing,
-                Err(_) => return Came::Lost,
+        while !request.is_empty() {
+            match send(&self.socket, request, SendFlags::NOSIGNAL) {
+                Ok(count) => drop(request.drain(..count)),
+                Err(Errno::AGAIN | Errno::INTR) => return ReadOutcome::WouldBlock,
+                Err(_) => return ReadOutcome::Failed,
             }
         }
         loop {
@@ -315,23 +326,23 @@ impl Waiting {
                 Ok(Some(message)) => {
                     let count = message.len().min(buffer.len());
                     buffer.iter_mut().zip(&message).for_each(|(to, from)| *to = *from);
-                    return Came::Message(count);
+                    return ReadOutcome::Message(count);
                 }
                 Ok(None) => {}
-                Err(_) => return Came::Lost,
+                Err(_) => return ReadOutcome::Failed,
             }
             match recv(&self.socket, &mut *buffer, RecvFlags::empty()) {
-                Ok((0, _)) => return Came::Lost,
+                Ok((0, _)) => return ReadOutcome::Failed,
                 Ok((count, _)) => reader.push(buffer.get(..count).unwrap_or_default()),
-                Err(Errno::AGAIN | Errno::INTR) => return Came::Nothing,
-                Err(_) => return Came::Lost,
+                Err(Errno::AGAIN | Errno::INTR) => return ReadOutcome::WouldBlock,
+                Err(_) => return ReadOutcome::Failed,
             }
         }
     }
 
     fn answered(self, answer: Answer, policy_check: &mut PolicyCheck, now: Instant) -> Reply {
         for (address, ttl) in &answer.resolved {
-            policy_check.learn(&self.query.name, *address, *ttl, now);
+            policy_check.record_name(&self.query.name, *address, *ttl, now);
         }
         let event = if answer.code == ResponseCode::NXDomain {
             unresolved(&self.query, "there is no such name".to_owned(), false)
@@ -343,7 +354,7 @@ impl Waiting {
                 removed: answer.removed,
             }
         };
-        Reply { asker: self.asker, message: Some(answer.message), event: Some(event) }
+        Reply { origin: self.origin, message: Some(answer.message), event: Some(event) }
     }
 }
 

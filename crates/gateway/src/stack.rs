@@ -1,5 +1,5 @@
-//! The guest's side of one TCP connection: a stack of its own, which knows of nothing else. So a packet costs the same
-//! however many connections there are, and none can disturb another.
+//! The guest's side of one TCP connection: a stack of its own. So the cost of a packet does not depend on the
+//! number of connections, and none can disturb another.
 
 #[cfg(test)]
 pub(crate) mod guest;
@@ -16,23 +16,22 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant as StackInstant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpEndpoint, IpListenEndpoint, TcpPacket};
 
-use crate::link::{Kind, Link};
+use crate::link::{EtherType, Link};
 
-/// How long the guest may leave what was sent to it unanswered.
+/// How long the guest may leave segments unacknowledged.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often a silent guest is asked whether it is still there, so that a connection may be silent for as long as it likes.
-const GUEST_ASKED: Duration = Duration::from_secs(30);
+/// How often an idle guest is probed, so that a connection may be idle for any time.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 
-/// The clock of all stacks.
+/// Converts between the host's clock and that of all stacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
 }
 
 impl Clock {
-    /// A clock that starts now.
     pub fn new() -> Self {
         Self { start: Instant::now() }
     }
@@ -53,48 +52,47 @@ impl Default for Clock {
     }
 }
 
-/// What the stack may be given of a guest that keeps to no rule. smoltcp (0.14) trusts its own bookkeeping of windows, and
-/// that can be wrong: the window of an opening segment is never scaled, but is read as if it were, also when such a segment is
-/// sent again later. It would take in more than it has buffer space for, and its assertion would end the process. So whatever
-/// smoltcp believes, nothing reaches it that ends behind its buffer.
+/// Drops segments that would overrun smoltcp's receive buffer. smoltcp (0.14) trusts its own bookkeeping of
+/// windows, which a guest can confuse: the window of a SYN is never scaled, but is read as if it were, also when
+/// the SYN is retransmitted. It would accept more than its buffer holds, and its assertion would end the process.
+/// So no segment is passed on that ends behind the buffer.
 #[derive(Debug, Default)]
-struct Guard {
-    /// Whether anything was sent.
+struct WindowGuard {
     has_sent: bool,
-    /// What the last segment acknowledged, until the buffer's end is known by it.
+    /// The acknowledgement number of the last segment sent, until the window is computed from it.
     acknowledged: Option<u32>,
-    /// The first number for which there was no buffer space. It only ever grows, since what was read is never put back.
-    edge: Option<u32>,
+    /// The first sequence number that does not fit into the buffer. It only ever grows.
+    window_end: Option<u32>,
 }
 
-impl Guard {
-    /// Takes note of a packet that is sent.
-    fn sent(&mut self, kind: Kind, packet: &[u8]) {
-        let Some(segment) = segment(kind, packet) else { return };
+impl WindowGuard {
+    /// Observes a segment of the gateway.
+    fn sent(&mut self, ether_type: EtherType, packet: &[u8]) {
+        let Some(segment) = segment(ether_type, packet) else { return };
         self.has_sent = true;
-        // A reset acknowledges what the other segment carried, whether it was taken or not.
+        // A reset acknowledges what the other segment carried, whether it was accepted or not.
         if segment.ack() && !segment.rst() {
             self.acknowledged = Some(number(segment.ack_number()));
         }
     }
 
-    /// Moves the edge, if something was sent since: behind what was acknowledged there is this much space.
-    fn settle(&mut self, space: usize) {
+    /// Moves the window's end, if a segment was sent since: `space` bytes from its acknowledgement.
+    fn update_window(&mut self, space: usize) {
         if let Some(acknowledged) = self.acknowledged.take() {
-            self.edge = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
+            self.window_end = u32::try_from(space).ok().map(|space| acknowledged.wrapping_add(space));
         }
     }
 
-    fn admits(&self, kind: Kind, packet: &[u8]) -> bool {
-        let Some(segment) = segment(kind, packet) else { return true };
+    fn admits(&self, ether_type: EtherType, packet: &[u8]) -> bool {
+        let Some(segment) = segment(ether_type, packet) else { return true };
         let Ok(length) = u32::try_from(segment.payload().len()) else { return false };
         let end = number(segment.seq_number()).wrapping_add(length);
-        length == 0 || self.edge.is_some_and(|edge| edge.wrapping_sub(end) <= u32::MAX / 2)
+        length == 0 || self.window_end.is_some_and(|window_end| window_end.wrapping_sub(end) <= u32::MAX / 2)
     }
 }
 
-fn segment(kind: Kind, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
-    let header = if kind == Kind::V4 { IPV4_HEADER } else { IPV6_HEADER };
+fn segment(ether_type: EtherType, packet: &[u8]) -> Option<TcpPacket<&[u8]>> {
+    let header = if ether_type == EtherType::V4 { IPV4_HEADER } else { IPV6_HEADER };
     packet.get(header..).and_then(|bytes| TcpPacket::new_checked(bytes).ok())
 }
 
@@ -102,16 +100,16 @@ fn number(number: smoltcp::wire::TcpSeqNumber) -> u32 {
     number.0.cast_unsigned()
 }
 
-/// One packet in, and a way out.
+/// A device for smoltcp with one received packet at most.
 struct Wire<'a> {
     packet: Option<&'a [u8]>,
     link: &'a mut Link,
-    guard: &'a mut Guard,
-    kind: Kind,
+    guard: &'a mut WindowGuard,
+    ether_type: EtherType,
 }
 
 struct In<'a>(&'a [u8]);
-struct Out<'a>(&'a mut Link, &'a mut Guard, Kind);
+struct Out<'a>(&'a mut Link, &'a mut WindowGuard, EtherType);
 
 impl RxToken for In<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, work: F) -> R {
@@ -121,16 +119,16 @@ impl RxToken for In<'_> {
 
 impl TxToken for Out<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, work: F) -> R {
-        let Self(link, guard, kind) = self;
+        let Self(link, guard, ether_type) = self;
         let mut result = None;
         let mut work = Some(work);
-        link.send(kind, length, |packet| {
+        link.send(ether_type, length, |packet| {
             result = work.take().map(|work| work(packet));
-            guard.sent(kind, packet);
+            guard.sent(ether_type, packet);
         });
         match (result, work) {
             (Some(result), _) => result,
-            // Longer than any frame, which the stack never sends: it is built for nobody.
+            // Longer than any frame, which the stack never sends: the packet is discarded.
             (None, Some(work)) => work(&mut vec![0; length]),
             (None, None) => unreachable!("the work was done, and it has a result"),
         }
@@ -149,19 +147,19 @@ impl Device for Wire<'_> {
 
     fn receive(&mut self, _: StackInstant) -> Option<(In<'_>, Out<'_>)> {
         let packet = self.packet.take()?;
-        Some((In(packet), Out(self.link, self.guard, self.kind)))
+        Some((In(packet), Out(self.link, self.guard, self.ether_type)))
     }
 
     fn transmit(&mut self, _: StackInstant) -> Option<Out<'_>> {
-        self.link.has_room().then_some(Out(self.link, self.guard, self.kind))
+        self.link.has_space().then_some(Out(self.link, self.guard, self.ether_type))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ip;
         capabilities.max_transmission_unit = usize::from(MTU);
-        // The guest's card leaves sums to us, and no wire lies between that could spoil anything: only the guest's own
-        // sums would be wrong. Ours are right, for guests that pass packets on.
+        // The guest's virtio NIC offloads checksums, and nothing in between could corrupt a packet. Ours are
+        // computed, for guests that forward packets.
         let mut checksum = ChecksumCapabilities::default();
         checksum.ipv4 = Checksum::Tx;
         checksum.tcp = Checksum::Tx;
@@ -170,141 +168,140 @@ impl Device for Wire<'_> {
     }
 }
 
-/// The stack of one connection.
 pub struct Stack {
     interface: Interface,
     sockets: SocketSet<'static>,
     socket: SocketHandle,
-    guard: Guard,
-    kind: Kind,
+    guard: WindowGuard,
+    ether_type: EtherType,
     clock: Clock,
 }
 
 impl std::fmt::Debug for Stack {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stack").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("Stack").field("kind", &self.ether_type).finish_non_exhaustive()
     }
 }
 
-/// Which connection a stack is for.
+/// What identifies a connection: the guest's address is fixed, so three values are enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ends {
-    /// The guest's port.
+pub struct FourTuple {
     pub guest_port: u16,
-    /// The other side, as the guest sees it.
+    /// The remote address, as the guest sees it.
     pub remote: SocketAddr,
 }
 
 impl Stack {
-    /// A stack that stands at the other side of a connection that the guest begins; the packet that does so is to follow.
-    /// `room` is how many bytes wait each way at most.
-    pub fn answering(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let mut stack = Self::new(ends, room, clock, link)?;
-        let endpoint = IpListenEndpoint::from((ends.remote.ip(), ends.remote.port()));
+    /// A stack that accepts the connection whose SYN is passed to it next. `buffer_size` is that of each direction.
+    pub fn listen(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let mut stack = Self::new(tuple, buffer_size, clock, link)?;
+        let endpoint = IpListenEndpoint::from((tuple.remote.ip(), tuple.remote.port()));
         stack.tcp().listen(endpoint).ok()?;
         Some(stack)
     }
 
-    /// A stack that begins a connection to the guest.
-    pub fn calling(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let mut stack = Self::new(ends, room, clock, link)?;
-        let guest = if ends.remote.is_ipv4() { IpAddress::Ipv4(GUEST_V4) } else { IpAddress::Ipv6(GUEST_V6) };
-        let guest = IpEndpoint::new(guest, ends.guest_port);
-        let own = IpListenEndpoint::from((ends.remote.ip(), ends.remote.port()));
+    /// A stack that opens a connection to the guest.
+    pub fn connect(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let mut stack = Self::new(tuple, buffer_size, clock, link)?;
+        let guest =
+            if tuple.remote.is_ipv4() { IpAddress::Ipv4(GUEST_V4) } else { IpAddress::Ipv6(GUEST_V6) };
+        let guest = IpEndpoint::new(guest, tuple.guest_port);
+        let own = IpListenEndpoint::from((tuple.remote.ip(), tuple.remote.port()));
         let Self { interface, sockets, socket, .. } = &mut stack;
         sockets.get_mut::<Socket<'_>>(*socket).connect(interface.context(), guest, own).ok()?;
         Some(stack)
     }
 
-    fn new(ends: Ends, room: usize, clock: Clock, link: &mut Link) -> Option<Self> {
-        let kind = Kind::of(ends.remote.ip());
+    fn new(tuple: FourTuple, buffer_size: usize, clock: Clock, link: &mut Link) -> Option<Self> {
+        let ether_type = EtherType::of(tuple.remote.ip());
         let mut config = Config::new(HardwareAddress::Ip);
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).ok()?;
         config.random_seed = u64::from_ne_bytes(seed);
         let now = clock.stack(Instant::now());
-        let mut guard = Guard::default();
+        let mut guard = WindowGuard::default();
         let mut interface =
-            Interface::new(config, &mut Wire { packet: None, link, guard: &mut guard, kind }, now);
-        let own = IpAddress::from(ends.remote.ip());
-        let bits = if ends.remote.is_ipv4() { 32 } else { 128 };
+            Interface::new(config, &mut Wire { packet: None, link, guard: &mut guard, ether_type }, now);
+        let own = IpAddress::from(tuple.remote.ip());
+        let bits = if tuple.remote.is_ipv4() { 32 } else { 128 };
         interface.update_ip_addrs(|addresses| {
-            // The one address of a fresh interface has room.
+            // A fresh interface has space for its one address.
             let _ = addresses.push(IpCidr::new(own, bits));
         });
-        let mut socket = Socket::new(SocketBuffer::new(vec![0; room]), SocketBuffer::new(vec![0; room]));
+        let mut socket =
+            Socket::new(SocketBuffer::new(vec![0; buffer_size]), SocketBuffer::new(vec![0; buffer_size]));
         socket.set_nagle_enabled(false);
         socket.set_timeout(Some(GUEST_TIMEOUT.into()));
-        socket.set_keep_alive(Some(GUEST_ASKED.into()));
+        socket.set_keep_alive(Some(KEEP_ALIVE.into()));
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let socket = sockets.add(socket);
-        Some(Self { interface, sockets, socket, guard, kind, clock })
+        Some(Self { interface, sockets, socket, guard, ether_type, clock })
     }
 
-    /// The connection's own end.
     pub fn tcp(&mut self) -> &mut Socket<'static> {
         self.sockets.get_mut(self.socket)
     }
 
-    /// Takes a packet of this connection.
     pub fn on_packet(&mut self, packet: &[u8], now: Instant, link: &mut Link) {
-        // Before its own SYN is out, a guest that opens the same connection finds no window, and smoltcp computes a negative one.
+        // With simultaneous open, before its own SYN is sent, smoltcp would compute a negative window.
         let has_begun = self.guard.has_sent || self.tcp().state() != State::SynSent;
-        if !has_begun || !self.guard.admits(self.kind, packet) {
+        if !has_begun || !self.guard.admits(self.ether_type, packet) {
             return;
         }
-        let mut wire = Wire { packet: Some(packet), link, guard: &mut self.guard, kind: self.kind };
+        let mut wire =
+            Wire { packet: Some(packet), link, guard: &mut self.guard, ether_type: self.ether_type };
         self.interface.poll_ingress_single(self.clock.stack(now), &mut wire, &mut self.sockets);
-        self.settle();
-        // smoltcp listens again after a reset, with the windows of the connection before. A stack is for one connection.
+        self.update_window();
+        // smoltcp listens again after a reset, with the windows of the last connection. A stack is for one
+        // connection.
         if self.tcp().state() == State::Listen {
             self.tcp().abort();
         }
     }
 
-    /// Sends what there is to send, as far as there is room.
-    pub fn speak(&mut self, now: Instant, link: &mut Link) {
+    /// Sends as many segments as the link has space for.
+    pub fn transmit(&mut self, now: Instant, link: &mut Link) {
         let now = self.clock.stack(now);
-        // Each turn sends one packet; the link's room and the connection's window bound them.
-        while link.has_room() {
-            let mut wire = Wire { packet: None, link, guard: &mut self.guard, kind: self.kind };
+        // Each iteration sends one packet; the link's space and the guest's window bound them.
+        while link.has_space() {
+            let mut wire = Wire { packet: None, link, guard: &mut self.guard, ether_type: self.ether_type };
             let result = self.interface.poll_egress(now, &mut wire, &mut self.sockets);
             if result == smoltcp::iface::PollResult::None {
                 break;
             }
         }
-        self.settle();
+        self.update_window();
     }
 
-    /// Sending changes nothing in the buffer, so its space is what it was when the last segment was sent.
-    fn settle(&mut self) {
+    /// Sending does not change the receive buffer: its space is what it was at the last segment.
+    fn update_window(&mut self) {
         let socket = self.tcp();
         let space = socket.recv_capacity().saturating_sub(socket.recv_queue());
-        self.guard.settle(space);
+        self.guard.update_window(space);
     }
 
-    /// When it has something to send by itself.
+    /// When the stack has a segment to send without an event.
     pub fn due(&mut self, now: Instant) -> Option<Instant> {
         let at = self.interface.poll_at(self.clock.stack(now), &self.sockets)?;
         Some(self.clock.outside(at))
     }
 
-    /// Whether the guest's end and ours have both gone.
+    /// Whether both directions are closed.
     pub fn is_over(&mut self) -> bool {
         self.is_reset() || self.tcp().state() == State::TimeWait
     }
 
-    /// Whether nothing more can come of it. One that the guest broke off before it stood listens again, to nobody.
+    /// Whether the connection was reset. One that the guest resets during the handshake returns to listening.
     pub fn is_reset(&mut self) -> bool {
         matches!(self.tcp().state(), State::Closed | State::Listen)
     }
 
-    /// Whether the connection stands, as far as the guest is concerned.
+    /// Whether the handshake is complete.
     pub fn is_established(&mut self) -> bool {
         !matches!(self.tcp().state(), State::Closed | State::Listen | State::SynSent | State::SynReceived)
     }
 
-    /// Whether the guest will send nothing more, and all of it was taken.
+    /// Whether the guest has sent its FIN, and everything before it was read.
     pub fn guest_has_finished(&mut self) -> bool {
         let established = self.is_established();
         let socket = self.tcp();

@@ -1,4 +1,4 @@
-//! All connections: found by their ends or their number, with their timers and the order of their turns.
+//! All TCP connections, by four-tuple and by number, with their timers and the queue of turns.
 
 #[cfg(test)]
 mod tests;
@@ -7,139 +7,134 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::connection::Connection;
-use crate::stack::Ends;
+use crate::stack::FourTuple;
 
-/// How many bytes may wait each way in one of a few connections.
+/// The buffer size of the first connections, each way.
 const PLENTY: usize = 512 * 1024;
 
-/// All connections.
+#[derive(Debug)]
+struct Entry {
+    connection: Connection,
+    timer: Option<Instant>,
+    is_queued: bool,
+}
+
 #[derive(Debug, Default)]
 pub struct Table {
-    by_number: BTreeMap<u64, Connection>,
-    by_ends: HashMap<Ends, u64>,
+    by_number: BTreeMap<u64, Entry>,
+    by_tuple: HashMap<FourTuple, u64>,
     timers: BTreeSet<(Instant, u64)>,
     queue: VecDeque<u64>,
     last: u64,
 }
 
 impl Table {
-    /// How many there are.
     pub fn count(&self) -> usize {
         self.by_number.len()
     }
 
-    /// How many bytes may wait each way in the next connection, with so many others besides: the first have plenty, and
-    /// however many there are, they fit.
-    pub fn room(&self, besides: usize) -> usize {
-        match self.count().saturating_add(besides) {
+    /// The buffer size of the next connection, each way. `others` are sockets that count as connections too. The
+    /// first connections have large buffers; the sum is bounded for any number.
+    pub fn buffer_size(&self, others: usize) -> usize {
+        match self.count().saturating_add(others) {
             0..32 => PLENTY,
             32..256 => 64 * 1024,
             _ => 16 * 1024,
         }
     }
 
-    /// How many bytes the host may keep for the next connection until the other side takes them; the first ones have as many as
-    /// the host likes.
-    pub fn send_buffer(&self, besides: usize) -> Option<usize> {
-        Some(self.room(besides)).filter(|room| *room < PLENTY)
+    /// The size of the kernel's send buffer for the next connection; none leaves it to the kernel.
+    pub fn send_buffer(&self, others: usize) -> Option<usize> {
+        Some(self.buffer_size(others)).filter(|buffer_size| *buffer_size < PLENTY)
     }
 
-    /// The number of the connection with these ends.
-    pub fn of(&self, ends: Ends) -> Option<u64> {
-        self.by_ends.get(&ends).copied()
+    pub fn find(&self, tuple: FourTuple) -> Option<u64> {
+        self.by_tuple.get(&tuple).copied()
     }
 
-    /// Whether a connection has these ends.
-    pub fn has(&self, ends: Ends) -> bool {
-        self.by_ends.contains_key(&ends)
+    pub fn contains(&self, tuple: FourTuple) -> bool {
+        self.by_tuple.contains_key(&tuple)
     }
 
-    /// A new one, which has its turn soon.
+    /// Adds a connection and queues it for a turn.
     pub fn add(&mut self, connection: Connection) -> u64 {
         self.last += 1;
-        self.by_ends.insert(connection.ends, self.last);
-        self.by_number.insert(self.last, connection);
+        self.by_tuple.insert(connection.tuple, self.last);
+        self.by_number.insert(self.last, Entry { connection, timer: None, is_queued: false });
         self.queue(self.last);
         self.last
     }
 
-    /// One of them.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Connection> {
-        self.by_number.get_mut(&number)
+        self.by_number.get_mut(&number).map(|entry| &mut entry.connection)
     }
 
-    /// All of them.
     pub fn all(&self) -> impl Iterator<Item = (u64, &Connection)> {
-        self.by_number.iter().map(|(number, connection)| (*number, connection))
+        self.by_number.iter().map(|(number, entry)| (*number, &entry.connection))
     }
 
-    /// All of them, to be changed.
     pub fn all_mut(&mut self) -> impl Iterator<Item = (u64, &mut Connection)> {
-        self.by_number.iter_mut().map(|(number, connection)| (*number, connection))
+        self.by_number.iter_mut().map(|(number, entry)| (*number, &mut entry.connection))
     }
 
-    /// Ends one.
     pub fn remove(&mut self, number: u64) -> Option<Connection> {
-        let connection = self.by_number.remove(&number)?;
-        self.by_ends.remove(&connection.ends);
-        if let Some(timer) = connection.timer {
+        let Entry { connection, timer, is_queued: _ } = self.by_number.remove(&number)?;
+        self.by_tuple.remove(&connection.tuple);
+        if let Some(timer) = timer {
             self.timers.remove(&(timer, number));
         }
         Some(connection)
     }
 
-    /// It wants a turn.
+    /// Queues a connection for a turn, once.
     pub fn queue(&mut self, number: u64) {
-        if let Some(connection) = self.by_number.get_mut(&number)
-            && !connection.is_queued
+        if let Some(entry) = self.by_number.get_mut(&number)
+            && !entry.is_queued
         {
-            connection.is_queued = true;
+            entry.is_queued = true;
             self.queue.push_back(number);
         }
     }
 
-    /// How many want a turn.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// The next that has its turn.
-    pub fn next(&mut self) -> Option<u64> {
+    pub fn next_queued(&mut self) -> Option<u64> {
         while let Some(number) = self.queue.pop_front() {
-            if let Some(connection) = self.by_number.get_mut(&number) {
-                connection.is_queued = false;
+            if let Some(entry) = self.by_number.get_mut(&number) {
+                entry.is_queued = false;
                 return Some(number);
             }
         }
         None
     }
 
-    /// Asks a connection when it wants its next turn.
+    /// Sets the timer of a connection to when it needs its next turn.
     pub fn set_timer(&mut self, number: u64, now: Instant) {
-        let Some(connection) = self.by_number.get_mut(&number) else { return };
-        let due = connection.due(now);
-        if due != connection.timer {
-            if let Some(old) = connection.timer {
+        let Some(entry) = self.by_number.get_mut(&number) else { return };
+        let due = entry.connection.due(now);
+        if due != entry.timer {
+            if let Some(old) = entry.timer {
                 self.timers.remove(&(old, number));
             }
             if let Some(due) = due {
                 self.timers.insert((due, number));
             }
-            connection.timer = due;
+            entry.timer = due;
         }
     }
 
-    /// When the first wants its turn.
     pub fn due(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Gives a turn to those whose time has come.
-    pub fn ring(&mut self, now: Instant) {
+    /// Queues the connections whose timers have expired.
+    pub fn fire_timers(&mut self, now: Instant) {
         while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, number));
-            if let Some(connection) = self.by_number.get_mut(&number) {
-                connection.timer = None;
+            if let Some(entry) = self.by_number.get_mut(&number) {
+                entry.timer = None;
             }
             self.queue(number);
         }

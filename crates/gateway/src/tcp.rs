@@ -1,56 +1,54 @@
-//! Connections of the guest: whether they may begin, their turns, their end.
+//! TCP connections of the guest: admission, turns, end.
 
 use std::net::IpAddr;
 
-use bathy_policy::{Protocol, Verdict};
+use bathy_policy::{Access, Protocol};
 use bathy_protocol::network::{GATEWAY_V4, GATEWAY_V6, NEVER_BEGAN, NetEvent, Peer};
 
-use crate::connection::{Connection, Pumped};
-use crate::flows::Way;
+use crate::connection::{Connection, TurnOutcome};
+use crate::flows::FlowSocket;
 use crate::frame::Segment;
-use crate::gateway::{Gateway, Token, connections_number, watch};
+use crate::gateway::{Gateway, Token, connection_number, watch};
 use crate::host;
-use crate::inspect::{Found, Speech};
+use crate::inspect::{AppProtocol, ParsedTarget};
 use crate::policy_check::{self, Endpoint};
 use crate::reply;
-use crate::resolver::{Asked, Asker};
-use crate::stack::{Ends, Stack};
+use crate::resolver::{Lookup, QueryOrigin};
+use crate::stack::{FourTuple, Stack};
 
-/// Where names are asked for.
-pub const NAMES_PORT: u16 = 53;
-/// Where a denial is explained in the client's own language.
+pub const DNS_PORT: u16 = 53;
+/// Where a denial is explained in an HTTP response.
 const HTTP_PORT: u16 = 80;
-/// The alert with which TLS says that access is denied.
+/// The TLS alert `access_denied`, fatal.
 const TLS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
-/// How many requests or questions of one connection are judged before others have their turn.
+/// How many requests or queries of one connection are handled before others have their turn.
 const STEPS_AT_ONCE: usize = 64;
-/// How much waits each way in a connection that ends here.
-const LOCAL_ROOM: usize = 4096;
+/// The buffer size of a connection that the gateway itself answers.
+const LOCAL_BUFFER: usize = 4096;
 
-/// Whether it is the gateway itself.
 pub fn is_gateway(address: IpAddr) -> bool {
     address == IpAddr::V4(GATEWAY_V4) || address == IpAddr::V6(GATEWAY_V6)
 }
 
 impl Gateway {
     pub(crate) fn on_segment(&mut self, segment: &Segment<'_>) {
-        let ends = Ends { guest_port: segment.guest_port, remote: segment.remote };
-        if let Some(number) = self.table.of(ends) {
+        let tuple = FourTuple { guest_port: segment.guest_port, remote: segment.remote };
+        if let Some(number) = self.table.find(tuple) {
             if let Some(connection) = self.table.get_mut(number) {
                 connection.on_packet(segment.packet, self.now, &mut self.link);
             }
             self.table.queue(number);
         } else if segment.opens {
-            // While nothing may begin, the guest's kernel asks again later.
+            // Dropped: the guest's kernel retransmits its SYN.
             if self.event_log.may_begin() {
-                self.open(segment, ends);
+                self.open(segment, tuple);
             }
         } else {
-            reply::reset(&mut self.link, segment);
+            reply::send_reset(&mut self.link, segment);
         }
     }
 
-    /// How many connections and flows there are, with those that the other side has not let go of.
+    /// Connections and flows, with those whose last bytes the peer has not acknowledged.
     fn open_count(&self) -> usize {
         self.table.count() + self.flows.count() + self.closing.count()
     }
@@ -59,95 +57,102 @@ impl Gateway {
         self.table.send_buffer(self.closing.count())
     }
 
-    /// Whether one more connection or flow of the guest's may begin.
-    pub(crate) fn has_allowance(&mut self) -> bool {
-        if self.open_count() >= self.allowance.connections {
-            self.event_log.limited("connections at once");
+    /// Whether the quota admits one more connection or flow from the guest.
+    pub(crate) fn admits_outbound(&mut self) -> bool {
+        if self.open_count() >= self.quota.connections {
+            self.event_log.count_limit("connections at once");
             return false;
         }
-        if !self.allowance.new.take_one(self.now) {
-            self.event_log.limited("new connections in a second");
+        if !self.quota.outbound.take_one(self.now) {
+            self.event_log.count_limit("new connections in a second");
             return false;
         }
         true
     }
 
-    /// Whether one more caller may be let in. Callers have half of all connections at most: whoever they are, the guest's
-    /// own go on.
-    pub(crate) fn has_allowance_for_caller(&mut self) -> bool {
-        if !self.allowance.callers.take_one(self.now) {
-            self.event_log.limited("new callers in a second");
+    /// Whether the quota admits one more inbound peer. Inbound peers get at most half of all connections, so that
+    /// they cannot starve the guest's own.
+    pub(crate) fn admits_inbound(&mut self) -> bool {
+        if !self.quota.inbound.take_one(self.now) {
+            self.event_log.count_limit("new inbound connections in a second");
             return false;
         }
         let connections = self.table.all().filter(|(_, connection)| connection.inbound).count();
-        let flows = self.flows.all().filter(|(_, flow)| matches!(flow.way, Way::Back(..))).count();
-        let most = self.allowance.connections;
+        let flows =
+            self.flows.all().filter(|(_, flow)| matches!(flow.socket, FlowSocket::Inbound(..))).count();
+        let most = self.quota.connections;
         if connections + flows >= most / 2 || self.open_count() >= most {
-            self.event_log.limited("callers at once");
+            self.event_log.count_limit("inbound connections at once");
             return false;
         }
         true
     }
 
-    fn open(&mut self, segment: &Segment<'_>, ends: Ends) {
-        if !self.has_allowance() {
-            return reply::reset(&mut self.link, segment);
+    fn open(&mut self, segment: &Segment<'_>, tuple: FourTuple) {
+        if !self.admits_outbound() {
+            return reply::send_reset(&mut self.link, segment);
         }
-        if is_gateway(ends.remote.ip()) {
-            return self.open_to_gateway(segment, ends);
+        if is_gateway(tuple.remote.ip()) {
+            return self.open_to_gateway(segment, tuple);
         }
-        let place = self.policy_check.place(Protocol::Tcp, ends.remote, self.now);
-        let decision = self.policy_check.connect(&place);
+        let endpoint = self.policy_check.endpoint(Protocol::Tcp, tuple.remote, self.now);
+        let decision = self.policy_check.connect(&endpoint);
         let rule = decision.by.to_string();
-        match decision.verdict {
-            Verdict::Deny => {
-                self.note_denial(&place, None, &rule);
-                if ends.remote.port() != HTTP_PORT {
-                    return reply::reset(&mut self.link, segment);
+        match decision.access {
+            Access::Deny => {
+                self.log_denial(&endpoint, None, &rule);
+                if tuple.remote.port() != HTTP_PORT {
+                    return reply::send_reset(&mut self.link, segment);
                 }
-                let answer = self.policy_check.explain(&place, None, &rule, false);
-                if let Some(stack) = self.stack_for(segment, ends, LOCAL_ROOM) {
-                    self.table.add(Connection::answering(ends, stack, answer, self.now));
-                }
-            }
-            Verdict::IfRead => {
-                let room = self.table.room(self.closing.count());
-                if let Some(stack) = self.stack_for(segment, ends, room) {
-                    let connection = Connection::reading(ends, stack, self.now);
-                    self.table.add(with_place(connection, place, rule));
+                let answer = self.policy_check.denial_response(&endpoint, None, &rule, false);
+                if let Some(stack) = self.stack_for(segment, tuple, LOCAL_BUFFER) {
+                    self.table.add(Connection::answering(tuple, stack, answer, self.now));
                 }
             }
-            Verdict::Allow | Verdict::UnlessRead => match host::dial(ends.remote, self.send_buffer()) {
+            Access::InspectFirst => {
+                let buffer_size = self.table.buffer_size(self.closing.count());
+                if let Some(stack) = self.stack_for(segment, tuple, buffer_size) {
+                    let connection = Connection::reading(tuple, stack, self.now);
+                    self.table.add(connection.allowed(endpoint, rule));
+                }
+            }
+            Access::Allow | Access::AllowAndInspect => match host::dial(tuple.remote, self.send_buffer()) {
                 Ok(socket) => {
-                    let connection = Connection::dialling(ends, socket, segment.without_payload(), self.now);
-                    let mut connection = with_place(connection, place, rule);
-                    if decision.verdict == Verdict::UnlessRead {
+                    let connection = Connection::dialing(tuple, socket, segment.without_payload(), self.now);
+                    let mut connection = connection.allowed(endpoint, rule);
+                    if decision.access == Access::AllowAndInspect {
                         connection.inspect();
                     }
                     let number = self.table.add(connection);
                     self.watch_connection(number);
                 }
                 Err(error) => {
-                    reply::reset(&mut self.link, segment);
+                    reply::send_reset(&mut self.link, segment);
                     let reason = format!("not connected: {error}");
-                    self.note_end(NEVER_BEGAN, policy_check::peer(&place, None), (0, 0), self.now, &reason);
+                    self.log_close(
+                        NEVER_BEGAN,
+                        policy_check::peer(&endpoint, None),
+                        (0, 0),
+                        self.now,
+                        &reason,
+                    );
                 }
             },
         }
     }
 
-    fn open_to_gateway(&mut self, segment: &Segment<'_>, ends: Ends) {
-        if ends.remote.port() != NAMES_PORT {
-            return reply::reset(&mut self.link, segment);
+    fn open_to_gateway(&mut self, segment: &Segment<'_>, tuple: FourTuple) {
+        if tuple.remote.port() != DNS_PORT {
+            return reply::send_reset(&mut self.link, segment);
         }
-        if let Some(stack) = self.stack_for(segment, ends, LOCAL_ROOM) {
-            self.table.add(Connection::asking(ends, stack, self.now));
+        if let Some(stack) = self.stack_for(segment, tuple, LOCAL_BUFFER) {
+            self.table.add(Connection::resolving(tuple, stack, self.now));
         }
     }
 
-    fn stack_for(&mut self, segment: &Segment<'_>, ends: Ends, room: usize) -> Option<Stack> {
-        let Some(mut stack) = Stack::answering(ends, room, self.clock, &mut self.link) else {
-            reply::reset(&mut self.link, segment);
+    fn stack_for(&mut self, segment: &Segment<'_>, tuple: FourTuple, buffer_size: usize) -> Option<Stack> {
+        let Some(mut stack) = Stack::listen(tuple, buffer_size, self.clock, &mut self.link) else {
+            reply::send_reset(&mut self.link, segment);
             return None;
         };
         stack.on_packet(&segment.without_payload(), self.now, &mut self.link);
@@ -157,71 +162,73 @@ impl Gateway {
     pub(crate) fn watch_connection(&mut self, number: u64) {
         let socket = self.table.get_mut(number).and_then(|connection| connection.socket());
         if socket.is_some_and(|socket| watch(&self.epoll, socket, Token::Connection(number)).is_err()) {
-            self.end(number, "the host has no room for it");
+            self.end(number, "the host is short of memory or descriptors");
         }
     }
 
-    fn note_denial(&mut self, place: &Endpoint, name: Option<&bathy_policy::HostName>, rule: &str) {
-        let cure = self.policy_check.cure(place, name);
-        self.event_log.denied(&policy_check::peer(place, name), rule, cure.as_deref());
+    fn log_denial(&mut self, endpoint: &Endpoint, name: Option<&bathy_policy::HostName>, rule: &str) {
+        let fix = self.policy_check.fix(endpoint, name);
+        self.event_log.log_denial(&policy_check::peer(endpoint, name), rule, fix.as_deref());
     }
 
-    /// Gives a connection its turn.
     pub(crate) fn turn(&mut self, number: u64) {
         for _ in 0..STEPS_AT_ONCE {
-            let room = self.table.room(self.closing.count());
+            let buffer_size = self.table.buffer_size(self.closing.count());
             let Some(connection) = self.table.get_mut(number) else { return };
-            let mut down = self.allowance.down.0.left();
+            let mut down = self.quota.down.0.left();
             let (before, sent) = (down, self.link.sent.0);
-            let pumped = connection.pump(self.now, self.clock, room, &mut self.link, &mut down);
-            self.allowance.down.0.take(before - down);
-            self.allowance.down.1.take(self.link.sent.0 - sent);
-            match pumped {
-                Pumped::Idle => return self.table.set_timer(number, self.now),
-                Pumped::More => break,
-                Pumped::Opened => self.note_beginning(number),
-                Pumped::Decide(found) => self.judge_found(number, found),
-                Pumped::Unreadable(why) => self.deny(number, None, &why),
-                Pumped::Question(bytes) => {
-                    let asked =
-                        self.resolver.ask(&bytes, Asker::Connection(number), &self.policy_check, self.now);
-                    self.on_asked(asked);
+            let outcome = connection.pump(self.now, self.clock, buffer_size, &mut self.link, &mut down);
+            self.quota.down.0.take(before - down);
+            self.quota.down.1.take(self.link.sent.0 - sent);
+            match outcome {
+                TurnOutcome::Idle => return self.table.set_timer(number, self.now),
+                TurnOutcome::More => break,
+                TurnOutcome::Opened => self.log_open(number),
+                TurnOutcome::Decide(target) => self.decide_target(number, target),
+                TurnOutcome::Unreadable(why) => self.deny(number, None, &why),
+                TurnOutcome::Query(bytes) => {
+                    let lookup = self.resolver.start(
+                        &bytes,
+                        QueryOrigin::Connection(number),
+                        &self.policy_check,
+                        self.now,
+                    );
+                    self.on_lookup(lookup);
                 }
-                Pumped::Ended(reason) => return self.end(number, &reason),
+                TurnOutcome::Ended(reason) => return self.end(number, &reason),
             }
         }
         self.table.queue(number);
         self.table.set_timer(number, self.now);
     }
 
-    pub(crate) fn note_beginning(&mut self, number: u64) {
+    pub(crate) fn log_open(&mut self, number: u64) {
         let Some(connection) = self.table.get_mut(number) else { return };
-        connection.is_noted = true;
-        let (number, peer, rule) = (connections_number(number), peer_of(connection), connection.rule.clone());
-        self.counts.begin(number, &mut connection.moved);
-        self.event_log.event(NetEvent::Allowed { number, peer, rule });
+        connection.is_logged = true;
+        let (number, peer, rule) = (connection_number(number), peer_of(connection), connection.rule.clone());
+        self.counts.begin(number, &mut connection.meter);
+        self.event_log.log(NetEvent::Allowed { number, peer, rule });
     }
 
-    fn judge_found(&mut self, number: u64, found: Found) {
+    fn decide_target(&mut self, number: u64, target: ParsedTarget) {
         let Some(connection) = self.table.get_mut(number) else { return };
-        if connection.is_unjudged() {
-            // It is dialled now, and the host's addresses may have changed since it began.
-            connection.is_host = self.policy_check.is_host(connection.remote.ip());
+        if connection.is_undecided() {
+            // It is dialed only now, and the host's addresses may have changed since the SYN (TOCTOU).
+            connection.endpoint.is_host = self.policy_check.is_host(connection.endpoint.remote.ip());
         }
-        let place = place_of(connection);
-        let decision = self.policy_check.decide(&place, &found);
-        if decision.verdict != Verdict::Allow {
-            return self.deny(number, Some(found), &decision.by.to_string());
+        let decision = self.policy_check.decide(&connection.endpoint, &target);
+        if decision.access != Access::Allow {
+            return self.deny(number, Some(target), &decision.by.to_string());
         }
         connection.rule = decision.by.to_string();
-        if !connection.accept(found) {
+        if !connection.accept(target) {
             return;
         }
         let buffer = self.send_buffer();
         let Some(connection) = self.table.get_mut(number) else { return };
-        match host::dial(connection.remote, buffer) {
+        match host::dial(connection.endpoint.remote, buffer) {
             Ok(socket) => {
-                connection.dialled(socket, self.now);
+                connection.dialed(socket, self.now);
                 self.watch_connection(number);
             }
             Err(error) => {
@@ -231,62 +238,62 @@ impl Gateway {
         }
     }
 
-    fn deny(&mut self, number: u64, found: Option<Found>, rule: &str) {
+    fn deny(&mut self, number: u64, target: Option<ParsedTarget>, rule: &str) {
         let Some(connection) = self.table.get_mut(number) else { return };
-        let place = place_of(connection);
-        let name = found.as_ref().and_then(Found::name);
-        let without_body = matches!(&found, Some(Found::Http { method, .. }) if method == "HEAD");
-        let answer = match (connection.speech(), &found) {
-            (_, Some(Found::Other)) | (Speech::Other, _) => Vec::new(),
-            (Speech::Tls, _) => TLS_DENIED.to_vec(),
-            (Speech::Http, _) => self.policy_check.explain(&place, name, rule, without_body),
+        let endpoint = connection.endpoint.clone();
+        let name = target.as_ref().and_then(ParsedTarget::name);
+        let without_body = matches!(&target, Some(ParsedTarget::Http { method, .. }) if method == "HEAD");
+        let answer = match (connection.app_protocol(), &target) {
+            (_, Some(ParsedTarget::Other)) | (AppProtocol::Other, _) => Vec::new(),
+            (AppProtocol::Tls, _) => TLS_DENIED.to_vec(),
+            (AppProtocol::Http, _) => self.policy_check.denial_response(&endpoint, name, rule, without_body),
         };
         connection.deny(answer, self.now);
-        self.note_denial(&place, name, rule);
+        self.log_denial(&endpoint, name, rule);
     }
 
-    /// Ends a connection, and writes it down if it had begun, or if it was to begin and did not.
+    /// Removes a connection, and logs its end unless it only talked to the gateway.
     pub(crate) fn end(&mut self, number: u64, reason: &str) {
         let Some(mut connection) = self.table.remove(number) else { return };
-        connection.bury(self.now, &mut self.link);
-        self.resolver.forget(number);
-        let number = connections_number(number);
-        if connection.was_only_dialled() {
-            // Somebody outside has heard of it, although it never stood.
+        connection.send_final(self.now, &mut self.link);
+        self.resolver.cancel(number);
+        let number = connection_number(number);
+        if connection.was_only_dialed() {
+            // A SYN left the host, so the connection is logged although it was never established.
             let (peer, rule) = (peer_of(&connection), connection.rule.clone());
-            self.counts.begin(number, &mut connection.moved);
-            self.event_log.event(NetEvent::Allowed { number, peer, rule });
+            self.counts.begin(number, &mut connection.meter);
+            self.event_log.log(NetEvent::Allowed { number, peer, rule });
         }
-        if connection.is_noted || !connection.is_local() {
-            let moved = connection.moved.bytes();
-            self.note_end(number, peer_of(&connection), moved, connection.started, reason);
+        if connection.is_logged || !connection.is_local() {
+            let meter = connection.meter.bytes();
+            self.log_close(number, peer_of(&connection), meter, connection.started, reason);
         }
-        self.counts.end(std::mem::take(&mut connection.moved));
+        self.counts.end(std::mem::take(&mut connection.meter));
         if let Some(socket) = connection.into_closing() {
             self.closing.add(socket, self.now);
         }
     }
 
-    pub(crate) fn on_asked(&mut self, asked: Asked) {
-        match asked {
-            Asked::Waits(number) => {
-                // One that cannot be watched is asked again when its time is over.
+    pub(crate) fn on_lookup(&mut self, lookup: Lookup) {
+        match lookup {
+            Lookup::Pending(number) => {
+                // If epoll cannot watch it, the query times out and is retried.
                 if let Some(socket) = self.resolver.socket(number) {
-                    let _ = watch(&self.epoll, socket, Token::Question(number));
+                    let _ = watch(&self.epoll, socket, Token::Query(number));
                 }
             }
-            Asked::Now(answer) => {
+            Lookup::Done(answer) => {
                 if let Some(event) = answer.event {
-                    self.event_log.asked(event);
+                    self.event_log.log_query(event);
                 }
                 let Some(message) = answer.message else { return };
-                match answer.asker {
-                    Asker::Datagram(guest_port, own) => {
-                        reply::datagram(&mut self.link, own, guest_port, &message);
+                match answer.origin {
+                    QueryOrigin::Datagram(guest_port, own) => {
+                        reply::send_datagram(&mut self.link, own, guest_port, &message);
                     }
-                    Asker::Connection(number) => {
+                    QueryOrigin::Connection(number) => {
                         if let Some(connection) = self.table.get_mut(number) {
-                            connection.answer_question(&message, self.now);
+                            connection.on_dns_response(&message, self.now);
                             self.table.queue(number);
                         }
                     }
@@ -295,33 +302,16 @@ impl Gateway {
         }
     }
 
-    pub(crate) fn on_question(&mut self, number: u64) {
-        if let Some(asked) = self.resolver.go_on(number, &mut self.policy_check, self.now) {
-            self.on_asked(asked);
+    pub(crate) fn on_query_ready(&mut self, number: u64) {
+        if let Some(lookup) = self.resolver.resume(number, &mut self.policy_check, self.now) {
+            self.on_lookup(lookup);
         }
     }
 }
 
-fn with_place(mut connection: Connection, place: Endpoint, rule: String) -> Connection {
-    connection.is_host = place.is_host;
-    connection.names = place.names;
-    connection.rule = rule;
-    connection
-}
-
-/// The place as it was when the connection began.
-pub fn place_of(connection: &Connection) -> Endpoint {
-    Endpoint {
-        protocol: Protocol::Tcp,
-        remote: connection.remote,
-        is_host: connection.is_host,
-        names: connection.names.clone(),
-    }
-}
-
-/// As it is written down.
+/// The peer as events name it.
 pub fn peer_of(connection: &Connection) -> Peer {
-    let name = connection.found.as_ref().and_then(Found::name);
-    let peer = policy_check::peer(&place_of(connection), name);
-    if connection.inbound { Peer { inbound: true, port: connection.ends.guest_port, ..peer } } else { peer }
+    let name = connection.target.as_ref().and_then(ParsedTarget::name);
+    let peer = policy_check::peer(&connection.endpoint, name);
+    if connection.inbound { Peer { inbound: true, port: connection.tuple.guest_port, ..peer } } else { peer }
 }

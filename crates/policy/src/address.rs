@@ -1,11 +1,11 @@
 //! The one address classifier.
 //!
-//! An IPv6 address that carries an IPv4 address is the most dangerous of everything that it can be read as, and is never
-//! public: which of the readings comes true depends on translators and tunnels that only the host's network knows.
-//! Translators with a prefix of their own choice (RFC 6052) cannot be told from ordinary addresses; a network that has
-//! one must deny its prefix.
+//! An IPv6 address that embeds an IPv4 address is classified as the most dangerous of all its readings, and is
+//! never public: which reading applies depends on translators and tunnels that only the host's network knows.
+//! Translators with a prefix of their own (RFC 6052) cannot be told from ordinary addresses; a network that has one
+//! must deny its prefix.
 
-mod inner_names;
+mod internal_names;
 mod metadata_names;
 mod registry;
 #[cfg(test)]
@@ -14,31 +14,31 @@ mod tests;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use inner_names::is_inner_name;
+pub use internal_names::is_internal_name;
 pub use metadata_names::is_metadata_name;
 pub(crate) use registry::is_within;
 
-/// What kind of place an address is, in the order of how much harm it does to reach it unasked.
+/// What kind of network an address belongs to, ordered by the harm of reaching it unintentionally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Reachable from everywhere.
+    /// Globally routed unicast addresses.
     Public,
-    /// Reserved, for documentation, for tests, for tunnels, not assigned.
+    /// Reserved or unassigned: documentation, benchmarking, tunnels.
     Special,
-    /// A group of hosts.
+    /// Groups of hosts (multicast).
     Multicast,
-    /// Inside somebody's network, that of a provider included.
+    /// Private networks, also those of a provider (carrier-grade NAT).
     Private,
-    /// On the host's own link.
+    /// Only reachable on the host's own link.
     LinkLocal,
-    /// The host itself.
+    /// The host itself, only reachable from its own processes.
     Loopback,
-    /// A cloud's service that hands out the credentials of the machine.
+    /// A cloud's metadata service, which hands out the machine's credentials.
     Metadata,
 }
 
 impl Class {
-    /// As it is written in rules and messages.
+    /// The name of the class in rules and messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Public => "public",
@@ -58,20 +58,20 @@ impl fmt::Display for Class {
     }
 }
 
-/// What an address is, by the most dangerous of its readings.
+/// The class of an address, by the most dangerous of its [readings].
 pub fn classify(address: IpAddr) -> Class {
     readings(address).map(|(_, class)| class).max().unwrap_or(Class::Special)
 }
 
-/// The IPv4 address that a mapped IPv6 address stands for, any other address as it is.
+/// The IPv4 address of an IPv4-mapped IPv6 address; any other address unchanged.
 ///
-/// Sockets that serve both families report IPv4 peers in the mapped form. On the wire it means nothing, so
-/// [`classify`] does not take it for public.
+/// Dual-stack sockets report IPv4 peers in the mapped form. It has no meaning on the wire, so [`classify`] does not
+/// call it public.
 pub fn canonical(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// Everything that an address can be read as, itself first.
+/// The address itself and every IPv4 address that it may embed, each with its class.
 pub fn readings(address: IpAddr) -> impl Iterator<Item = (IpAddr, Class)> {
     let (own, inner) = match address {
         IpAddr::V4(v4) => (registry::class_of_v4(v4), [None; READINGS]),
@@ -86,10 +86,10 @@ pub fn readings(address: IpAddr) -> impl Iterator<Item = (IpAddr, Class)> {
     std::iter::once((address, own)).chain(inner)
 }
 
-/// The most IPv4 addresses that one IPv6 address can carry: four of a translator, and one of an interface.
+/// The most IPv4 addresses that one IPv6 address can embed: four of a translator, and one of ISATAP.
 const READINGS: usize = 5;
 
-/// The IPv4 addresses that an IPv6 address can be taken to carry.
+/// The IPv4 addresses that an IPv6 address may embed.
 fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; READINGS] {
     let byte = address.octets();
     let at = |a: usize, b: usize, c: usize, d: usize| Ipv4Addr::new(byte[a], byte[b], byte[c], byte[d]);
@@ -98,13 +98,13 @@ fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; READINGS] {
     let unless_padding = |v4: Ipv4Addr| Some(v4).filter(|v4| !v4.is_unspecified());
 
     let [first, second, third, fourth] = match address.segments() {
-        // Compatible, mapped, and translated (RFC 2765) addresses.
+        // IPv4-compatible, IPv4-mapped and translated (RFC 2765) addresses.
         [0, 0, 0, 0, 0, 0, _, _] | [0, 0, 0, 0, 0, 0xffff, _, _] | [0, 0, 0, 0, 0xffff, 0, _, _] => {
             [Some(last), None, None, None]
         }
         // NAT64 with the well-known prefix.
         [0x64, 0xff9b, 0, 0, 0, 0, _, _] => [Some(last), None, None, None],
-        // NAT64 with a local prefix, whose length only its operator knows. Byte 8 is always left out.
+        // NAT64 with a local prefix, whose length only its operator knows. Byte 8 is always skipped.
         [0x64, 0xff9b, 1, ..] => [
             Some(last),
             unless_padding(at(6, 7, 9, 10)),

@@ -1,4 +1,4 @@
-//! Networks: an address and the number of bits that count.
+//! Networks in CIDR notation.
 
 #[cfg(test)]
 mod tests;
@@ -11,44 +11,44 @@ use thiserror::Error;
 
 use crate::address;
 
-/// What is wrong with an address or a network.
+/// Why a text is not an address or a network.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CidrError {
-    /// Neither family.
+    /// The text is neither an IPv4 nor an IPv6 address.
     #[error(
         "{0:?} is not an address or a network. Write 192.168.1.7, 10.0.0.0/8, 2001:db8::7 or 2001:db8::/32"
     )]
     Address(String),
-    /// An address with the name of an interface.
+    /// The address has a zone, the name of an interface.
     #[error("{0:?} has a zone. Leave out what follows the %, a zone means nothing outside the host")]
     Zone(String),
-    /// Not a number, or too large.
+    /// The prefix length is not a number or too large.
     #[error("{text:?} is not the length of a prefix. Write a number from 0 to {most} without leading zeros")]
     Length {
-        /// As it was written.
+        /// The length as written.
         text: String,
-        /// The bits of an address.
+        /// The bits of an address of this family.
         most: u32,
     },
-    /// An address in a network where the network's own is wanted.
+    /// There are bits behind the prefix.
     #[error("{written:?} has bits behind its prefix. Write {meant} for the network, or leave out the length")]
     HostBits {
-        /// As it was written.
+        /// The network as written.
         written: String,
-        /// The network.
+        /// The network with these bits cleared.
         meant: Cidr,
     },
-    /// IPv4 in IPv6 clothes.
+    /// The address is IPv4-mapped.
     #[error("{written:?} is an IPv4-mapped address. Write the IPv4 form{}", meant.map(|v4| format!(", {v4}")).unwrap_or_default())]
     Mapped {
-        /// As it was written.
+        /// The network as written.
         written: String,
-        /// In IPv4, if the network is that small.
+        /// The IPv4 form, if the prefix is long enough.
         meant: Option<Cidr>,
     },
 }
 
-/// A network. One address is a network of full length.
+/// A network, or a single address as a network of full length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cidr {
     network: IpAddr,
@@ -56,23 +56,23 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// The network that consists of one address, which is taken in its canonical form.
+    /// The network of a single address, in its [canonical](address::canonical) form.
     pub fn single(address: IpAddr) -> Self {
         let network = address::canonical(address);
         Self { network, length: bits(network) }
     }
 
-    /// Whether it is one address only.
+    /// Whether the network is a single address.
     pub fn is_single(&self) -> bool {
         self.length == bits(self.network)
     }
 
-    /// Whether an address is in the network. A mapped address is taken for the IPv4 address.
+    /// Whether an address is in the network. An IPv4-mapped address counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.network == masked(address::canonical(address), self.length)
     }
 
-    /// Whether all of the network is known to be of a class.
+    /// Whether the whole network is known to belong to a class.
     pub(crate) fn is_within(&self, class: address::Class) -> bool {
         address::is_within(self.network, self.length, class)
     }

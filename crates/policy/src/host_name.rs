@@ -1,4 +1,4 @@
-//! Host names in one form only, so that equal names are equal text.
+//! Host names in canonical form, so that equal names are equal strings.
 
 mod pattern;
 #[cfg(test)]
@@ -16,54 +16,54 @@ pub use pattern::{NamePattern, NamePatternError};
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// What is wrong with a host name.
+/// Why a text is not a host name.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum HostNameError {
-    /// Nothing.
+    /// The text is empty.
     #[error("A host name is missing")]
     Empty,
-    /// More than a DNS message can ask for.
+    /// The name is longer than DNS allows.
     #[error("A host name of {0} characters is too long. The most is {MAX_NAME}")]
     Long(usize),
-    /// Two dots in a row, or one at the beginning.
+    /// There are two dots in a row, or one at the start.
     #[error("A host name has nothing between two dots or before the first")]
     EmptyLabel {
-        /// Where, in bytes.
+        /// The offset in bytes.
         at: usize,
     },
-    /// A part that is too long.
+    /// A label is too long.
     #[error("A part of a host name has {length} characters. The most between two dots is {MAX_LABEL}")]
     LongLabel {
-        /// Where it begins, in bytes.
+        /// The offset of the label in bytes.
         at: usize,
-        /// Its length.
+        /// The length of the label in bytes.
         length: usize,
     },
-    /// Something that looks like a letter, or is one elsewhere.
+    /// A character is not ASCII, such as a homograph or an unencoded international name.
     #[error(
         "{character:?} cannot be in a host name. Write an international name in its ASCII form, which begins with xn--"
     )]
     NotAscii {
-        /// Where, in bytes.
+        /// The offset in bytes.
         at: usize,
-        /// The character.
+        /// The character that is not ASCII.
         character: char,
     },
-    /// Something that no host name has.
+    /// An ASCII character is not allowed in host names.
     #[error("{character:?} cannot be in a host name. It has letters, digits, hyphens, underscores and dots")]
     Character {
-        /// Where, in bytes.
+        /// The offset in bytes.
         at: usize,
-        /// The character.
+        /// The character that is not allowed.
         character: char,
     },
-    /// A hyphen at an end.
+    /// A label begins or ends with a hyphen.
     #[error("A part of a host name begins or ends with a hyphen")]
     Hyphen {
-        /// Where the part begins, in bytes.
+        /// The offset of the label in bytes.
         at: usize,
     },
-    /// What many programs take for an address.
+    /// Many programs parse the text as an IPv4 address.
     #[error(
         "{0:?} is an address and not a host name: programs read a number at the end as IPv4. Write all four numbers in decimal without leading zeros, such as 192.168.1.7"
     )]
@@ -71,7 +71,7 @@ pub enum HostNameError {
 }
 
 impl HostNameError {
-    /// Where it went wrong, in bytes from the beginning of the name.
+    /// The offset of the error in bytes, from the start of the name.
     pub const fn at(&self) -> usize {
         match self {
             Self::Empty | Self::Long(_) | Self::Address(_) => 0,
@@ -84,12 +84,12 @@ impl HostNameError {
     }
 }
 
-/// A host name: lower case, ASCII, no dot at the end, and nothing that anybody could take for an address.
+/// A host name: lower case, ASCII, without a trailing dot, and nothing that a program could parse as an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(String);
 
 impl HostName {
-    /// The name as text.
+    /// The name as a string slice.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -143,7 +143,7 @@ fn check_label(label: &str, at: usize) -> Result<(), HostNameError> {
     Ok(())
 }
 
-/// Whether a last label makes the whole an IPv4 address for browsers and the C library.
+/// Whether a last label makes browsers and the C library parse the whole as an IPv4 address.
 fn is_number(label: &str) -> bool {
     label.bytes().all(|byte| byte.is_ascii_digit())
         || label.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))

@@ -3,9 +3,9 @@
 //! The command line, the configuration and the gateway all use these types, so there is one parser, one address
 //! classifier and one meaning of a host name. Nothing in here does input or output.
 //!
-//! A name rule binds three things together: what the sandbox resolved, what the client says it wants (in TLS or HTTP), and what
-//! the rule says. Whatever is not TLS or HTTP over TCP has no name that anybody could check, so no name rule allows it.
-//! A rule that denies a name is weaker: it keeps off clients that say whom they want, and those that cannot resolve it.
+//! A name rule binds three things together: what the sandbox resolved, what the client asks for (in TLS or HTTP), and what the
+//! rule says. Only TLS and HTTP over TCP carry a name that can be inspected, so no rule allows anything else by name. A rule
+//! that denies a name is weaker: it stops clients that send the name, and those that cannot resolve it.
 //!
 //! When a spelling can be read in two ways, an allow rule takes the narrow reading and a deny rule takes the wide one.
 #![deny(missing_docs)]
@@ -20,12 +20,12 @@ mod rule;
 mod suggest;
 mod text;
 
-pub use address::{Class, canonical, classify, is_inner_name, is_metadata_name};
+pub use address::{Class, canonical, classify, is_internal_name, is_metadata_name};
 pub use cidr::{Cidr, CidrError};
 pub use host_name::{HostName, HostNameError, NamePattern, NamePatternError};
 pub use policy::{
-    Author, By, Decision, Destination, HttpSeen, MAX_RULES, NetworkPolicy, Policies, PolicyError, Preset,
-    PresetError, Read, Reason, Unmet, Verdict,
+    Access, Author, DecidedBy, Decision, Destination, Inspected, InspectedRequest, MAX_RULES, NetworkPolicy,
+    Policies, PolicyError, Preset, PresetError, Reason, Unmet,
 };
 pub use published::{PublishedPort, PublishedPortError};
 pub use rule::{

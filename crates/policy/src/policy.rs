@@ -1,10 +1,10 @@
-//! Policies: rules in order of which the first that matches decides, and a preset for what none of them matches.
+//! Policies: the first matching rule decides, and the preset if none matches.
 
 mod decision;
+mod destination;
 mod evaluate;
 mod policies;
 mod preset;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -13,38 +13,38 @@ use thiserror::Error;
 
 use crate::{Action, Direction, PublishedPort, Rule};
 
-pub use decision::{Author, By, Decision, Reason, Unmet, Verdict};
+pub use decision::{Access, Author, DecidedBy, Decision, Reason, Unmet};
+pub use destination::{Destination, Inspected, InspectedRequest};
 pub use policies::Policies;
 pub use preset::{Preset, PresetError};
-pub use seen::{Destination, HttpSeen, Read};
 
-/// The most rules of one policy. All of them are looked at for every connection.
+/// The most rules of one policy. Every connection is matched against all of them.
 pub const MAX_RULES: usize = 256;
 
-/// Parts of a policy that do not go together.
+/// Why a policy is inconsistent.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PolicyError {
-    /// More rules than are looked at.
+    /// There are more than [`MAX_RULES`] rules.
     #[error(
         "The policy has {0} rules. The most is {MAX_RULES}. A network such as 10.0.0.0/8, or *.example.org, stands for many"
     )]
     TooMany(usize),
-    /// Something is allowed through a network that does not exist.
+    /// A rule allows something although the preset has no network.
     #[error(
         "{0:?} needs a network, and the preset none has none. Take the preset allow-list: nothing but what rules allow"
     )]
     NoneAllows(String),
-    /// A port is published on a network that does not exist.
+    /// A port is published although the preset has no network.
     #[error(
         "Publishing {0} needs a network, and the preset none has none. Take the preset allow-list, where the sandbox itself reaches nothing"
     )]
     NonePublishes(PublishedPort),
-    /// A rule is taken back that is not there.
+    /// A rule to be removed is not in the policy.
     #[error("The policy has no rule {rule:?}. It has {}", listed(.has))]
     NoSuchRule {
-        /// What was to be taken back.
+        /// The rule to be removed.
         rule: String,
-        /// What could be.
+        /// The rules that the policy has.
         has: Vec<String>,
     },
 }
@@ -53,20 +53,20 @@ fn listed(rules: &[String]) -> String {
     if rules.is_empty() { "none at all".to_owned() } else { format!("{rules:?}") }
 }
 
-/// What a sandbox may do, or in the operator's hands what any sandbox may do at most.
+/// What a sandbox may do; as an operator's policy, the ceiling for every sandbox.
 ///
-/// The command line, the configuration and the spec all have this type. As text the preset may be left out, see
+/// The command line, the configuration and the spec all use this type. In text the preset may be omitted, see
 /// [`NetworkPolicy::from_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct NetworkPolicy {
-    /// What holds where no rule does.
+    /// What decides where no rule matches.
     pub preset: Preset,
-    /// The rules, of which the first that matches decides.
+    /// The rules; the first that matches decides.
     pub rules: Vec<Rule>,
 }
 
-/// A policy as it is written.
+/// A policy as it is deserialized.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -84,7 +84,7 @@ impl TryFrom<Written> for NetworkPolicy {
 }
 
 impl NetworkPolicy {
-    /// Puts together what was asked for. Whoever allows something and chooses no preset wants that and nothing else.
+    /// Builds a policy. Without a preset, outbound allow rules imply an allow-list: only what they name is allowed.
     ///
     /// # Errors
     /// When there are too many rules, or rules that the preset contradicts.
@@ -103,12 +103,12 @@ impl NetworkPolicy {
         Ok(Self { preset, rules })
     }
 
-    /// The same policy with one more rule, which comes before all others: the last word is what counts.
+    /// The same policy with a rule that precedes all others, so that the latest rule decides.
     ///
     /// # Errors
     /// As [`NetworkPolicy::from_options`].
     pub fn with_first(&self, rule: Rule) -> Result<Self, PolicyError> {
-        // Said twice, it is meant once.
+        // A rule that is there already is moved, not repeated.
         let others = self.rules.iter().filter(|other| **other != rule).cloned();
         let rules = std::iter::once(rule.clone()).chain(others).collect();
         Self::from_options(Some(self.preset), rules)
@@ -117,14 +117,14 @@ impl NetworkPolicy {
     /// The same policy without some of its rules.
     ///
     /// # Errors
-    /// When one of them is not there.
+    /// When one of them is not in the policy.
     pub fn without(&self, rules: &[Rule]) -> Result<Self, PolicyError> {
         if let Some(rule) = rules.iter().find(|rule| !self.rules.contains(rule)) {
             let has = self.rules.iter().map(ToString::to_string).collect();
             return Err(PolicyError::NoSuchRule { rule: rule.to_string(), has });
         }
         let rest = self.rules.iter().filter(|rule| !rules.contains(rule)).cloned().collect();
-        // What holds where no rule does stays as it is, also when nothing is allowed any more.
+        // The preset stays, even if no allow rule is left.
         Self::from_options(Some(self.preset), rest)
     }
 
@@ -139,7 +139,7 @@ impl NetworkPolicy {
         }
     }
 
-    /// Whether there is a network at all.
+    /// Whether the sandbox has a network at all.
     pub fn has_network(&self) -> bool {
         self.preset != Preset::None || self.rules.iter().any(|rule| rule.action() == Action::Allow)
     }

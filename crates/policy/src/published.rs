@@ -1,4 +1,4 @@
-//! Ports of the host that lead into a sandbox: `[BIND:]HOST:GUEST[/udp]`.
+//! Ports of the host that are forwarded to a sandbox: `[BIND:]HOST:GUEST[/udp]`.
 
 #[cfg(test)]
 mod tests;
@@ -13,58 +13,58 @@ use crate::suggest::Hint;
 use crate::text::{self, serde_as_text};
 use crate::{Protocol, address};
 
-/// Where a port is bound unless somebody says otherwise: only the host itself gets there.
+/// The default address to bind to: only the host itself can reach it.
 const BIND: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// What is wrong with a published port.
+/// Why a text is not a published port.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PublishedPortError {
-    /// Nothing.
+    /// The text is empty.
     #[error("A published port is missing, such as 8080:80")]
     Empty,
-    /// One number only.
+    /// There is only one port number.
     #[error("{written:?} has one port only. Write {meant} for the same port on the host and in the sandbox")]
     One {
-        /// As it was written.
+        /// The text as written.
         written: String,
-        /// With both.
+        /// The same port on both sides.
         meant: String,
     },
-    /// Too many colons.
+    /// There are too many colons.
     #[error("{0:?} has too many parts. Write [BIND:]HOST:GUEST, such as 127.0.0.1:8080:80")]
     Parts(String),
-    /// Not a port of the host.
+    /// The host's port is not valid.
     #[error("{0:?} is not a port of the host. Write a number from 1 to 65535, or 0 for any that is free")]
     Host(String),
-    /// Not a port of the guest.
+    /// The guest's port is not valid.
     #[error("{0:?} is not a port of the sandbox. Write a number from 1 to 65535")]
     Guest(String),
-    /// A range.
+    /// It is a range of ports.
     #[error("{0:?} is a range of ports. Publish each port by itself")]
     Range(String),
-    /// Not a protocol.
+    /// The protocol is neither tcp nor udp.
     #[error("{0:?} is not a protocol that can be published. There are tcp and udp{1}")]
     Protocol(String, Hint),
-    /// IPv6 without brackets, or a bracket without its partner.
-    #[error("An IPv6 address to bind to stands in brackets: [::1]:8080:80")]
+    /// An IPv6 address without brackets, or an unbalanced bracket.
+    #[error("An IPv6 address to bind to needs brackets: [::1]:8080:80")]
     Brackets,
-    /// Not an address.
+    /// The address to bind to is not valid.
     #[error(
         "{0:?} is not an address to bind to. Write 127.0.0.1 for this host only, or 0.0.0.0 for every interface"
     )]
     Bind(String),
 }
 
-/// A port of the host that leads to one of the guest.
+/// A port of the host that is forwarded to one of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PublishedPort {
-    /// The host's address that takes connections.
+    /// The host's address to bind to.
     pub bind: IpAddr,
-    /// The host's port, 0 for any that is free.
+    /// The host's port; 0 for any free one.
     pub host: u16,
-    /// The guest's port.
+    /// The port in the guest.
     pub guest: u16,
-    /// TCP or UDP.
+    /// The transport, TCP or UDP.
     pub protocol: Protocol,
 }
 
@@ -106,7 +106,7 @@ impl FromStr for PublishedPort {
     }
 }
 
-/// The address in front, if there is one, and the rest.
+/// Splits off the address to bind to, if there is one.
 fn split_bind(text: &str) -> Result<(IpAddr, &str), PublishedPortError> {
     if let Some(rest) = text.strip_prefix('[') {
         let (inner, ports) = rest.split_once("]:").ok_or(PublishedPortError::Brackets)?;
@@ -130,7 +130,7 @@ fn split_bind(text: &str) -> Result<(IpAddr, &str), PublishedPortError> {
     Ok((v4.into(), ports))
 }
 
-/// Two colons in a row, or letters of hexadecimal numbers between many.
+/// Whether an address has a double colon, or more hexadecimal groups than a port list.
 fn looks_like_v6(text: &str) -> bool {
     let hex = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':');
     text.contains("::") || (hex && text.matches(':').count() > 3)

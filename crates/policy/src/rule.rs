@@ -38,39 +38,39 @@ pub use error::{RuleError, RuleProblem};
 pub use http::{HttpMatch, plain_path};
 pub(crate) use matching::Match;
 pub use ports::Ports;
-pub(crate) use reach::Place;
+pub(crate) use reach::RemoteAddress;
 
-/// What a rule does with what it matches.
+/// What a rule does with the traffic that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Lets it through.
+    /// Allows the connection or request.
     Allow,
-    /// Refuses it.
+    /// Denies the connection or request.
     Deny,
 }
 
-/// Who begins.
+/// Which side opens the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// The sandbox.
+    /// The sandbox connects to a remote host.
     Out,
-    /// Somebody who connects to a published port.
+    /// An inbound peer connects to a published port.
     In,
 }
 
-/// What is spoken on top of IP.
+/// The transport protocol that a rule or destination has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// TCP.
+    /// TCP, the only protocol whose host names are inspected.
     Tcp,
-    /// UDP.
+    /// UDP, whose payload is not inspected.
     Udp,
     /// ICMP of either family. It has no ports.
     Icmp,
 }
 
 impl Protocol {
-    /// In lower case, as rules have it.
+    /// The name of the protocol in rules, in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -86,34 +86,36 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The other side.
+/// The remote hosts that a rule matches.
 ///
-/// Outwards, an allow rule reaches the host's own addresses, loopback and metadata services only if it names them: by the
-/// class, by the single address, or by a network that consists of nothing else. A deny rule matches every reading of an
-/// address.
+/// Outbound, an allow rule reaches the host's own addresses, loopback and metadata services only if it names them:
+/// by class, as a single address, or as a network that consists of nothing else. A deny rule matches every
+/// [reading](crate::address::readings) of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Public addresses.
+    /// Public addresses, see [`Class::Public`](crate::Class::Public).
     Public,
-    /// Private networks.
+    /// Private networks, see [`Class::Private`](crate::Class::Private).
     Private,
-    /// Loopback.
+    /// Loopback addresses, see [`Class::Loopback`](crate::Class::Loopback).
     Loopback,
-    /// Addresses of the host's link.
+    /// Link-local addresses, see [`Class::LinkLocal`](crate::Class::LinkLocal).
     LinkLocal,
-    /// Metadata services of clouds.
+    /// Metadata services of clouds ([`Class::Metadata`](crate::Class::Metadata)).
     Metadata,
-    /// The host's own addresses. Outwards loopback is not among them: what listens there wants nobody from outside.
+    /// The host's own addresses. Outbound this excludes loopback, because services there do not expect remote
+    /// clients.
     Host,
-    /// Everything that need not be named.
+    /// Every address that need not be named.
     Any,
-    /// A network or an address.
+    /// A network or a single address.
     Net(Cidr),
-    /// A name, or all below it. Allows public addresses only: whoever runs the name's DNS decides where it points.
+    /// A host name, or all names below it. It allows public addresses only, because the owner of the name decides
+    /// where it points.
     Name(NamePattern),
 }
 
-/// The words that are targets.
+/// The keywords for targets.
 const KEYWORDS: [(&str, Target); 7] = [
     ("public", Target::Public),
     ("private", Target::Private),
@@ -124,7 +126,7 @@ const KEYWORDS: [(&str, Target); 7] = [
     ("any", Target::Any),
 ];
 
-/// The keyword that a single word is, or is a misspelling of.
+/// The keyword that a word is, or is a typo of.
 fn keyword_like(word: &str) -> Option<&'static str> {
     if word.contains('.') { None } else { suggest::closest(word, &KEYWORDS.map(|(word, _)| word)) }
 }
@@ -146,7 +148,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// One line of a policy. It is made from text only, which is where its parts are checked against each other.
+/// One line of a policy. It can only be parsed from text, which checks that its parts fit together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     action: Action,
@@ -158,53 +160,53 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule that allows a target.
+    /// A rule that allows outbound connections to a target.
     pub(crate) const fn allowing(target: Target, protocol: Option<Protocol>, ports: Ports) -> Self {
         Self { action: Action::Allow, direction: Direction::Out, target, protocol, ports, http: None }
     }
 
-    /// What is written behind `--allow` or `--deny`.
+    /// The text of the rule after `--allow` or `--deny`.
     pub fn after_action(&self) -> String {
         let text = self.to_string();
         text.split_once(' ').map_or(String::new(), |(_, rest)| rest.to_owned())
     }
 
-    /// Reads what follows `--allow` or `--deny`: a rule without its first word.
+    /// Parses what follows `--allow` or `--deny`: a rule without its first word.
     pub fn parse(action: Action, text: &str) -> Result<Self, RuleError> {
         parse::rest_of_rule(action, text)
     }
 
-    /// Whether it allows or denies.
+    /// Whether the rule allows or denies.
     pub const fn action(&self) -> Action {
         self.action
     }
 
-    /// Who begins.
+    /// Which side opens the connections that the rule matches.
     pub const fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// The other side.
+    /// The remote hosts that the rule matches.
     pub const fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The protocol, or none for all.
+    /// The protocol that the rule matches; none for all.
     pub const fn protocol(&self) -> Option<Protocol> {
         self.protocol
     }
 
-    /// The ports.
+    /// The ports that the rule matches.
     pub const fn ports(&self) -> &Ports {
         &self.ports
     }
 
-    /// The requests, or none for everything.
+    /// The requests that the rule matches; none if it does not look at requests.
     pub const fn http(&self) -> Option<&HttpMatch> {
         self.http.as_ref()
     }
 
-    /// Whether it holds for every protocol, port and request.
+    /// Whether the rule matches every protocol, port and request.
     pub(crate) fn is_total(&self) -> bool {
         self.protocol.is_none() && self.ports.is_all() && self.http.is_none()
     }

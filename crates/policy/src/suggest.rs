@@ -1,24 +1,24 @@
-//! What somebody probably meant.
+//! Suggestions for mistyped words.
 
 use std::fmt;
 
-/// The candidate that is closest to a word, if it is close enough to be the same word mistyped.
+/// The closest candidate, if its edit distance is that of a typo.
 pub(crate) fn closest(word: &str, candidates: &[&'static str]) -> Option<&'static str> {
     let lower = word.to_ascii_lowercase();
     candidates
         .iter()
         .map(|candidate| (strsim::damerau_levenshtein(&lower, &candidate.to_ascii_lowercase()), *candidate))
-        .filter(|(distance, candidate)| *distance <= allowance(candidate))
+        .filter(|(distance, candidate)| *distance <= max_distance(candidate))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }
 
-/// Short words have many neighbours that mean something else.
-fn allowance(candidate: &str) -> usize {
+/// Short words have many neighbours with another meaning.
+fn max_distance(candidate: &str) -> usize {
     if candidate.len() >= 6 { 2 } else { 1 }
 }
 
-/// The end of an error message: a question if there is a suggestion, nothing otherwise.
+/// The end of an error message: "Did you mean …?", or nothing without a suggestion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint(pub(crate) Option<&'static str>);
 

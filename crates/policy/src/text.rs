@@ -1,4 +1,4 @@
-//! Types that are written as text in JSON and TOML.
+//! Types that are serialized as text in JSON and TOML.
 
 /// Implements serialization by `Display` and deserialization by `FromStr`.
 macro_rules! serde_as_text {
@@ -20,7 +20,7 @@ macro_rules! serde_as_text {
 
 pub(crate) use serde_as_text;
 
-/// A port number as people write it: digits only, without leading zeros, and not 0.
+/// Parses a port number: digits only, without leading zeros, not 0.
 pub(crate) fn port(text: &str) -> Option<u16> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| plain)

@@ -51,7 +51,7 @@ pub fn lost(peer: NetPeer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str
 /// What would have to be allowed for a name. Nothing, if it may be asked for and was refused for another reason.
 fn cure(policies: &Policies, name: &str) -> Option<String> {
     let name: HostName = name.parse().ok()?;
-    if policies.resolve(&name).allows() { None } else { policies.cure_name(&name) }
+    if policies.resolve(&name).allows() { None } else { policies.fix_for_name(&name) }
 }
 
 /// A peer, its name cut.

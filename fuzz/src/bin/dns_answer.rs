@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bathy_fuzz::Input;
-use bathy_gateway::dns::{MAX_RECORDS, MAX_TTL, NameBook, Transport, read_answer, read_query};
+use bathy_gateway::dns::{MAX_RECORDS, MAX_TTL, NameCache, Transport, read_answer, read_query};
 use libfuzzer_sys::fuzz_target;
 
 /// The labels of `a.test`.
@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     let transport = if input.u8() & 1 == 0 { Transport::Udp } else { Transport::Tcp };
     let query = read_query(&asked, transport).expect("it is in order");
     let bytes = match input.u8() {
-        // As it is, or with a header and question that fit.
+        // As it is, or with a header and a query that fit.
         0..8 => input.take(usize::MAX).to_vec(),
         flags => {
             let counts = [0, 1, 0, input.u8() % 8, 0, input.u8() % 4, 0, 0];
@@ -34,11 +34,11 @@ fuzz_target!(|data: &[u8]| {
     assert!(answer.resolved.len() + answer.removed.len() <= MAX_RECORDS);
     assert!(answer.message.starts_with(&[0, 9]));
     assert!(transport == Transport::Tcp || answer.message.len() <= 512);
-    let mut book = NameBook::new();
+    let mut cache = NameCache::new();
     for (address, ttl) in answer.resolved {
         assert!(ttl >= Duration::from_secs(1) && ttl <= Duration::from_secs(MAX_TTL.into()));
-        book.learn(&query.name, address, ttl, Duration::ZERO);
-        assert_eq!(book.names(address, Duration::ZERO), [query.name.clone()]);
+        cache.insert(&query.name, address, ttl, Duration::ZERO);
+        assert_eq!(cache.names(address, Duration::ZERO), [query.name.clone()]);
     }
 });
 

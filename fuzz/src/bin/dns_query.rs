@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bathy_fuzz::Input;
 use bathy_gateway::dns::{
-    FrameReader, LimitFigures, MAX_QUERY, QueryLimits, Transport, answer_empty, answer_refused,
-    answer_servfail, question_for_upstream, read_query,
+    FrameReader, LimitConfig, MAX_QUERY, QueryLimits, Transport, answer_empty, answer_refused,
+    answer_servfail, read_query, upstream_query,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -31,10 +31,10 @@ fuzz_target!(|data: &[u8]| {
         assert!(answer[..2] == bytes[..2] && answer[2] & 0x82 == 0x80, "it is an answer, and whole");
         assert!(answer.len() <= 512);
     }
-    let question = question_for_upstream(&query, id);
-    let again = read_query(&question, transport).expect("our own questions are plain");
+    let upstream = upstream_query(&query, id);
+    let again = read_query(&upstream, transport).expect("our own queries are plain");
     assert_eq!((again.name, again.kind, again.reverse), (query.name.clone(), query.kind, query.reverse));
-    let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+    let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
     limits.admit(&query.name, query.kind, Duration::ZERO).expect("one query is within every limit");
 });
 

@@ -15,8 +15,8 @@ use bathy_protocol::network::{
 use libfuzzer_sys::fuzz_target;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-/// A connection to this one request is opened by the gateway itself, and dialled only once the request was read. The fuzzer
-/// has no network to dial into.
+/// A connection to this one request is answered by the gateway itself, and dialed only once the request was allowed. The fuzzer
+/// has no network to connect to.
 const POLICIES: &str = r#"{"ceilings":[],"own":{"preset":"allow-list","rules":[
     "allow GET http://93.184.215.14/status", "allow GET http://[2606:2800::1]/status"]}}"#;
 const SITE: Ipv4Addr = Ipv4Addr::new(93, 184, 215, 14);
@@ -38,8 +38,8 @@ fuzz_target!(|data: &[u8]| {
         limits: NetworkLimits::default(),
         ports: Vec::new(),
         cure: String::new(),
-            spent: None,
-            own: Vec::new(),
+        spent: None,
+        own: Vec::new(),
     };
     let mut gateway = Gateway::new(launch, control, link, Vec::new()).expect("it can be made");
     let mut clients = [Client::new(1001, IPV4), Client::new(1002, IPV6)];

@@ -48,7 +48,7 @@ fn follow<'a>(pieces: impl Iterator<Item = &'a [u8]>, answer: &[u8]) -> Followed
                 }
                 Ok(Step::Held) if !answered => {
                     answered = true;
-                    stream.answer(answer);
+                    stream.on_response(answer);
                 }
                 Ok(Step::More | Step::Held) => break,
                 Err(refused) => {

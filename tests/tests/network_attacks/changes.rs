@@ -101,9 +101,7 @@ fn n7_a_card_or_address_of_its_own_choice_is_nobodys() {
         row("N7", &format!("{what}, a datagram"), outcomes[1].word(), lost);
         row("N7", &format!("{what}, a request"), outcomes[2].word(), outcomes[2].word() != "exit 0");
     }
-    for reason in
-        ["from an address that is not the sandbox's", "from a network card that is not the sandbox's"]
-    {
+    for reason in ["from a foreign IP address", "from a foreign MAC address"] {
         web.until_event(reason, |event| event["event"] == "net_dropped" && event["reason"] == reason);
     }
 }

@@ -37,10 +37,10 @@ fn v9_no_odd_frame_gets_out() {
 
     for reason in [
         "malformed",
-        "from a network card that is not the sandbox's",
-        "from an address that is not the sandbox's",
-        "to a network card that does not exist",
-        "of a virtual network",
+        "from a foreign MAC address",
+        "from a foreign IP address",
+        "to an unknown MAC address",
+        "with a VLAN tag",
         "neither IP nor ARP",
         "with IP options or extension headers",
         "fragments",

@@ -155,7 +155,7 @@ fn n6_libraries_and_real_clients() {
     assert!(names.iter().all(|name| name == "api.example"), "{names:?}");
     web.until_event("what was wrong", |event| {
         event["event"] == "net_denied"
-            && event["rule"].as_str().is_some_and(|rule| rule.contains("the client gave no name"))
+            && event["rule"].as_str().is_some_and(|rule| rule.contains("the client sent no host name"))
     });
     all_work(&world, "", &attacks);
 }

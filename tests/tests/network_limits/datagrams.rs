@@ -104,7 +104,7 @@ def questions(seconds, name):
     until("names work again", 20, || scene.web.try_one(json!(["names", "site.example"])).word() == "code 0");
     scene.survived();
     let told = scene.web.net_log();
-    let reason = "The sandbox asks more than 100 DNS queries per second";
+    let reason = "The sandbox sends more than 100 DNS queries per second";
     assert!(told.iter().any(|event| event["reason"] == reason), "no event of the limit");
     // One that is slow to say what it wants does not keep others waiting.
     let slow = "

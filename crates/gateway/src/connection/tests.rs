@@ -1,4 +1,4 @@
-//! Connections in each of their stages, over real sockets and stacks.
+//! Connections in each state, over real sockets and stacks.
 
 mod pump;
 
@@ -6,12 +6,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::{Connection, DIAL_TIME, HALF_OPEN_TIME, Pumped, QUESTIONS_TIME, READING_TIME};
+use super::dialing::DIAL_TIME;
+use super::open::HALF_OPEN_TIME;
+use super::reading::READING_TIME;
+use super::resolving::QUERY_IDLE_TIME;
+use super::{Connection, TurnOutcome};
 use crate::link::Link;
-use crate::stack::{Clock, Ends, Stack};
+use crate::stack::{Clock, FourTuple, Stack};
 
-fn ends() -> Ends {
-    Ends { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 443)) }
+fn tuple() -> FourTuple {
+    FourTuple { guest_port: 30000, remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 443)) }
 }
 
 fn socket() -> OwnedFd {
@@ -23,17 +27,17 @@ fn link() -> Link {
 }
 
 fn stack() -> Stack {
-    Stack::answering(ends(), 4096, Clock::new(), &mut link()).unwrap()
+    Stack::listen(tuple(), 4096, Clock::new(), &mut link()).unwrap()
 }
 
-/// One in each stage, with its name.
+/// A connection in each state, with its name.
 fn all(now: Instant) -> [(&'static str, Connection); 5] {
     [
-        ("dialling", Connection::dialling(ends(), socket(), Vec::new(), now)),
-        ("reading", Connection::reading(ends(), stack(), now)),
-        ("answering", Connection::answering(ends(), stack(), Vec::new(), now)),
-        ("queries", Connection::asking(ends(), stack(), now)),
-        ("inbound", Connection::inbound(ends(), ends().remote, socket(), stack(), now)),
+        ("dialing", Connection::dialing(tuple(), socket(), Vec::new(), now)),
+        ("reading", Connection::reading(tuple(), stack(), now)),
+        ("answering", Connection::answering(tuple(), stack(), Vec::new(), now)),
+        ("queries", Connection::resolving(tuple(), stack(), now)),
+        ("inbound", Connection::inbound(tuple(), tuple().remote, socket(), stack(), now)),
     ]
 }
 
@@ -43,40 +47,40 @@ fn stages(is_so: impl Fn(&Connection) -> bool) -> Vec<&'static str> {
 }
 
 #[test]
-fn each_stage_tells_what_has_been_decided_and_what_has_gone_out() {
-    assert_eq!(stages(Connection::is_unjudged), ["reading"]);
-    assert_eq!(stages(Connection::is_dialling), ["dialling"]);
-    assert_eq!(stages(Connection::is_read), ["reading"]);
+fn each_state_says_what_was_decided_and_what_was_sent() {
+    assert_eq!(stages(Connection::is_undecided), ["reading"]);
+    assert_eq!(stages(Connection::is_dialing), ["dialing"]);
+    assert_eq!(stages(Connection::is_inspected), ["reading"]);
     assert_eq!(stages(Connection::is_local), ["answering", "queries"]);
-    assert_eq!(stages(|connection| connection.socket().is_some()), ["dialling", "inbound"]);
+    assert_eq!(stages(|connection| connection.socket().is_some()), ["dialing", "inbound"]);
     assert_eq!(stages(|connection| connection.inbound), ["inbound"]);
-    assert_eq!(stages(|connection| connection.said().is_some()).len(), 0);
+    assert_eq!(stages(|connection| connection.parsed_target().is_some()).len(), 0);
 }
 
 #[test]
-fn only_a_dial_that_was_never_recorded_is_recorded_at_its_end() {
-    assert_eq!(stages(Connection::was_only_dialled), ["dialling"]);
-    let [(_, mut dialling), ..] = all(Instant::now());
-    dialling.is_noted = true;
-    assert!(!dialling.was_only_dialled());
+fn only_a_dialed_connection_that_was_never_logged_is_logged_at_its_end() {
+    assert_eq!(stages(Connection::was_only_dialed), ["dialing"]);
+    let [(_, mut dialing), ..] = all(Instant::now());
+    dialing.is_logged = true;
+    assert!(!dialing.was_only_dialed());
 }
 
 #[test]
-fn each_stage_has_its_time_and_its_reason_when_that_is_over() {
+fn each_state_has_its_timeout_and_reason() {
     let table = [
-        (DIAL_TIME, "not connected: no answer in time"),
-        (READING_TIME, "the client did not say in time what it wants"),
-        (READING_TIME, "silent for too long"),
-        (QUESTIONS_TIME, "silent for too long"),
-        (HALF_OPEN_TIME, "the client did not complete the connection"),
+        (DIAL_TIME, "not connected: timed out"),
+        (READING_TIME, "the client sent no ClientHello or request in time"),
+        (READING_TIME, "idle timeout"),
+        (QUERY_IDLE_TIME, "idle timeout"),
+        (HALF_OPEN_TIME, "handshake not completed in time"),
     ];
     let start = Instant::now();
     for (early, expected) in [(true, false), (false, true)] {
         for ((time, reason), (name, mut connection)) in table.into_iter().zip(all(start)) {
             let now = if early { start + time - Duration::from_millis(1) } else { start + time };
-            let pumped = connection.pump(now, Clock::new(), 4096, &mut link(), &mut 1000);
-            let is_over = matches!(&pumped, Pumped::Ended(why) if why == reason);
-            assert_eq!(is_over, expected, "{name}: {pumped:?}");
+            let outcome = connection.pump(now, Clock::new(), 4096, &mut link(), &mut 1000);
+            let is_over = matches!(&outcome, TurnOutcome::Ended(why) if why == reason);
+            assert_eq!(is_over, expected, "{name}: {outcome:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::*;
 
-/// Slots for so many, and the owner's file.
+/// Slots for so many connections, and the owner's file.
 pub(crate) fn memory(connections: u32) -> (Counts, File) {
     let fd = memfd_create("counts", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     let file = File::from(fd);
@@ -15,7 +15,7 @@ pub(crate) fn memory(connections: u32) -> (Counts, File) {
     (Counts::map(file.try_clone().unwrap().into()).unwrap(), file)
 }
 
-/// What the owner finds.
+/// The counts that the owner reads.
 pub(crate) fn found(file: &File) -> Vec<(u64, u64, u64)> {
     let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -57,7 +57,7 @@ fn n9_a_freed_slot_keeps_its_counts_until_it_is_the_oldest_one() {
 }
 
 #[test]
-fn n9_one_that_finds_no_slot_is_counted_all_the_same() {
+fn n9_without_a_free_slot_bytes_are_counted_all_the_same() {
     let (mut counts, file) = memory(1);
     let (mut first, mut second, mut third) = (Meter::default(), Meter::default(), Meter::default());
     counts.begin(2, &mut first);

@@ -1,4 +1,4 @@
-//! Answers from upstream: what of them belongs to the question, and what the policy lets the guest know.
+//! Responses of the host's resolvers: which records answer the query, and which the policy lets the guest have.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,54 +9,52 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use thiserror::Error;
 
-use super::{MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_BOOK_TTL, Query};
+use super::{MAX_CHAIN, MAX_RECORDS, MAX_TTL, MIN_CACHE_TTL, Query};
 
-/// What the guest is told, and what the gateway has to remember.
+/// A response for the guest, and what the gateway has to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The message for the guest.
     pub message: Vec<u8>,
-    /// The addresses that the question's name now has for this sandbox, each with the time for which it holds: that of
-    /// the shortest record on the way, at least [`MIN_BOOK_TTL`].
+    /// The addresses that the name now has for this sandbox, each with its TTL: that of the shortest record on the
+    /// way, at least [`MIN_CACHE_TTL`].
     pub resolved: Vec<(IpAddr, Duration)>,
-    /// The addresses that were taken out.
+    /// The addresses that the policy removed.
     pub removed: Vec<IpAddr>,
-    /// [`ResponseCode::NoError`] or [`ResponseCode::NXDomain`].
+    /// Either [`ResponseCode::NoError`] or [`ResponseCode::NXDomain`].
     pub code: ResponseCode,
 }
 
-/// Why a message is not the answer.
+/// Why a message is not a usable response.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum BadAnswer {
-    /// It belongs to another question, or to none: an attempt to be faster than the resolver. Wait for the real one.
-    #[error("The DNS message is not an answer to this question")]
-    NotOurs,
-    /// It cannot be read.
-    #[error("The DNS answer is malformed")]
+pub enum AnswerError {
+    /// It belongs to another query, or is spoofed. Wait for the real one.
+    #[error("The DNS message is not a response to this query")]
+    Mismatched,
+    #[error("The DNS response is malformed")]
     Malformed,
-    /// It did not fit into a datagram. Ask again over TCP.
-    #[error("The DNS answer was cut")]
+    /// It did not fit into a datagram. Retry over TCP.
+    #[error("The DNS response was truncated")]
     Truncated,
-    /// The resolver failed or refuses. Ask the next one.
+    /// The server failed or refuses. Try the next one.
     #[error("The DNS resolver answered {0}")]
     Failed(ResponseCode),
-    /// The aliases go on for too long, or in a circle.
-    #[error("The DNS answer has more than {MAX_CHAIN} aliases, or aliases that contradict each other")]
+    /// The CNAME chain is too long or circular.
+    #[error("The DNS response has more than {MAX_CHAIN} aliases, or aliases that contradict each other")]
     Chain,
 }
 
-/// Reads an answer to [`super::question_for_upstream`] with the same `id`. `allows` says for the question's name and an
-/// address whether the guest may know it; it is asked for the IPv4 address inside an IPv6 one too.
+/// Parses a response to [`super::upstream_query`] with the same `id`. `allows` is called with the query's name and
+/// each address, and also with the IPv4 address inside an IPv6 one: whether the guest may have it.
 ///
 /// # Errors
-///
-/// If the message is not a usable answer to this question.
+/// If the message is not a usable response to this query.
 pub fn read_answer(
     query: &Query,
     id: u16,
     bytes: &[u8],
     mut allows: impl FnMut(&HostName, IpAddr) -> bool,
-) -> Result<Answer, BadAnswer> {
+) -> Result<Answer, AnswerError> {
     let received = Received::read(query, id, bytes)?;
     let chain = Chain::follow(query, &received.answers)?;
     let mut answer =
@@ -72,7 +70,7 @@ pub fn read_answer(
             continue;
         }
         let seconds = chain.aliases.iter().fold(ttl(record), |least, alias| least.min(ttl(alias)));
-        answer.resolved.push((address, Duration::from_secs(seconds.max(MIN_BOOK_TTL).into())));
+        answer.resolved.push((address, Duration::from_secs(seconds.max(MIN_CACHE_TTL).into())));
         records.push(for_guest(record, query));
     }
     let mut authority = None;
@@ -89,7 +87,7 @@ pub fn read_answer(
     Ok(answer)
 }
 
-/// The parts of a message that are looked at. What upstream adds of its own accord is not even read.
+/// The sections that matter. Additional records are not even parsed.
 struct Received {
     code: ResponseCode,
     answers: Vec<Record>,
@@ -97,26 +95,26 @@ struct Received {
 }
 
 impl Received {
-    fn read(query: &Query, id: u16, bytes: &[u8]) -> Result<Self, BadAnswer> {
+    fn read(query: &Query, id: u16, bytes: &[u8]) -> Result<Self, AnswerError> {
         let mut decoder = BinDecoder::new(bytes);
-        let header = Header::read(&mut decoder).map_err(|_| BadAnswer::NotOurs)?;
+        let header = Header::read(&mut decoder).map_err(|_| AnswerError::Mismatched)?;
         let is_answer = header.message_type == MessageType::Response && header.op_code == OpCode::Query;
         if header.id != id || !is_answer || header.counts.queries != 1 {
-            return Err(BadAnswer::NotOurs);
+            return Err(AnswerError::Mismatched);
         }
-        let question = op::Query::read(&mut decoder).map_err(|_| BadAnswer::NotOurs)?;
+        let question = op::Query::read(&mut decoder).map_err(|_| AnswerError::Mismatched)?;
         if question != op::Query::query(query.wire_name(), query.kind) {
-            return Err(BadAnswer::NotOurs);
+            return Err(AnswerError::Mismatched);
         }
         if header.truncation {
-            return Err(BadAnswer::Truncated);
+            return Err(AnswerError::Truncated);
         }
         if !matches!(header.response_code, ResponseCode::NoError | ResponseCode::NXDomain) {
-            return Err(BadAnswer::Failed(header.response_code));
+            return Err(AnswerError::Failed(header.response_code));
         }
         let mut section = |count: u16| {
             let read = Message::read_records(&mut decoder, count.into(), false, OpCode::Query);
-            read.map(|(records, _, _)| records).map_err(|_| BadAnswer::Malformed)
+            read.map(|(records, _, _)| records).map_err(|_| AnswerError::Malformed)
         };
         let answers = section(header.counts.answers)?;
         let authorities = section(header.counts.authorities)?;
@@ -124,7 +122,7 @@ impl Received {
     }
 }
 
-/// The records that lead from the question's name to its data.
+/// The records that lead from the query's name to its data.
 struct Chain<'a> {
     aliases: Vec<&'a Record>,
     records: Vec<&'a Record>,
@@ -133,7 +131,7 @@ struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    fn follow(query: &Query, answers: &'a [Record]) -> Result<Self, BadAnswer> {
+    fn follow(query: &Query, answers: &'a [Record]) -> Result<Self, AnswerError> {
         let mut chain = Self { aliases: Vec::new(), records: Vec::new(), end: query.wire_name() };
         loop {
             let own = |kind| {
@@ -149,11 +147,11 @@ impl<'a> Chain<'a> {
                 return Ok(chain);
             }
             let [alias] = aliases.as_slice() else {
-                return if aliases.is_empty() { Ok(chain) } else { Err(BadAnswer::Chain) };
+                return if aliases.is_empty() { Ok(chain) } else { Err(AnswerError::Chain) };
             };
-            let RData::CNAME(target) = &alias.data else { return Err(BadAnswer::Malformed) };
+            let RData::CNAME(target) = &alias.data else { return Err(AnswerError::Malformed) };
             if chain.aliases.len() == MAX_CHAIN {
-                return Err(BadAnswer::Chain);
+                return Err(AnswerError::Chain);
             }
             chain.end = target.0.clone();
             chain.aliases.push(alias);
@@ -169,18 +167,19 @@ fn address_of(data: &RData) -> Option<IpAddr> {
     }
 }
 
-/// A time to live with its highest bit set counts as none (RFC 2181).
+/// A TTL with its highest bit set counts as zero (RFC 2181).
 fn ttl(record: &Record) -> u32 {
     if record.ttl > i32::MAX.unsigned_abs() { 0 } else { record.ttl.min(MAX_TTL) }
 }
 
-/// Whether the record says for how long there is nothing at `name`.
+/// Whether the record gives the TTL of a negative response for `name`.
 fn denies(record: &Record, name: &Name) -> bool {
     record.dns_class == DNSClass::IN && record.record_type() == RecordType::SOA && record.name.zone_of(name)
 }
 
-/// A fresh record, with the question's name in the guest's letters.
+/// A new record, with the query's name in the guest's own case.
 fn for_guest(record: &Record, query: &Query) -> Record {
-    let name = if record.name == query.asked { query.asked.clone() } else { record.name.clone() };
+    let name =
+        if record.name == query.original_name { query.original_name.clone() } else { record.name.clone() };
     Record::from_rdata(name, ttl(record), record.data.clone())
 }

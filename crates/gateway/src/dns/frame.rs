@@ -1,4 +1,4 @@
-//! Messages in a stream: each behind two bytes of length.
+//! DNS over TCP: each message is preceded by a two-byte length.
 
 use thiserror::Error;
 
@@ -6,49 +6,44 @@ use super::MAX_MESSAGE;
 
 const LENGTH: usize = 2;
 
-/// A message that the reader does not take. The stream has to be closed.
+/// A message that is too long. The stream has to be closed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("A DNS message of {length} bytes was announced; at most {limit} are accepted")]
 pub struct FrameTooLong {
-    /// How long it would be.
     pub length: usize,
-    /// How long it may be.
     pub limit: usize,
 }
 
-/// Takes messages out of a stream. It never keeps more than one message and what the caller pushed behind it.
+/// Splits a stream into messages. It buffers one message at most, and what the caller pushed behind it.
 #[derive(Debug)]
 pub struct FrameReader {
     limit: usize,
-    kept: Vec<u8>,
-    /// Where in the kept bytes the next message begins. They are moved once per push, not once per message: a stream of
-    /// empty messages would else cost the square of its length.
+    buffered: Vec<u8>,
+    /// Where the next message begins in the buffer. The buffer is compacted once per push, not once per message: a
+    /// stream of empty messages would else cost quadratic time.
     start: usize,
 }
 
 impl FrameReader {
-    /// A reader for messages of up to `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self { limit, kept: Vec::new(), start: 0 }
+        Self { limit, buffered: Vec::new(), start: 0 }
     }
 
-    /// Takes the bytes that follow those of the calls before. Call [`FrameReader::next`] until it has no more before
-    /// the next push.
+    /// Buffers the next bytes of the stream. Call [`FrameReader::next`] until it has no more before the next push.
     pub fn push(&mut self, bytes: &[u8]) {
-        self.kept.drain(..self.start);
+        self.buffered.drain(..self.start);
         self.start = 0;
-        self.kept.extend_from_slice(bytes);
+        self.buffered.extend_from_slice(bytes);
     }
 
-    /// The next whole message.
+    /// The next complete message.
     ///
     /// # Errors
-    ///
     /// If a message is announced that is longer than the limit.
     #[expect(clippy::should_implement_trait, reason = "an iterator would have no place for the error")]
     pub fn next(&mut self) -> Result<Option<Vec<u8>>, FrameTooLong> {
-        let rest = self.kept.get(self.start..).unwrap_or_default();
+        let rest = self.buffered.get(self.start..).unwrap_or_default();
         let Some(announced) = rest.first_chunk::<LENGTH>() else { return Ok(None) };
         let length = usize::from(u16::from_be_bytes(*announced));
         if length > self.limit {
@@ -60,10 +55,9 @@ impl FrameReader {
     }
 }
 
-/// The message behind its length.
+/// The message with its length in front.
 ///
 /// # Errors
-///
 /// If it is longer than a message can be.
 pub fn frame(message: &[u8]) -> Result<Vec<u8>, FrameTooLong> {
     let length = u16::try_from(message.len())

@@ -1,9 +1,9 @@
-//! How much a guest may ask: against floods, and against data that leaves in names.
+//! Rate limits of queries, and budgets against DNS tunnels.
 //!
-//! A tunnel through DNS puts its data into names below a domain whose server reads them. So the budget counts the bytes
-//! of new names below one domain. A server that forbids caches also sees in which order known names are asked again: each
-//! change from one to another, or from one type of record to another, takes its part too. Asking for the same again is
-//! free, and so is asking for both kinds of addresses.
+//! A DNS tunnel exfiltrates data in names below a domain whose server the attacker runs. So a budget counts the
+//! bytes of new names below one domain. A server that forbids caching also sees the order in which known names are
+//! repeated, so each change from one name or record type to another is charged too. Repeating the last query is
+//! free, and so is querying both A and AAAA.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -13,88 +13,85 @@ use bathy_protocol::network::Spent;
 use hickory_proto::rr::RecordType;
 use thiserror::Error;
 
-/// The window over which the bytes of new names are counted. Two neighbouring windows together allow twice the budget.
+/// The window over which new names are charged. Two adjacent windows together allow twice the budget.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// What a new name takes from the budget over all domains at least, which bounds how many are remembered.
+/// The least that a new name is charged to the budget of all domains, which bounds how many are remembered.
 const LEAST_COST: usize = 16;
-/// What it takes from the budget of a domain to ask for something known again after something else: more bits than the
-/// choice among all that fits into the budget can tell.
+/// What a known name is charged to the budget of its domain after another one: more bits than the choice among all
+/// names within the budget carries.
 const CHANGE_COST: usize = 2;
-/// Names below which registries sell: `co.uk`, `com.br`, `or.jp`. Only these: a short label alone proves nothing, since
-/// anybody can buy `abc.io`.
+/// Second-level domains below which registries sell names: `co.uk`, `com.br`, `or.jp`. A short label alone proves
+/// nothing, since anybody can buy `abc.io`.
 const REGISTRY_LABELS: [&str; 10] = ["ac", "co", "com", "edu", "go", "gov", "ne", "net", "or", "org"];
 
-/// The limits of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitFigures {
-    /// How many queries per second in the long run.
+pub struct LimitConfig {
+    /// Sustained queries per second.
     pub rate: u32,
-    /// How many queries at once after a pause.
+    /// How many queries may come in a burst.
     pub burst: u32,
-    /// How many bytes of new names below one domain in a window.
+    /// The budget of new names below one domain, in bytes per window.
     pub domain_bytes: usize,
-    /// How many bytes of new names in a window over all domains, each counted with 16 bytes at least.
+    /// The budget of new names over all domains, in bytes per window; a name is charged 16 bytes at least.
     pub total_bytes: usize,
 }
 
-impl Default for LimitFigures {
-    /// A package manager or browser asks for some tens of names at once and a few per second. 4 KiB per minute hold some
-    /// 250 host names of one domain, and carry out less than 70 bytes per second; 64 KiB hold 4096 names, which is about
-    /// what the rate allows.
+impl Default for LimitConfig {
+    /// A package manager or browser sends some tens of queries in a burst and a few per second. 4 KiB per minute
+    /// hold some 250 host names of one domain, and leak less than 70 bytes per second; 64 KiB hold 4096 names,
+    /// which is about what the rate allows.
     fn default() -> Self {
         Self { rate: 100, burst: 500, domain_bytes: 4 * 1024, total_bytes: 64 * 1024 }
     }
 }
 
-/// Why a query is not asked.
+/// Why a query is rejected.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Limited {
-    /// More queries than the rate.
-    #[error("The sandbox asks more than {0} DNS queries per second")]
+pub enum LimitExceeded {
+    #[error("The sandbox sends more than {0} DNS queries per second")]
     Rate(u32),
     /// Too many new names below one domain.
-    #[error("The sandbox asks for too many different names below {0} within a minute")]
+    #[error("The sandbox resolves too many different names below {0} within a minute")]
     Domain(String),
-    /// Too many new names altogether.
-    #[error("The sandbox asks for too many different names within a minute")]
+    /// Too many new names over all domains.
+    #[error("The sandbox resolves too many different names within a minute")]
     Total,
 }
 
-/// Counts the queries of one sandbox. Times are counted from any fixed moment, the same for all calls.
+/// Limits the queries of one sandbox. Times are measured from any fixed moment, the same for all calls.
 #[derive(Debug)]
 pub struct QueryLimits {
-    figures: LimitFigures,
-    /// Queries that may be asked now, in billionths.
+    config: LimitConfig,
+    /// The tokens of the bucket, in units of [`QUERY`].
     tokens: u128,
     filled: Duration,
-    /// When the window ends.
     until: Duration,
     seen: HashSet<HostName>,
     domains: HashMap<String, Domain>,
     total: usize,
-    /// What any domain may have used in this window before it was counted here.
+    /// What any domain may have used in this window before this gateway started.
     before: usize,
-    /// What the domain has used that has used most.
+    /// The most that one domain has used.
     most: usize,
 }
 
-/// What was asked below one domain in this window.
+/// What was queried below one domain in this window.
 #[derive(Debug, Default)]
 struct Domain {
     bytes: usize,
     last: Option<(HostName, RecordType)>,
 }
 
-/// One query, in the unit of the bucket: what a rate of one gains in a second, counted in nanoseconds.
+/// One token: a rate of one per second fills it in as many nanoseconds.
 const QUERY: u128 = 1_000_000_000;
 
 impl QueryLimits {
-    /// Limits with a full bucket.
+    /// Starts with a full bucket.
     #[must_use]
-    pub fn new(figures: LimitFigures, now: Duration) -> Self {
+    pub fn new(config: LimitConfig, now: Duration) -> Self {
         Self {
-            figures,
-            tokens: u128::from(figures.burst) * QUERY,
+            config,
+            tokens: u128::from(config.burst) * QUERY,
             filled: now,
             until: now + WINDOW,
             seen: HashSet::new(),
@@ -105,8 +102,8 @@ impl QueryLimits {
         }
     }
 
-    /// Goes on with what was used before. Which domain used it is not known, so each of them may have; nor is it known how many
-    /// queries were asked, so that none may be asked at once.
+    /// Continues with the budgets of an earlier gateway. Which domain used them is unknown, so each is charged the
+    /// most; how many queries were sent is unknown too, so there is no burst.
     pub fn carry_over(&mut self, spent: Spent, now: Duration) {
         self.tokens = 0;
         self.until = now + WINDOW.saturating_sub(Duration::from_millis(spent.age_ms));
@@ -126,12 +123,11 @@ impl QueryLimits {
         }
     }
 
-    /// Takes one query for records of `kind` at `name` out of the budgets.
+    /// Charges a query for records of `kind` at `name`.
     ///
     /// # Errors
-    ///
-    /// If it is over a limit. It is then not to be asked upstream.
-    pub fn admit(&mut self, name: &HostName, kind: RecordType, now: Duration) -> Result<(), Limited> {
+    /// If it exceeds a limit. It must not be sent then.
+    pub fn admit(&mut self, name: &HostName, kind: RecordType, now: Duration) -> Result<(), LimitExceeded> {
         self.take_token(now)?;
         if now >= self.until {
             self.until = now + WINDOW;
@@ -142,39 +138,39 @@ impl QueryLimits {
         let text = name.to_string();
         let domain = domain(&text);
         let used = self.domains.get(domain);
-        // Clients ask for both kinds of addresses, in either order.
-        let question = (name.clone(), if kind == RecordType::AAAA { RecordType::A } else { kind });
-        if used.is_some_and(|used| used.last.as_ref() == Some(&question)) {
+        // Clients query A and AAAA, in either order.
+        let query = (name.clone(), if kind == RecordType::AAAA { RecordType::A } else { kind });
+        if used.is_some_and(|used| used.last.as_ref() == Some(&query)) {
             return Ok(());
         }
         let is_new = !self.seen.contains(name);
         let cost = if is_new { (text.len() - domain.len()).max(CHANGE_COST) } else { CHANGE_COST };
         let total = self.total.saturating_add(if is_new { text.len().max(LEAST_COST) } else { 0 });
-        if total > self.figures.total_bytes {
-            return Err(Limited::Total);
+        if total > self.config.total_bytes {
+            return Err(LimitExceeded::Total);
         }
         let bytes = used.map_or(self.before, |used| used.bytes).saturating_add(cost);
-        if bytes > self.figures.domain_bytes {
-            return Err(Limited::Domain(domain.to_owned()));
+        if bytes > self.config.domain_bytes {
+            return Err(LimitExceeded::Domain(domain.to_owned()));
         }
-        self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(question) });
+        self.domains.insert(domain.to_owned(), Domain { bytes, last: Some(query) });
         self.total = total;
         self.most = self.most.max(bytes);
         self.seen.insert(name.clone());
         Ok(())
     }
 
-    fn take_token(&mut self, now: Duration) -> Result<(), Limited> {
-        let gained = now.saturating_sub(self.filled).as_nanos().saturating_mul(self.figures.rate.into());
-        self.tokens = self.tokens.saturating_add(gained).min(u128::from(self.figures.burst) * QUERY);
+    fn take_token(&mut self, now: Duration) -> Result<(), LimitExceeded> {
+        let gained = now.saturating_sub(self.filled).as_nanos().saturating_mul(self.config.rate.into());
+        self.tokens = self.tokens.saturating_add(gained).min(u128::from(self.config.burst) * QUERY);
         self.filled = self.filled.max(now);
-        self.tokens = self.tokens.checked_sub(QUERY).ok_or(Limited::Rate(self.figures.rate))?;
+        self.tokens = self.tokens.checked_sub(QUERY).ok_or(LimitExceeded::Rate(self.config.rate))?;
         Ok(())
     }
 }
 
-/// The part of a name that somebody registered: the last two labels, or three below endings like `co.uk`. It need not be
-/// exact as long as it errs to the wide side: domains that are taken for one share their budget.
+/// The registrable part of a name: the last two labels, or three below suffixes like `co.uk`. It may err on the
+/// wide side: domains that are mistaken for one share a budget.
 fn domain(name: &str) -> &str {
     let mut dots = name.rmatch_indices('.').map(|(place, _)| place);
     let (Some(last), Some(second)) = (dots.next(), dots.next()) else { return name };
@@ -206,9 +202,9 @@ mod tests {
         }
     }
 
-    /// How many of these names are admitted before the first that is not, and why that one is not.
-    fn admitted(figures: LimitFigures, names: &[&str]) -> (usize, Option<Limited>) {
-        let mut limits = QueryLimits::new(figures, Duration::ZERO);
+    /// How many of these names are admitted, and why the first one that is not.
+    fn admitted(config: LimitConfig, names: &[&str]) -> (usize, Option<LimitExceeded>) {
+        let mut limits = QueryLimits::new(config, Duration::ZERO);
         for (count, name) in names.iter().enumerate() {
             let result = limits.admit(&name.parse().unwrap(), RecordType::A, Duration::ZERO);
             if let Err(limited) = result {
@@ -221,29 +217,29 @@ mod tests {
     #[test]
     fn n4_budgets_are_used_up_to_the_last_byte() {
         let names = ["aaaa.example.com", "bbbb.example.com", "cccc.example.com"];
-        let domain = || Limited::Domain("example.com".to_owned());
-        // Each takes five bytes of its domain's budget, and sixteen of the whole.
+        let domain = || LimitExceeded::Domain("example.com".to_owned());
+        // Each is charged five bytes to its domain, and sixteen to the total.
         for (domain_bytes, total_bytes, expected) in [
             (15, 48, (3, None)),
             (14, 48, (2, Some(domain()))),
             (10, 48, (2, Some(domain()))),
             (9, 48, (1, Some(domain()))),
-            (15, 47, (2, Some(Limited::Total))),
-            (15, 32, (2, Some(Limited::Total))),
-            (15, 31, (1, Some(Limited::Total))),
+            (15, 47, (2, Some(LimitExceeded::Total))),
+            (15, 32, (2, Some(LimitExceeded::Total))),
+            (15, 31, (1, Some(LimitExceeded::Total))),
         ] {
-            let figures = LimitFigures { domain_bytes, total_bytes, ..LimitFigures::default() };
-            assert_eq!(admitted(figures, &names), expected, "{domain_bytes} {total_bytes}");
+            let config = LimitConfig { domain_bytes, total_bytes, ..LimitConfig::default() };
+            assert_eq!(admitted(config, &names), expected, "{domain_bytes} {total_bytes}");
         }
     }
 
-    /// As many names below one domain as are admitted, of gateways that follow each other, each after so many names. How many
-    /// bytes they took of the domain's budget.
+    /// Queries as many names below one domain as are admitted, over gateways that follow each other, `each` per
+    /// gateway. Returns the bytes charged to the domain.
     fn exfiltrated(each: usize, pause: Duration, gateways: usize) -> usize {
         let mut spent: Option<(Spent, Duration)> = None;
         let (mut bytes, mut now) = (0, Duration::ZERO);
         for gateway in 0..gateways {
-            let mut limits = QueryLimits::new(LimitFigures::default(), now);
+            let mut limits = QueryLimits::new(LimitConfig::default(), now);
             if let Some((spent, at)) = spent {
                 let age_ms = spent.age_ms + u64::try_from((now - at).as_millis()).unwrap();
                 limits.carry_over(Spent { age_ms, ..spent }, now);
@@ -261,7 +257,7 @@ mod tests {
 
     #[test]
     fn n9_a_budget_is_not_larger_for_a_sandbox_that_has_many_gateways() {
-        let budget = LimitFigures::default().domain_bytes;
+        let budget = LimitConfig::default().domain_bytes;
         for each in [1, 30, 50, 99, 200] {
             let bytes = exfiltrated(each, Duration::from_millis(500), 100);
             assert!(bytes <= budget, "{each}: {bytes} of {budget} within 50 seconds");
@@ -273,7 +269,7 @@ mod tests {
 
     #[test]
     fn n9_a_gateway_that_is_not_the_first_begins_without_a_burst() {
-        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
         limits.carry_over(Spent::default(), Duration::ZERO);
         let name = "a.example".parse().unwrap();
         let mut count = |now| (0..1000).filter(|_| limits.admit(&name, RecordType::A, now).is_ok()).count();
@@ -283,7 +279,7 @@ mod tests {
 
     #[test]
     fn n9_what_is_not_known_counts_as_used_until_the_window_ends() {
-        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
         limits.carry_over(Spent { age_ms: 20_000, total: u32::MAX, most: u32::MAX }, Duration::ZERO);
         let name = "a.example".parse().unwrap();
         let at = Duration::from_secs;
@@ -294,11 +290,11 @@ mod tests {
 
     #[test]
     fn n9_the_budget_over_all_domains_is_carried_over_too() {
-        let mut limits = QueryLimits::new(LimitFigures::default(), Duration::ZERO);
+        let mut limits = QueryLimits::new(LimitConfig::default(), Duration::ZERO);
         limits.carry_over(Spent { age_ms: 0, total: 64 * 1024 - 16, most: 0 }, Duration::ZERO);
         let mut admit =
             |name: &str| limits.admit(&name.parse().unwrap(), RecordType::A, Duration::from_secs(1));
         assert_eq!(admit("a.one.example"), Ok(()));
-        assert_eq!(admit("a.two.example"), Err(Limited::Total));
+        assert_eq!(admit("a.two.example"), Err(LimitExceeded::Total));
     }
 }

@@ -1,4 +1,4 @@
-//! Queries of the guest, the answers that need no resolver, and the question for the one upstream.
+//! Queries of the guest, the responses that need no resolver, and the query for the resolver.
 
 use std::net::IpAddr;
 
@@ -12,89 +12,81 @@ use thiserror::Error;
 use super::{MAX_MESSAGE, MAX_QUERY, MAX_UDP, MIN_UDP, Transport, UPSTREAM_UDP};
 
 const HEADER: usize = 12;
-/// The option of RFC 8914 that explains an error, and its code for a name that a policy blocks.
+/// Extended DNS errors (RFC 8914): the option, and the code for a name that a policy blocks.
 const EXTENDED_ERROR: u16 = 15;
 const BLOCKED: u16 = 15;
-/// How many bytes of an explanation are sent. With the longest name in the question they still fit into [`MIN_UDP`].
+/// The longest explanation. With the longest name it still fits into [`MIN_UDP`].
 const MAX_EXPLANATION: usize = 200;
 
-/// One question of the guest.
+/// A valid query of the guest.
 #[derive(Clone, Debug)]
 pub struct Query {
-    /// The name, in the form that rules are compared with.
+    /// The name in canonical form, as rules compare it.
     pub name: HostName,
-    /// The type of the records that are asked for.
     pub kind: RecordType,
-    /// What is to be done with it if the policy allows the name.
+    /// What to do if the policy allows the name.
     pub handling: Handling,
-    /// The address that a name below `in-addr.arpa` or `ip6.arpa` stands for. Who may not reach an address has no
-    /// business with its name.
+    /// The address of a name below `in-addr.arpa` or `ip6.arpa`. A sandbox that may not reach an address may not
+    /// resolve its name either.
     pub reverse: Option<IpAddr>,
-    /// The name in the letters of the guest, who may compare them.
-    pub(super) asked: Name,
+    /// The name in the guest's own case, which it may compare (0x20).
+    pub(super) original_name: Name,
     id: u16,
     recursion_desired: bool,
     checking_disabled: bool,
     has_edns: bool,
-    /// The longest answer that the guest takes.
+    /// The longest response that the guest accepts.
     limit: usize,
 }
 
-/// What is to be done with a query that the policy allows.
+/// What to do with a query that the policy allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handling {
-    /// Ask upstream.
     Forward,
-    /// Answer that there are no such records: the ones that would offer encrypted hellos and other ports.
+    /// Answer that there are no records: HTTPS and SVCB would offer encrypted ClientHellos and other ports.
     Empty,
 }
 
-/// A query that is not even shown to the policy.
+/// A query that is rejected without consulting the policy.
 #[derive(Debug)]
 pub struct RefusedQuery {
-    /// What is wrong with it.
     pub problem: QueryProblem,
-    /// What to send back. Nothing if it was not a query at all.
+    /// The response. None if the message was not a query.
     pub answer: Option<Vec<u8>>,
 }
 
-/// What is wrong with a query.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum QueryProblem {
-    /// Too short for a header, or an answer.
+    /// Too short for a header, or a response.
     #[error("The message is not a DNS query")]
     NotQuery,
-    /// Longer than any honest query.
     #[error("The query is longer than {MAX_QUERY} bytes")]
     TooLong,
-    /// Not a message with one question and at most one EDNS record.
+    /// Not exactly one query and at most one EDNS record.
     #[error("The DNS query is malformed")]
     Malformed,
-    /// Updates, notifications and the like.
+    /// An update, a notification or the like.
     #[error("The DNS operation is not supported; only queries are")]
     Operation,
-    /// A version of EDNS that is not known.
     #[error("The version of EDNS is not supported")]
     EdnsVersion,
-    /// Not the internet.
     #[error("The DNS class is not supported; only IN is")]
     Class,
-    /// Types that transfer zones, carry raw data, or are not known.
+    /// A type that transfers zones, carries raw data, or is unknown.
     #[error("DNS records of type {0} are not resolved in a sandbox")]
     Kind(RecordType),
-    /// A name that cannot be compared with a rule.
+    /// A name that is not a valid host name.
     #[error("The DNS name is not a valid host name")]
     Name,
-    /// A name of the reverse tree that stands for no whole address.
-    #[error("The DNS name is in the reverse tree, but stands for no address")]
+    /// A reverse name that is not that of a whole address.
+    #[error("The DNS name is in the reverse tree, but has no whole address")]
     Reverse,
 }
 
-/// Reads a query of the guest.
+/// Parses a query of the guest.
 ///
 /// # Errors
-///
-/// If it is one that is never asked upstream, whatever the policy says. The error holds the answer.
+/// If it is never forwarded, whatever the policy says. The error holds the response.
 pub fn read_query(bytes: &[u8], transport: Transport) -> Result<Query, RefusedQuery> {
     check_header(bytes)?;
     let malformed = || refuse_bare(bytes, QueryProblem::Malformed, ResponseCode::FormErr);
@@ -135,7 +127,7 @@ pub fn read_query(bytes: &[u8], transport: Transport) -> Result<Query, RefusedQu
         kind: question.query_type,
         handling,
         reverse,
-        asked: question.name.clone(),
+        original_name: question.name.clone(),
         id: message.metadata.id,
         recursion_desired: message.metadata.recursion_desired,
         checking_disabled: message.metadata.checking_disabled,
@@ -144,7 +136,7 @@ pub fn read_query(bytes: &[u8], transport: Transport) -> Result<Query, RefusedQu
     })
 }
 
-/// The counts are checked before anything is read, so that they decide nothing.
+/// The record counts are checked before anything is parsed, so that they cannot drive the parser.
 fn check_header(bytes: &[u8]) -> Result<(), RefusedQuery> {
     let Some(&[_, _, flags, _, counts @ ..]) = bytes.first_chunk::<HEADER>() else {
         return Err(RefusedQuery { problem: QueryProblem::NotQuery, answer: None });
@@ -165,7 +157,7 @@ fn check_header(bytes: &[u8]) -> Result<(), RefusedQuery> {
     Ok(())
 }
 
-/// Which types are asked for upstream. Types that are not in the list are refused.
+/// Which record types are forwarded. All others are refused.
 fn handling(kind: RecordType) -> Option<Handling> {
     match kind {
         RecordType::A
@@ -186,7 +178,7 @@ fn handling(kind: RecordType) -> Option<Handling> {
     }
 }
 
-/// The name without the dot of the root. A dot inside a label would make another name of it.
+/// The name without the root's dot. A dot inside a label would make it another name.
 fn host_name(name: &Name) -> Option<HostName> {
     let mut text = String::new();
     for label in name.iter() {
@@ -211,7 +203,7 @@ fn reverse_address(name: &Name) -> Result<Option<IpAddr>, QueryProblem> {
     if is_whole { Ok(Some(network.addr())) } else { Err(QueryProblem::Reverse) }
 }
 
-/// The answer for a name that the policy denies. A guest that speaks EDNS is also told why.
+/// The response for a name that the policy denies. A guest with EDNS also gets the reason.
 #[must_use]
 pub fn answer_refused(query: &Query, explanation: &str) -> Vec<u8> {
     let mut message = query.response(ResponseCode::Refused);
@@ -227,21 +219,21 @@ pub fn answer_refused(query: &Query, explanation: &str) -> Vec<u8> {
     encode(&message, query.limit)
 }
 
-/// The answer that there are no records of this type.
+/// The response that there are no records of this type.
 #[must_use]
 pub fn answer_empty(query: &Query) -> Vec<u8> {
     encode(&query.response(ResponseCode::NoError), query.limit)
 }
 
-/// The answer when upstream cannot be asked, or answers nothing usable.
+/// The response when no resolver gave a usable one.
 #[must_use]
 pub fn answer_servfail(query: &Query) -> Vec<u8> {
     encode(&query.response(ResponseCode::ServFail), query.limit)
 }
 
-/// A fresh question: of the guest's message only the name and the type are in it.
+/// A new query: only the name and the type are the guest's.
 #[must_use]
-pub fn question_for_upstream(query: &Query, id: u16) -> Vec<u8> {
+pub fn upstream_query(query: &Query, id: u16) -> Vec<u8> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
     message.add_query(op::Query::query(query.wire_name(), query.kind));
@@ -250,12 +242,13 @@ pub fn question_for_upstream(query: &Query, id: u16) -> Vec<u8> {
 }
 
 impl Query {
-    /// The name as it is asked upstream.
+    /// The name as it is queried upstream.
     pub(super) fn wire_name(&self) -> Name {
-        self.asked.to_lowercase()
+        self.original_name.to_lowercase()
     }
 
-    /// The answer with these records, without them and marked as truncated if the guest cannot take it whole.
+    /// The response with these records. If the guest cannot accept it whole, it has none and is marked as
+    /// truncated.
     pub(super) fn answer_with(
         &self,
         code: ResponseCode,
@@ -272,7 +265,7 @@ impl Query {
         let mut message = response(self.id, code);
         message.metadata.recursion_desired = self.recursion_desired;
         message.metadata.checking_disabled = self.checking_disabled;
-        message.add_query(op::Query::query(self.asked.clone(), self.kind));
+        message.add_query(op::Query::query(self.original_name.clone(), self.kind));
         message.edns = self.has_edns.then(our_edns);
         message
     }
@@ -308,14 +301,14 @@ fn refuse_bare(query: &[u8], problem: QueryProblem, code: ResponseCode) -> Refus
     RefusedQuery { problem, answer: Some(bare(query, code)) }
 }
 
-/// A header and nothing else, for queries whose question cannot be repeated. Starts with the id that `query` starts with.
+/// Only a header, for queries that cannot be echoed. `query` begins with the id.
 fn bare(query: &[u8], code: ResponseCode) -> Vec<u8> {
     const RESPONSE: u8 = 0x80;
     const RECURSION_AVAILABLE: u8 = 0x80;
     let mut answer: Vec<u8> = query.iter().copied().chain([0, 0]).take(2).collect();
-    let asked = query.get(2).copied().unwrap_or_default();
-    // The operation and the wish for recursion come back as they were.
-    answer.push(RESPONSE | (asked & 0x79));
+    let flags = query.get(2).copied().unwrap_or_default();
+    // The opcode and the RD flag are echoed.
+    answer.push(RESPONSE | (flags & 0x79));
     answer.push(RECURSION_AVAILABLE | code.low());
     answer.resize(HEADER, 0);
     answer

@@ -1,4 +1,4 @@
-//! Messages built byte by byte, so that they can lie.
+//! Messages built byte by byte, so that they can be malformed.
 
 mod answers;
 mod memory;
@@ -18,12 +18,12 @@ const AAAA: u16 = 28;
 const OPT: u16 = 41;
 const IN: u16 = 1;
 
-/// The header of a query that asks for recursion.
+/// The flags of a query that asks for recursion.
 const ASKS: u16 = 0x0100;
-/// The header of an answer.
+/// The flags of a response.
 const ANSWERS: u16 = 0x8180;
 
-/// A message with these counts, whatever is in it.
+/// A message with these counts, whatever its body is.
 fn message(id: u16, flags: u16, counts: [u16; 4], content: &[Vec<u8>]) -> Vec<u8> {
     let header = [&[id, flags][..], &counts].concat();
     let mut bytes: Vec<u8> = header.iter().flat_map(|number| number.to_be_bytes()).collect();
@@ -31,7 +31,7 @@ fn message(id: u16, flags: u16, counts: [u16; 4], content: &[Vec<u8>]) -> Vec<u8
     bytes
 }
 
-/// A name as labels, which are separated by dots here.
+/// A dotted name as labels.
 fn name(text: &str) -> Vec<u8> {
     let labels = text.split('.').filter(|label| !label.is_empty());
     let each = labels.map(|label| [&[u8::try_from(label.len()).unwrap()], label.as_bytes()].concat());
@@ -60,7 +60,7 @@ fn alias(owner: &str, ttl: u32, target: &str) -> Vec<u8> {
     record(owner, CNAME, ttl, &name(target))
 }
 
-/// The record of EDNS: the size stands where others have their class.
+/// The OPT record of EDNS, whose class is the UDP size.
 fn edns(size: u16, version: u8, options: &[u8]) -> Vec<u8> {
     let length = u16::try_from(options.len()).unwrap();
     let fixed =
@@ -76,7 +76,7 @@ fn query(text: &str, kind: u16) -> Query {
     read_query(&plain_query(text, kind), Transport::Tcp).unwrap()
 }
 
-/// What the guest would read.
+/// The message as a client parses it.
 fn parsed(bytes: &[u8]) -> Message {
     Message::from_vec(bytes).unwrap()
 }

@@ -1,4 +1,4 @@
-//! What the loop waits for, and what it lets in, without a guest.
+//! What wakes the loop, and what it admits, without a guest.
 
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-use super::{Gateway, Token, connections_number, flows_number};
+use super::{Gateway, Token, connection_number, flow_number};
 use crate::connection::Connection;
 use crate::counts::tests::{found, memory};
-use crate::flows::Way;
-use crate::link::{Kind, Received};
+use crate::flows::FlowSocket;
+use crate::link::{EtherType, Received};
 use crate::policy_check::Endpoint;
-use crate::stack::Ends;
+use crate::stack::FourTuple;
 use crate::stack::guest::Guest;
 
 const LIMITS: NetworkLimits =
@@ -65,7 +65,7 @@ impl Scene {
         Self { gateway, link, owner }
     }
 
-    /// One with nothing to do.
+    /// A gateway with nothing to do.
     fn idle(limits: NetworkLimits) -> Self {
         let mut scene = Self::new(&[], limits);
         assert!(scene.gateway.step(false).unwrap());
@@ -86,30 +86,30 @@ impl Scene {
         Some(timeout.try_into().unwrap())
     }
 
-    /// A connection that begins at this port of the guest's.
+    /// Adds a connection from this port of the guest.
     fn connect(&mut self, guest_port: u16, inbound: bool) -> u64 {
         let now = self.gateway.now;
-        let mut connection = Connection::dialling(ends(guest_port), socket(), Vec::new(), now);
+        let mut connection = Connection::dialing(tuple(guest_port), socket(), Vec::new(), now);
         connection.inbound = inbound;
         self.gateway.table.add(connection)
     }
 
-    /// A flow from this port of the guest's.
-    fn flow(&mut self, guest_port: u16, way: Way) -> u64 {
-        let remote = ends(guest_port).remote;
-        let place = Endpoint { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() };
-        self.gateway.flows.add(ends(guest_port), place, way, self.gateway.now)
+    /// Adds a flow from this port of the guest.
+    fn flow(&mut self, guest_port: u16, socket: FlowSocket) -> u64 {
+        let remote = tuple(guest_port).remote;
+        let endpoint = Endpoint { protocol: Protocol::Udp, remote, is_host: false, names: Vec::new() };
+        self.gateway.flows.add(tuple(guest_port), endpoint, socket, self.gateway.now)
     }
 
-    /// The keeper takes no frames.
+    /// Fills the link: the keeper does not read.
     fn fill_link(&mut self) {
-        while self.gateway.link.has_room() {
-            self.gateway.link.send(Kind::V4, 1000, |_| {});
+        while self.gateway.link.has_space() {
+            self.gateway.link.send(EtherType::V4, 1000, |_| {});
         }
     }
 }
 
-/// What the owner was sent.
+/// The messages that the owner received.
 fn messages(owner: &OwnedFd) -> Vec<FromGateway> {
     let mut buffer = vec![0; 65536];
     let next = || {
@@ -119,24 +119,23 @@ fn messages(owner: &OwnedFd) -> Vec<FromGateway> {
     std::iter::from_fn(next).collect()
 }
 
-fn ends(guest_port: u16) -> Ends {
-    Ends { guest_port, remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 443) }
+fn tuple(guest_port: u16) -> FourTuple {
+    FourTuple { guest_port, remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 443) }
 }
 
 fn socket() -> OwnedFd {
     std::os::unix::net::UnixDatagram::unbound().unwrap().into()
 }
 
-fn back() -> Way {
-    Way::Back(0, ends(1).remote)
+fn back() -> FlowSocket {
+    FlowSocket::Inbound(0, tuple(1).remote)
 }
 
 #[test]
 fn a_token_is_found_again_by_its_number() {
     let mut numbers = Vec::new();
     for number in [0, 1, 7, u64::from(u32::MAX)] {
-        let all =
-            [Token::Port(number), Token::Connection(number), Token::Flow(number), Token::Question(number)];
+        let all = [Token::Port(number), Token::Connection(number), Token::Flow(number), Token::Query(number)];
         for token in all.into_iter().chain([Token::Control, Token::Link]) {
             assert_eq!(Token::of(token.number()), token);
             numbers.push(token.number());
@@ -154,28 +153,28 @@ fn n9_what_begins_is_counted_in_the_owners_memory_until_it_ends() {
     scene.gateway = scene.gateway.counting_in(counts);
     let connection = scene.connect(1, true);
     let flow = scene.flow(2, back());
-    let peer = crate::policy_check::peer(&scene.gateway.flows.get_mut(flow).unwrap().place, None);
-    scene.gateway.table.get_mut(connection).unwrap().moved.add_received(3);
+    let peer = crate::policy_check::peer(&scene.gateway.flows.get_mut(flow).unwrap().endpoint, None);
+    scene.gateway.table.get_mut(connection).unwrap().meter.add_received(3);
     assert_eq!(found(&file), [], "nothing was reported as begun");
-    scene.gateway.note_beginning(connection);
-    scene.gateway.note_flow(flow, peer, String::new());
-    scene.gateway.flows.get_mut(flow).unwrap().moved.add_sent(5);
+    scene.gateway.log_open(connection);
+    scene.gateway.log_flow(flow, peer, String::new());
+    scene.gateway.flows.get_mut(flow).unwrap().meter.add_sent(5);
     scene.gateway.flows.get_mut(flow).unwrap().received(7, Instant::now());
-    scene.gateway.table.get_mut(connection).unwrap().moved.add_sent(4);
-    let (first, second) = (connections_number(connection), flows_number(flow));
+    scene.gateway.table.get_mut(connection).unwrap().meter.add_sent(4);
+    let (first, second) = (connection_number(connection), flow_number(flow));
     let counted = [(first, 4, 3), (second, 5, 7)];
     assert_eq!(found(&file), counted);
     scene.gateway.end(connection, "ended");
     scene.gateway.end_flow(flow, "ended");
     assert_eq!(found(&file), counted, "the owner may not have been sent the ends yet");
-    // One that is given up while it is dialled begins and ends at once.
+    // A connection that ends while it is dialed is logged as allowed and closed at once.
     let third = scene.connect(3, false);
     scene.gateway.end(third, "not connected");
-    assert_eq!(found(&file), [(connections_number(third), 0, 0), counted[1]]);
+    assert_eq!(found(&file), [(connection_number(third), 0, 0), counted[1]]);
 }
 
 #[test]
-fn a_gateway_serves_until_the_keeper_is_gone() {
+fn a_gateway_serves_until_the_keeper_has_closed_the_link() {
     let Scene { gateway, link, owner } = Scene::new(&[], LIMITS);
     drop(link);
     gateway.run().unwrap();
@@ -198,29 +197,29 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
         (
             "more datagrams",
             |scene| {
-                scene.gateway.flows_left.insert(7);
+                scene.gateway.flows_pending.insert(7);
             },
             Some(Duration::ZERO),
         ),
         (
             "peers of a port",
             |scene| {
-                scene.gateway.ports_left.insert(0);
+                scene.gateway.ports_pending.insert(0);
             },
             Some(Duration::ZERO),
         ),
         (
             "peers after a pause",
             |scene| {
-                scene.gateway.ports_left.insert(0);
-                scene.gateway.ports_after = scene.gateway.now + SECOND / 4;
+                scene.gateway.ports_pending.insert(0);
+                scene.gateway.accept_after = scene.gateway.now + SECOND / 4;
             },
             Some(SECOND / 4),
         ),
         (
             "peers that nothing may begin for",
             |scene| {
-                scene.gateway.ports_left.insert(0);
+                scene.gateway.ports_pending.insert(0);
                 scene.gateway.event_log.hold(true);
             },
             None,
@@ -229,7 +228,7 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
             "a connection's timer",
             |scene| {
                 let number = scene.connect(1, false);
-                scene.gateway.table.next();
+                scene.gateway.table.next_queued();
                 scene.gateway.table.set_timer(number, scene.gateway.now);
             },
             Some(Duration::from_secs(60)),
@@ -238,7 +237,7 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
             "frames of a guest that is too fast",
             |scene| {
                 scene.gateway.link_readable = true;
-                scene.gateway.allowance.up.0.take(1499);
+                scene.gateway.quota.up.0.take(1499);
             },
             Some(SECOND / 2),
         ),
@@ -246,7 +245,7 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
             "a turn of a connection that is too fast",
             |scene| {
                 scene.connect(1, false);
-                scene.gateway.allowance.down.0.take(1499);
+                scene.gateway.quota.down.0.take(1499);
             },
             Some(SECOND / 2),
         ),
@@ -276,18 +275,18 @@ fn the_loop_waits_for_as_long_as_there_is_nothing_to_do() {
     ];
     for (what, prepare, expected) in table {
         let mut scene = Scene::idle(LIMITS);
-        // All times count from one moment.
+        // All times are measured from one moment.
         let now = Instant::now();
-        scene.gateway = Gateway { now, ports_after: now, ..scene.gateway };
+        scene.gateway = Gateway { now, accept_after: now, ..scene.gateway };
         scene.gateway.flows = crate::flows::Flows::new(now);
-        scene.gateway.allowance = crate::limits::Allowance::new(&LIMITS, now);
+        scene.gateway.quota = crate::limits::Quota::new(&LIMITS, now);
         prepare(&mut scene);
         assert_eq!(scene.wait(), expected, "{what}");
     }
 }
 
 #[test]
-fn f1_while_too_many_events_wait_no_frames_are_waited_for() {
+fn f1_while_the_event_queue_is_full_frames_do_not_wake_the_gateway() {
     let mut scene = Scene::idle(LIMITS);
     scene.gateway.link_readable = true;
     while_room(&mut scene.gateway);
@@ -295,12 +294,12 @@ fn f1_while_too_many_events_wait_no_frames_are_waited_for() {
 }
 
 #[test]
-fn frames_stay_where_they_are_while_the_guest_has_to_wait() {
+fn frames_stay_in_the_link_while_the_guest_is_throttled() {
     type Prepare = fn(&mut Gateway);
     let table: [(&str, Prepare, bool); 3] = [
         ("nothing", |_| {}, true),
         ("f1: events that wait", |gateway| while_room(gateway), false),
-        ("r5: its rate", |gateway| gateway.allowance.up.0.take(1_000_000_000), false),
+        ("r5: its rate", |gateway| gateway.quota.up.0.take(1_000_000_000), false),
     ];
     for (what, prepare, is_taken) in table {
         let mut scene = Scene::new(&[], LIMITS);
@@ -312,10 +311,10 @@ fn frames_stay_where_they_are_while_the_guest_has_to_wait() {
     }
 }
 
-/// Tells the owner, which does not read, of as much as may wait.
+/// Sends the owner, which does not read, as many events as may be queued.
 fn while_room(gateway: &mut Gateway) {
-    while gateway.event_log.has_room() {
-        gateway.event_log.tell(&FromGateway::Ready);
+    while gateway.event_log.has_space() {
+        gateway.event_log.send(&FromGateway::Ready);
     }
 }
 
@@ -323,7 +322,7 @@ fn while_room(gateway: &mut Gateway) {
 fn the_end_does_not_wait_for_an_owner_that_does_not_read() {
     let Scene { mut gateway, link, owner: _owner } = Scene::new(&[], LIMITS);
     while gateway.event_log.is_sent() {
-        gateway.event_log.tell(&FromGateway::Ready);
+        gateway.event_log.send(&FromGateway::Ready);
     }
     drop(link);
     let (done, is_done) = mpsc::channel();
@@ -348,7 +347,7 @@ fn r5_the_guest_is_sent_something_only_if_the_link_and_its_rate_allow_it() {
             scene.fill_link();
         }
         if is_fast {
-            scene.gateway.allowance.down.0.take(1_000_000);
+            scene.gateway.quota.down.0.take(1_000_000);
         }
         assert_eq!(scene.gateway.may_receive(), !is_full && !is_fast, "{is_full} {is_fast}");
     }
@@ -359,11 +358,11 @@ fn r5_connections_and_flows_of_the_guest_have_one_limit_together() {
     for (connections, expected) in [(3, true), (2, false)] {
         let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
         scene.connect(1, false);
-        scene.flow(2, Way::Out(socket()));
-        assert_eq!(scene.gateway.has_allowance(), expected, "{connections}");
+        scene.flow(2, FlowSocket::Outbound(socket()));
+        assert_eq!(scene.gateway.admits_outbound(), expected, "{connections}");
     }
     let mut scene = Scene::idle(NetworkLimits { connections: 100, new_connections: 2, ..LIMITS });
-    let results: Vec<_> = (0..3).map(|_| scene.gateway.has_allowance()).collect();
+    let results: Vec<_> = (0..3).map(|_| scene.gateway.admits_outbound()).collect();
     assert_eq!(results, [true, true, false], "so many begin in a second");
 }
 
@@ -373,18 +372,18 @@ fn r5_inbound_peers_have_half_of_what_there_is() {
         let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
         scene.connect(1, true);
         scene.flow(2, back());
-        assert_eq!(scene.gateway.has_allowance_for_caller(), expected, "{connections}");
+        assert_eq!(scene.gateway.admits_inbound(), expected, "{connections}");
     }
     for (connections, expected) in [(5, true), (4, false)] {
         let mut scene = Scene::idle(NetworkLimits { connections, ..LIMITS });
         scene.connect(1, false);
         for port in [2, 3, 4] {
-            scene.flow(port, Way::Out(socket()));
+            scene.flow(port, FlowSocket::Outbound(socket()));
         }
-        assert_eq!(scene.gateway.has_allowance_for_caller(), expected, "the guest has four of {connections}");
+        assert_eq!(scene.gateway.admits_inbound(), expected, "the guest has four of {connections}");
     }
     let mut scene = Scene::idle(NetworkLimits { connections: 100, new_connections: 2, ..LIMITS });
-    let results: Vec<_> = (0..3).map(|_| scene.gateway.has_allowance_for_caller()).collect();
+    let results: Vec<_> = (0..3).map(|_| scene.gateway.admits_inbound()).collect();
     assert_eq!(results, [true, true, false], "so many begin in a second");
 }
 
@@ -393,18 +392,18 @@ fn an_inbound_peer_waits_while_it_cannot_be_served() {
     type Prepare = fn(&mut Gateway);
     let table: [(&str, Prepare, bool); 6] = [
         ("at once", |_| {}, true),
-        ("in the moment when a pause ends", |gateway| gateway.ports_after = gateway.now, true),
-        ("during a pause", |gateway| gateway.ports_after = gateway.now + SECOND, false),
-        ("after a pause", |gateway| gateway.now = gateway.ports_after + SECOND, true),
+        ("in the moment when a pause ends", |gateway| gateway.accept_after = gateway.now, true),
+        ("during a pause", |gateway| gateway.accept_after = gateway.now + SECOND, false),
+        ("after a pause", |gateway| gateway.now = gateway.accept_after + SECOND, true),
         ("while events are not recorded", |gateway| gateway.event_log.hold(true), false),
-        ("while the guest is sent too much", |gateway| gateway.allowance.down.0.take(1_000_000), false),
+        ("while the guest is sent too much", |gateway| gateway.quota.down.0.take(1_000_000), false),
     ];
     for (what, prepare, is_served) in table {
         let (mut scene, _peer) = Scene::called(&[], LIMITS);
         prepare(&mut scene.gateway);
         scene.gateway.on_port(0);
         assert_eq!(scene.gateway.table.count(), usize::from(is_served), "{what}");
-        assert_eq!(scene.gateway.ports_left.contains(&0), !is_served, "{what}");
+        assert_eq!(scene.gateway.ports_pending.contains(&0), !is_served, "{what}");
     }
 }
 
@@ -414,8 +413,8 @@ fn an_inbound_connection_never_blocks_and_comes_from_the_gateways_own_ports() {
     scene.gateway.on_port(0);
     let (_, connection) = scene.gateway.table.all_mut().next().unwrap();
     assert!(fcntl_getfl(connection.socket().unwrap()).unwrap().contains(OFlags::NONBLOCK));
-    assert_eq!(connection.ends.guest_port, 80);
-    assert!((32768..61000).contains(&connection.ends.remote.port()), "{:?}", connection.ends);
+    assert_eq!(connection.tuple.guest_port, 80);
+    assert!((32768..61000).contains(&connection.tuple.remote.port()), "{:?}", connection.tuple);
 
     scene.gateway.end(1, "the test ended");
     let [Event(Closed { peer, .. })] = &messages(&scene.owner)[..] else { unreachable!("it ended") };
@@ -428,35 +427,35 @@ fn a_port_of_the_gateway_is_used_once_at_a_time() {
     let (mut scene, peer) = Scene::called(&[], NetworkLimits { connections: 100, ..LIMITS });
     let _others: Vec<_> = (0..3).map(|_| TcpStream::connect(peer.peer_addr().unwrap()).unwrap()).collect();
     scene.gateway.next_port = 28230;
-    let taken = Ends { guest_port: 80, remote: SocketAddr::new(GATEWAY_V4.into(), 32769) };
+    let taken = FourTuple { guest_port: 80, remote: SocketAddr::new(GATEWAY_V4.into(), 32769) };
     let now = scene.gateway.now;
-    scene.gateway.table.add(Connection::dialling(taken, socket(), Vec::new(), now));
+    scene.gateway.table.add(Connection::dialing(taken, socket(), Vec::new(), now));
     scene.gateway.on_port(0);
     let inbound = scene.gateway.table.all().filter(|(_, connection)| connection.inbound);
-    let ports: Vec<_> = inbound.map(|(_, connection)| connection.ends.remote.port()).collect();
+    let ports: Vec<_> = inbound.map(|(_, connection)| connection.tuple.remote.port()).collect();
     assert_eq!(ports, [60999, 32768, 32770, 32771], "they go around, and leave out what is taken");
 }
 
 #[test]
-fn what_comes_for_the_guest_counts_against_its_rate() {
+fn datagrams_to_the_guest_count_against_its_rate() {
     let mut scene = Scene::new(&[], LIMITS);
     let left = |scene: &Scene| {
-        let (bytes, packets) = &scene.gateway.allowance.down;
+        let (bytes, packets) = &scene.gateway.quota.down;
         (bytes.left(), packets.left())
     };
     let before = left(&scene);
-    scene.gateway.deliver(ends(1).remote, 1, &[7; 100]);
+    scene.gateway.deliver(tuple(1).remote, 1, &[7; 100]);
     assert_eq!(left(&scene), (before.0 - 100, before.1 - 1));
 }
 
 #[test]
-fn what_a_connection_brings_to_the_guest_counts_against_its_rate() {
+fn bytes_of_connections_to_the_guest_count_against_its_rate() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let remote = listener.local_addr().unwrap();
-    let ends = Ends { guest_port: 30000, remote };
+    let tuple = FourTuple { guest_port: 30000, remote };
     let limits = NetworkLimits { bytes: 1 << 20, ..LIMITS };
     let Scene { mut gateway, link, owner } = Scene::new(&[&format!("allow tcp://{remote}")], limits);
-    let mut guest = Guest::over(link, ends);
+    let mut guest = Guest::over(link, tuple);
     let syn = guest.syn();
     guest.send(&syn);
     until(&mut gateway, || !guest.segments().is_empty());
@@ -471,16 +470,16 @@ fn what_a_connection_brings_to_the_guest_counts_against_its_rate() {
     let socket = connection.socket().unwrap();
     assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)), Ok(1));
 
-    // In one moment, so that nothing comes back.
-    let left = |gateway: &Gateway| (gateway.allowance.down.0.left(), gateway.allowance.down.1.left());
+    // Within one moment, so that no bucket is refilled.
+    let left = |gateway: &Gateway| (gateway.quota.down.0.left(), gateway.quota.down.1.left());
     let before = left(&gateway);
     gateway.turn(1);
     assert_eq!(guest.segments().len(), 1);
-    assert_eq!(guest.came.len(), 1000);
+    assert_eq!(guest.received.len(), 1000);
     assert_eq!(left(&gateway), (before.0 - 1000, before.1 - 1));
 }
 
-/// Turns of the loop until something is so.
+/// Runs the loop until a condition holds.
 #[track_caller]
 fn until(gateway: &mut Gateway, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
@@ -491,11 +490,11 @@ fn until(gateway: &mut Gateway, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_new_policy_is_answered_with_how_much_it_closed() {
+fn a_new_policy_is_acknowledged_with_how_much_it_closed() {
     let mut scene = Scene::new(&["allow any", "allow in any"], LIMITS);
     scene.connect(1, false);
     scene.connect(2, false);
-    scene.flow(3, Way::Out(socket()));
+    scene.flow(3, FlowSocket::Outbound(socket()));
     let change = |rules: &str| {
         let text = format!(r#"{{"ceilings":[],"own":{{"preset":"allow-list","rules":[{rules}]}}}}"#);
         encode(&ToGateway::Policies(text)).unwrap()
@@ -511,10 +510,10 @@ fn a_new_policy_is_answered_with_how_much_it_closed() {
 #[test]
 fn the_end_of_a_peers_datagrams_is_recorded_with_the_address_of_their_beginning() {
     let mut scene = Scene::new(&[], LIMITS);
-    // As a socket that serves both families tells of it.
-    let SocketAddr::V4(remote) = ends(1).remote else { unreachable!("it is IPv4") };
+    // As a dual-stack socket reports it.
+    let SocketAddr::V4(remote) = tuple(1).remote else { unreachable!("it is IPv4") };
     let mapped = SocketAddr::new(remote.ip().to_ipv6_mapped().into(), remote.port());
-    let number = scene.flow(1, Way::Back(0, mapped));
+    let number = scene.flow(1, FlowSocket::Inbound(0, mapped));
     scene.gateway.end_flow(number, "idle");
     let [Event(Closed { peer, .. })] = &messages(&scene.owner)[..] else { unreachable!("it ended") };
     assert_eq!((peer.inbound, peer.address, peer.port), (true, IpAddr::V4(*remote.ip()), 1));
@@ -542,7 +541,7 @@ fn datagrams_of_a_peer_reach_the_guest_if_the_policy_lets_them() {
             let carried = received.map_or(&[][..], |count| &frame[count - 3..count]);
             assert_eq!(carried, if is_let_in { payload } else { b"" }, "{rules:?}");
         }
-        assert!(scene.gateway.ports_left.is_empty(), "there is no more");
+        assert!(scene.gateway.ports_pending.is_empty(), "there is no more");
         let number = scene.gateway.flows.all().next().map(|(number, _)| number);
         if let Some(number) = number {
             let Gateway { flows, ports, now, .. } = &mut scene.gateway;
@@ -576,14 +575,14 @@ fn n9_a_gateway_that_is_not_the_first_begins_without_bursts() {
     };
     let ((control, _owner), (link, _guest)) = (pair(), pair());
     let mut gateway = Gateway::new(launch, control, link, Vec::new()).unwrap();
-    assert!(!gateway.has_allowance() && !gateway.has_allowance_for_caller());
+    assert!(!gateway.admits_outbound() && !gateway.admits_inbound());
 }
 
 #[test]
-fn r14_what_the_other_side_has_not_let_go_of_counts_as_a_connection() {
+fn r14_a_socket_that_its_peer_has_not_acknowledged_counts_as_a_connection() {
     let mut scene = Scene::idle(LIMITS);
     (1..LIMITS.connections).for_each(|_| scene.gateway.closing.add(socket(), scene.gateway.now));
-    assert!(scene.gateway.has_allowance());
+    assert!(scene.gateway.admits_outbound());
     scene.gateway.closing.add(socket(), scene.gateway.now);
-    assert!(!scene.gateway.has_allowance() && !scene.gateway.has_allowance_for_caller());
+    assert!(!scene.gateway.admits_outbound() && !scene.gateway.admits_inbound());
 }

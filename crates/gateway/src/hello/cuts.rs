@@ -1,6 +1,6 @@
-//! The same bytes in different pieces, as a network may deliver them.
+//! The same bytes in different segmentations.
 
-/// A generator of numbers that gives the same ones in every run.
+/// A deterministic pseudo-random generator.
 pub(crate) struct Numbers(u64);
 
 impl Numbers {
@@ -8,7 +8,6 @@ impl Numbers {
         Self(seed.wrapping_mul(2) + 1)
     }
 
-    /// A number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -17,7 +16,7 @@ impl Numbers {
     }
 }
 
-/// The bytes whole, one by one, and in pieces of random lengths, some short and some long.
+/// The bytes in one piece, byte by byte, and in pieces of random lengths.
 pub(crate) fn cuts(bytes: &[u8]) -> Vec<Vec<&[u8]>> {
     let mut all = vec![vec![bytes], bytes.chunks(1).collect()];
     for seed in 0..24 {

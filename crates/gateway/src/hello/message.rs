@@ -1,4 +1,4 @@
-//! The inside of a ClientHello. Every length is checked against the bytes that are there; leftovers are refused.
+//! The body of a ClientHello. Every length is checked against the bytes that are there; trailing bytes are refused.
 
 use std::net::IpAddr;
 use std::str;
@@ -6,22 +6,22 @@ use std::str;
 use super::{ClientHello, HelloRefusal};
 use bathy_policy::HostName;
 
-/// How many extensions a hello may have. Browsers send about twenty.
+/// How many extensions a ClientHello may have. Browsers send about twenty.
 const MAX_EXTENSIONS: usize = 128;
-/// How many application protocols are kept for the log.
+/// How many application protocols are logged.
 const MAX_PROTOCOLS: usize = 16;
 
 const SERVER_NAME: u16 = 0;
 const ALPN: u16 = 16;
 const EARLY_DATA: u16 = 42;
 const SUPPORTED_VERSIONS: u16 = 43;
-/// The encrypted ClientHello, its drafts, and the encrypted server name that came before it.
+/// Encrypted ClientHello, its drafts, and its predecessor ESNI.
 const ENCRYPTED_HELLO: [u16; 7] = [0xfe0d, 0xfe0c, 0xfe0b, 0xfe0a, 0xfe09, 0xfe08, 0xffce];
 
 const TLS_1_2: u16 = 0x0303;
 const TLS_1_3: u16 = 0x0304;
 
-/// Reads the body of the handshake message.
+/// Parses the body of the handshake message.
 pub(super) fn read(body: &[u8]) -> Result<ClientHello, HelloRefusal> {
     let mut rest = Bytes(body);
     let version = rest.number("no version")?;
@@ -35,7 +35,7 @@ pub(super) fn read(body: &[u8]) -> Result<ClientHello, HelloRefusal> {
     if suites.0.is_empty() || !suites.0.len().is_multiple_of(2) || compressions.0.is_empty() {
         return Err(HelloRefusal::Malformed("empty or odd lists of ciphers or compression methods"));
     }
-    // A server that does not know the list of versions goes by this field, so it must not be old either.
+    // A server that ignores supported_versions uses this field, so it must not be old either.
     if version < TLS_1_2 {
         return Err(HelloRefusal::OldTls);
     }
@@ -85,14 +85,14 @@ fn server_name(mut content: Bytes<'_>) -> Result<HostName, HelloRefusal> {
     if bare.parse::<IpAddr>().is_ok() {
         return Err(HelloRefusal::Address);
     }
-    // RFC 6066 has no dot at the end, and servers differ in what they make of one.
+    // RFC 6066 forbids a trailing dot, and servers differ in how they treat one.
     if name.ends_with('.') {
         return Err(HelloRefusal::BadName);
     }
     name.parse().map_err(|_| HelloRefusal::BadName)
 }
 
-/// Values of GREASE are greater than any version, so only known versions count.
+/// GREASE values are greater than any version, so only known versions count.
 fn check_versions(mut content: Bytes<'_>) -> Result<(), HelloRefusal> {
     const WHAT: &str = "the supported_versions extension";
     let mut list = content.short_vector(WHAT)?;
@@ -121,7 +121,7 @@ fn protocols(mut content: Bytes<'_>) -> Result<Vec<String>, HelloRefusal> {
     Ok(protocols)
 }
 
-/// The bytes that are still to be read. `what` names the place for the error.
+/// The bytes that are still to be parsed. `what` names the field in errors.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -141,13 +141,13 @@ impl<'a> Bytes<'a> {
         Ok(u16::from_be_bytes([self.byte(what)?, self.byte(what)?]))
     }
 
-    /// Bytes behind a length of one byte.
+    /// Bytes behind a one-byte length.
     fn short_vector(&mut self, what: &'static str) -> Result<Self, HelloRefusal> {
         let length = self.byte(what)?;
         self.take(length.into(), what).map(Self)
     }
 
-    /// Bytes behind a length of two bytes.
+    /// Bytes behind a two-byte length.
     fn long_vector(&mut self, what: &'static str) -> Result<Self, HelloRefusal> {
         let length = self.number(what)?;
         self.take(length.into(), what).map(Self)

@@ -1,7 +1,7 @@
-//! What a client sends after its hello, as long as that may be another hello in the clear.
+//! What a client sends after its ClientHello, as long as a second one in plaintext may follow.
 //!
-//! A TLS 1.3 server may ask for a second hello with other keys. Nothing but good manners makes a client put the same name
-//! into it, and some servers act on the second name.
+//! A TLS 1.3 server may send a HelloRetryRequest. RFC 8446 requires the same name in the second ClientHello, but a
+//! client can change it, and some servers use the second name.
 
 use bathy_policy::HostName;
 
@@ -11,31 +11,32 @@ use super::{
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
 const ALERT: u8 = 21;
-/// Encryption may make a record so much longer (RFC 5246).
+/// How much encryption may lengthen a record (RFC 5246).
 const MAX_EXPANSION: usize = 2048;
 
-/// Watches the client's stream behind its first hello.
+/// Watches the client's stream behind its first ClientHello.
 ///
-/// Each piece may be passed on as soon as it was shown here without an error: a second hello that says something else is
-/// noticed before its last byte has gone.
+/// Bytes may be forwarded once they were pushed without an error: a changed name is detected before the last byte
+/// of the second ClientHello is forwarded.
 #[derive(Debug)]
 pub struct SecondHello {
     name: Option<HostName>,
     encrypted_hello: bool,
-    /// Whether records with early data may stand between the hellos.
+    /// Whether early data may come between the two ClientHellos.
     early_data: bool,
-    /// The header of the record that is being read.
+    /// The header of the current record.
     header: Vec<u8>,
-    /// How many bytes of that record are still to be skipped.
+    /// How many bytes of the current record are to be skipped.
     skipped: usize,
-    /// Whether the client has announced that it encrypts: true in TLS 1.2, and without meaning in TLS 1.3.
+    /// Whether the client has sent ChangeCipherSpec: what follows is encrypted in TLS 1.2, while TLS 1.3 gives it
+    /// no meaning.
     changed_cipher: bool,
     reader: Option<HelloReader>,
     result: Option<Result<(), HelloRefusal>>,
 }
 
 impl SecondHello {
-    /// Begins right behind the record that the first hello ends with.
+    /// Starts behind the record that the first ClientHello ends with.
     #[must_use]
     pub fn new(first: &ClientHello) -> Self {
         Self {
@@ -50,11 +51,10 @@ impl SecondHello {
         }
     }
 
-    /// Takes the bytes that follow those of the calls before. Says whether more have to be shown.
+    /// Parses the next bytes. Returns whether more have to be watched.
     ///
     /// # Errors
-    ///
-    /// If these bytes must not be passed on. The same error comes again.
+    /// If these bytes must not be forwarded. The error is final.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<bool, HelloRefusal> {
         while self.result.is_none() && !bytes.is_empty() {
             if let Some(reader) = &mut self.reader {
@@ -68,23 +68,23 @@ impl SecondHello {
             if let Some((byte, rest)) = bytes.split_first() {
                 bytes = rest;
                 self.header.push(*byte);
-                self.result = self.look_at_header().transpose();
+                self.result = self.parse_header().transpose();
             }
         }
         self.result.map_or(Ok(true), |result| result.map(|()| false))
     }
 
-    /// `Some` when there is nothing more to watch.
-    fn look_at_header(&mut self) -> Result<Option<()>, HelloRefusal> {
+    /// `Some` when nothing is left to watch.
+    fn parse_header(&mut self) -> Result<Option<()>, HelloRefusal> {
         match *self.header.as_slice() {
             [HANDSHAKE] => {
-                // A client with early data speaks TLS 1.3, so nothing of this type is encrypted.
+                // Early data exists in TLS 1.3 only, where no record of this type is encrypted.
                 let may_be_encrypted = self.changed_cipher && !self.early_data;
                 let mut reader = HelloReader { may_be_encrypted, ..HelloReader::default() };
                 reader.push(&[HANDSHAKE]);
                 self.reader = Some(reader);
             }
-            // From here on everything is encrypted.
+            // Everything after this is encrypted.
             [APPLICATION_DATA] if !self.early_data => return Ok(Some(())),
             [CHANGE_CIPHER_SPEC] => self.changed_cipher = true,
             [ALERT | APPLICATION_DATA] => {}
@@ -106,7 +106,7 @@ impl SecondHello {
     fn decide(&self, hello: Hello) -> Option<Result<(), HelloRefusal>> {
         match hello {
             Hello::More => None,
-            // The handshake of TLS 1.2 goes on: there is no second hello before it is encrypted.
+            // The TLS 1.2 handshake continues: no second ClientHello comes before it is encrypted.
             Hello::Refused(HelloRefusal::NotHello(_)) => Some(Ok(())),
             Hello::Refused(refusal) => Some(Err(refusal)),
             Hello::NotTls => Some(Err(HelloRefusal::Record)),

@@ -1,4 +1,4 @@
-//! Hellos as clients build them, and as attackers do.
+//! ClientHellos as clients build them, and as attackers do.
 
 mod maker;
 
@@ -6,7 +6,7 @@ use super::cuts::{Numbers, cuts};
 use super::{ClientHello, Hello, HelloReader, HelloRefusal, MAX_HELLO, MAX_RECORDS, SecondHello};
 use maker::{Maker, browser, long_vector, openssl, protocols, records, server_name};
 
-/// What the reader says, which must not depend on the pieces.
+/// The result of the reader, which must not depend on the segmentation.
 fn read(bytes: &[u8]) -> Hello {
     let results = cuts(bytes).into_iter().map(|pieces| {
         let mut reader = HelloReader::new();
@@ -39,7 +39,7 @@ fn hellos_of_real_clients_are_read() {
     let hello = accepted(&hello);
     assert_eq!(hello.name, Some("www.example.org".parse().unwrap()));
     assert_eq!(hello.protocols, ["h2", "http/1.1"]);
-    assert!(hello.encrypted_hello, "a dummy cannot be told from a real one");
+    assert!(hello.encrypted_hello, "a dummy cannot be distinguished from a real one");
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn of_many_application_protocols_the_first_sixteen_are_kept() {
 }
 
 #[test]
-fn n6_a_hello_over_many_records_is_read_as_a_whole() {
+fn n6_a_hello_over_many_records_is_reassembled() {
     let message = browser("www.example.org").message();
     assert!(message.len() > 1500 && message.len() < MAX_RECORDS, "{}", message.len());
     for size in [1, 2, 3, 7, 100, 517, 1400] {
@@ -70,7 +70,7 @@ fn a_part_of_a_hello_is_never_taken_for_a_whole() {
 }
 
 #[test]
-fn what_follows_the_hello_is_not_read() {
+fn what_follows_the_hello_is_not_parsed() {
     let mut bytes = records(&openssl("files.example.org").message(), 16384);
     let (alone, length) = (read(&bytes), bytes.len());
     bytes.extend(records(&openssl("evil.example").message(), 16384));
@@ -84,7 +84,7 @@ fn what_follows_the_hello_is_not_read() {
 }
 
 #[test]
-fn n6_server_names_that_could_be_read_in_two_ways_are_refused() {
+fn n6_ambiguous_server_names_are_refused() {
     use HelloRefusal::{Address, BadName, Malformed, Names};
     let malformed = Malformed("the server_name extension");
     let entry = |kind: u8, name: &[u8]| [&[kind], &*long_vector(name)].concat();
@@ -143,7 +143,7 @@ fn n6_a_hello_without_a_name_says_so() {
 }
 
 #[test]
-fn n6_encrypted_hellos_and_early_data_show() {
+fn n6_encrypted_hellos_and_early_data_are_detected() {
     for kind in [0xfe0d, 0xfe0c, 0xfe0b, 0xfe0a, 0xfe09, 0xfe08, 0xffce] {
         let message = openssl("a.example").extension(kind, vec![0; 64]).message();
         assert!(accepted(&read_message(&message)).encrypted_hello, "{kind:#x}");
@@ -221,7 +221,7 @@ fn n6_records_that_do_not_belong_there_are_refused() {
 }
 
 #[test]
-fn what_is_not_tls_is_told_from_it() {
+fn other_protocols_are_distinguished_from_tls() {
     let rows: &[(&[u8], Hello)] = &[
         (b"GET / HTTP/1.1\r\n", Hello::NotTls),
         (b"SSH-2.0-OpenSSH\r\n", Hello::NotTls),
@@ -233,7 +233,7 @@ fn what_is_not_tls_is_told_from_it() {
         (b"", Hello::More),
         (b"\x16", Hello::More),
         (b"\x80\x2e\x01", Hello::More),
-        // As early as it can be told: a server that speaks first waits for nothing more.
+        // As early as possible: behind a server that speaks first nothing more comes.
         (b"G", Hello::NotTls),
         (b"\x16\x07", Hello::NotTls),
         (b"\x7f\x2e", Hello::NotTls),
@@ -247,7 +247,7 @@ fn what_is_not_tls_is_told_from_it() {
 fn r5_hellos_have_limits() {
     let long = openssl("a.example").extension(0x2000, vec![0; 60_000]).message();
     assert!(matches!(HelloReader::new().push(&records(&long, 16384)), Hello::Read(_)));
-    // The announcement alone is enough to refuse it.
+    // The announced length alone is enough to refuse it.
     let announced = u32::try_from(MAX_HELLO - 3).unwrap().to_be_bytes();
     let start = [22, 3, 1, 0x40, 0, 1, announced[1], announced[2], announced[3]];
     assert_eq!(read(&start), Hello::Refused(HelloRefusal::TooLong));
@@ -265,7 +265,7 @@ fn damaged_hellos_never_depend_on_their_pieces() {
     for _ in 0..100 {
         let mut damaged = bytes.clone();
         for _ in 0..=numbers.below(3) {
-            // Most lengths stand near the beginning.
+            // Most lengths are near the beginning.
             let end = if numbers.below(2) == 0 { 140 } else { bytes.len() };
             let any = u8::try_from(numbers.below(256)).unwrap();
             damaged[numbers.below(end)] = [0, 1, 0x7f, 0xff, any][numbers.below(5)];
@@ -274,7 +274,7 @@ fn damaged_hellos_never_depend_on_their_pieces() {
     }
 }
 
-/// What is seen behind a first hello, which must not depend on the pieces either.
+/// The result behind a first ClientHello, which must not depend on the segmentation either.
 fn watch(first: &ClientHello, bytes: &[u8]) -> Result<bool, HelloRefusal> {
     let results = cuts(bytes).into_iter().map(|pieces| {
         let mut watch = SecondHello::new(first);
@@ -294,7 +294,8 @@ fn n6_a_second_hello_keeps_the_name_of_the_first() {
     let hello = |name: &str, size| records(&openssl(name).message(), size);
     let change: &[u8] = &[20, 3, 3, 0, 1, 1];
     let data: &[u8] = &[23, 3, 3, 0, 2, 0, 0];
-    // The end of a handshake of TLS 1.2 that goes on from an older one: encrypted, and by chance it starts like a hello.
+    // The last handshake record of a resumed TLS 1.2 session: encrypted, and by chance it begins like a
+    // ClientHello.
     let unlucky: &[u8] = &[22, 3, 3, 0, 8, 1, 0, 40, 1, 3, 3, 0, 0];
     let hidden = records(&openssl("a.example").extension(0xfe0d, vec![0; 8]).message(), 900);
     let nameless = records(&Maker::new().message(), 900);
@@ -352,7 +353,7 @@ fn n6_a_second_hello_keeps_the_name_of_the_first() {
 #[test]
 fn n6_a_second_hello_has_limits_too() {
     let first = ClientHello { name: Some("a.example".parse().unwrap()), ..ClientHello::default() };
-    // Behind a change of cipher an announcement proves nothing, but what comes does.
+    // After ChangeCipherSpec an announced length proves nothing, but the bytes do.
     let endless =
         [&[20, 3, 3, 0, 1, 1], &*records(&[&[1, 2, 0, 0], &*vec![3; MAX_HELLO]].concat(), 16384)].concat();
     let mut watch = SecondHello::new(&first);
@@ -361,7 +362,7 @@ fn n6_a_second_hello_has_limits_too() {
 }
 
 #[test]
-fn r5_what_may_be_encrypted_is_kept_up_to_the_limit_and_no_further() {
+fn r5_what_may_be_encrypted_is_buffered_up_to_the_limit() {
     let record = |content: &[u8]| [&[22, 3, 3, 0x40, 0][..], content].concat();
     let rest = [3; 16384];
     let mut first = rest;

@@ -1,4 +1,4 @@
-//! On the host's own loopback, and without a packet to anywhere else.
+//! Only the host's loopback; no packet leaves the host.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::{break_off, datagrams, describe, dial, dialled, is_own, is_shortage};
+use super::{connect_result, describe, dial, is_host_address, is_shortage, reset_on_close, udp_socket};
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -15,15 +15,15 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Waits until a dial has come to its end.
+/// Waits for the result of a dial.
 fn outcome(socket: &OwnedFd) -> Result<(), Errno> {
     let mut wait = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::OUT)];
     rustix::event::poll(&mut wait, None).unwrap();
-    dialled(socket)
+    connect_result(socket)
 }
 
 #[test]
-fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
+fn a_dial_returns_at_once_and_reports_its_result_later() {
     let (listener, address) = listener();
     let socket = dial(address, None).unwrap();
     assert_eq!(outcome(&socket), Ok(()));
@@ -39,18 +39,18 @@ fn a_dial_returns_at_once_and_reports_later_what_became_of_it() {
 #[test]
 fn waiting_for_datagrams_never_blocks() {
     let (_, address) = listener();
-    let socket = datagrams(address).unwrap();
+    let socket = udp_socket(address).unwrap();
     assert_eq!(recv(&socket, &mut [0; 1], RecvFlags::empty()).map(|_| ()), Err(Errno::AGAIN));
 }
 
 #[test]
-fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
+fn an_aborted_connection_sends_a_reset_and_no_fin() {
     for (broken, expected) in [(false, Ok(0)), (true, Err(ErrorKind::ConnectionReset))] {
         let (listener, address) = listener();
         let socket = dial(address, None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         if broken {
-            break_off(&socket);
+            reset_on_close(&socket);
         }
         drop(socket);
         assert_eq!(server.read(&mut [0; 1]).map_err(|error| error.kind()), expected);
@@ -58,10 +58,10 @@ fn a_connection_that_is_broken_off_does_not_look_like_a_good_end() {
 }
 
 #[test]
-fn the_hosts_own_addresses_are_told_from_others() {
+fn the_hosts_own_addresses_are_distinguished_from_others() {
     for (address, own) in [("127.0.0.1", true), ("127.9.9.9", true), ("::1", true), ("93.184.216.34", false)]
     {
-        assert_eq!(is_own(address.parse().unwrap()), own, "{address}");
+        assert_eq!(is_host_address(address.parse().unwrap()), own, "{address}");
     }
 }
 
@@ -71,22 +71,22 @@ fn errors_are_described_by_what_they_mean() {
         (Errno::CONNREFUSED, "refused"),
         (Errno::CONNRESET, "reset"),
         (Errno::PIPE, "reset"),
-        (Errno::TIMEDOUT, "no answer in time"),
-        (Errno::HOSTUNREACH, "no way there"),
-        (Errno::NETUNREACH, "no way there"),
-        (Errno::ADDRNOTAVAIL, "no way there"),
-        (Errno::MFILE, "the host has no room"),
+        (Errno::TIMEDOUT, "timed out"),
+        (Errno::HOSTUNREACH, "no route"),
+        (Errno::NETUNREACH, "no route"),
+        (Errno::ADDRNOTAVAIL, "no route"),
+        (Errno::MFILE, "the host is short of memory or descriptors"),
         (Errno::ACCESS, "the host does not permit it"),
         (Errno::PERM, "the host does not permit it"),
-        (Errno::IO, "an error of the host"),
+        (Errno::IO, "a host error"),
     ];
     for (error, text) in table {
         assert_eq!(describe(error), text);
-        assert_eq!(is_shortage(error), text == "the host has no room", "{error}");
+        assert_eq!(is_shortage(error), text == "the host is short of memory or descriptors", "{error}");
     }
 }
 
-/// Runs a test of this file again, in a process of its own that begins with these words.
+/// Runs a test of this file again, in a process of its own that is started with these words.
 fn again(name: &str, inside: &str, words: &[&str]) -> bool {
     if std::env::var_os(inside).is_some() {
         return false;
@@ -100,12 +100,12 @@ fn again(name: &str, inside: &str, words: &[&str]) -> bool {
 }
 
 #[test]
-fn n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own() {
-    let name = "n10_an_address_that_cannot_be_asked_about_may_be_the_hosts_own";
+fn n10_an_address_that_cannot_be_looked_up_counts_as_the_hosts_own() {
+    let name = "n10_an_address_that_cannot_be_looked_up_counts_as_the_hosts_own";
     if again(name, "BATHY_TEST_FEW", &["prlimit", "--nofile=3"]) {
         return;
     }
-    assert!(is_own("93.184.216.34".parse().unwrap()));
+    assert!(is_host_address("93.184.216.34".parse().unwrap()));
 }
 
 #[test]
@@ -116,5 +116,5 @@ fn n10_the_source_of_everything_is_the_hosts_own_whatever_the_mtu_of_loopback() 
     }
     let ip = ["link", "set", "lo", "up", "mtu", "1500"];
     assert!(std::process::Command::new("ip").args(ip).status().unwrap().success());
-    assert!(is_own("127.0.0.1".parse().unwrap()));
+    assert!(is_host_address("127.0.0.1".parse().unwrap()));
 }

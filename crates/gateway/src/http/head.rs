@@ -1,25 +1,25 @@
-//! One request head: where it ends, its line and its fields.
+//! The head of a request: its end, its request line and its header fields.
 
 use super::target::{self, Authority};
 use super::{Body, HttpRefusal, MAX_FIELDS, MAX_HEAD, Request};
 
-/// The longest method. The longest registered one has 17 letters.
+/// The longest registered method has 17 letters.
 const MAX_METHOD: usize = 32;
-/// The most that a Content-Length may have without leaving 64 bits.
+/// The most digits of a Content-Length that always fit into 64 bits.
 const MAX_DIGITS: usize = 19;
 
-/// Fields that make some frameworks act on another method or path than those of the request line.
+/// Header fields by which some frameworks override the method or path.
 const REWRITING: [&str; 5] =
     ["x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-rewrite-url"];
 
-/// The field that asks for another protocol, and what it is called when it is not meant to ask.
+/// The Upgrade field, and the name of equal length that hides it from the server.
 const UPGRADE: &[u8] = b"upgrade";
 const HIDDEN: &[u8; UPGRADE.len()] = b"X-Plain";
-/// The one protocol that a connection may change to. Its messages go to the host of the request and to no other; in
+/// The only protocol that a connection may be upgraded to. Its messages go to the host of the request, while in
 /// HTTP/2 (`h2c`) or TLS each request could name another one.
 const WEBSOCKET: &[u8] = b"websocket";
 
-/// Finds the end of a head while it comes in, and refuses what no head may contain as soon as it is there.
+/// Finds the end of a head incrementally, and refuses illegal bytes as soon as they are there.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     scanned: usize,
@@ -28,7 +28,7 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Looks at the bytes that were not there before. Gives the length of the head once it is whole.
+    /// Scans the bytes that are new. Returns the length of the head once it is complete.
     pub(super) fn read(&mut self, pending: &[u8]) -> Result<Option<usize>, HttpRefusal> {
         while let Some(&byte) = pending.get(self.scanned) {
             let before = self.scanned.checked_sub(1).and_then(|index| pending.get(index));
@@ -39,14 +39,14 @@ impl Scan {
             match (before, byte) {
                 (Some(b'\r'), b'\n') => {}
                 (_, b'\n') => return Err(HttpRefusal::Malformed("a line ends without CR")),
-                (Some(b'\r'), _) => return Err(HttpRefusal::Malformed("a CR stands inside a line")),
+                (Some(b'\r'), _) => return Err(HttpRefusal::Malformed("a CR is inside a line")),
                 (_, b'\r' | b'\t') => {}
                 (_, byte) if byte.is_ascii_control() => {
-                    return Err(HttpRefusal::Malformed("a control character stands in the head"));
+                    return Err(HttpRefusal::Malformed("a control character is in the head"));
                 }
                 _ => {}
             }
-            self.look_at_method(byte)?;
+            self.check_method(byte)?;
             let seen = pending.get(..self.scanned).unwrap_or_default();
             if byte == b'\n' && !self.line_ended {
                 request_line(seen.strip_suffix(b"\r\n").unwrap_or(seen))?;
@@ -59,13 +59,13 @@ impl Scan {
         Ok(None)
     }
 
-    /// Whether the request line was whole and well formed.
+    /// Whether the request line was complete and well formed.
     pub(super) fn is_past_line(&self) -> bool {
         self.line_ended
     }
 
-    /// Other protocols show here, mostly before a line of theirs would end.
-    fn look_at_method(&mut self, byte: u8) -> Result<(), HttpRefusal> {
+    /// Other protocols fail here, mostly before their first line ends.
+    fn check_method(&mut self, byte: u8) -> Result<(), HttpRefusal> {
         if self.method_ended {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Scan {
     }
 }
 
-/// Small letters are left out: a server that ignores case would find a method that no rule named.
+/// Lower case is refused: a case-insensitive server would see a method that no rule names.
 fn is_method_byte(byte: u8) -> bool {
     byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
 }
@@ -90,7 +90,7 @@ fn is_token_byte(byte: u8) -> bool {
 struct RequestLine<'a> {
     method: &'a str,
     target: &'a str,
-    /// Whether the version is 1.1 and not 1.0.
+    /// True for HTTP/1.1, where the Host field is required.
     names_host: bool,
 }
 
@@ -115,7 +115,7 @@ fn request_line(line: &[u8]) -> Result<RequestLine<'_>, HttpRefusal> {
     }
 }
 
-/// What the fields of a head say, as far as it matters here.
+/// The header fields that matter here.
 #[derive(Default)]
 struct Fields<'a> {
     hosts: Vec<&'a [u8]>,
@@ -125,14 +125,13 @@ struct Fields<'a> {
     rewrites: bool,
 }
 
-/// A head that was read.
 pub(super) struct Head {
     pub(super) request: Request,
     /// Whether the protocol may change after it.
     pub(super) switches: bool,
 }
 
-/// Reads a whole head, with the empty line at its end.
+/// Parses a complete head, including the empty line at its end.
 pub(super) fn parse(head: &[u8]) -> Result<Head, HttpRefusal> {
     let mut lines = head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let line = request_line(lines.next().unwrap_or_default())?;
@@ -150,7 +149,7 @@ pub(super) fn parse(head: &[u8]) -> Result<Head, HttpRefusal> {
             "connection" if lists_needed_field(value) => {
                 return Err(HttpRefusal::Framing("the Connection field asks to drop a field that is needed"));
             }
-            // Gateways that hand fields on as variables read an underscore as a hyphen.
+            // Gateways that pass fields on as variables (CGI) treat an underscore as a hyphen.
             "content_length" | "transfer_encoding" => {
                 return Err(HttpRefusal::Framing("a field imitates one that delimits the body"));
             }
@@ -182,8 +181,8 @@ pub(super) fn parse(head: &[u8]) -> Result<Head, HttpRefusal> {
     Ok(Head { request, switches })
 }
 
-/// Renames the fields that ask for another protocol, at the same length. Clients offer that unasked (Java, curl with
-/// `--http2`), and servers that do not know it go on with HTTP/1: so goes on every server.
+/// Renames Upgrade fields in place, at equal length. Some clients offer an upgrade unasked (Java, curl with
+/// `--http2`); a server that does not see it stays with HTTP/1.
 pub(super) fn hide_upgrades(head: &mut [u8]) {
     for line in head.split_mut(|byte| *byte == b'\n') {
         let name = line.split_at_mut_checked(UPGRADE.len()).filter(|(_, rest)| rest.first() == Some(&b':'));
@@ -193,14 +192,15 @@ pub(super) fn hide_upgrades(head: &mut [u8]) {
     }
 }
 
-/// A server's own proxy drops the fields that are listed there, and what is behind it would read another request.
+/// A reverse proxy drops the fields that Connection lists, so that the server behind it would parse another
+/// request.
 fn lists_needed_field(connection: &[u8]) -> bool {
     let needed: [&[u8]; 3] = [b"content-length", b"host", b"transfer-encoding"];
     let mut listed = connection.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     listed.any(|listed| needed.iter().any(|needed| listed.eq_ignore_ascii_case(needed)))
 }
 
-/// Name in small letters, and value without the spaces around it. Control characters were refused while scanning.
+/// The name in lower case and the trimmed value. Control characters were refused while scanning.
 fn field_line(line: &[u8]) -> Result<(String, &[u8]), HttpRefusal> {
     if line.first().is_some_and(|byte| byte.is_ascii_whitespace()) {
         return Err(HttpRefusal::Malformed("a header field is folded over two lines"));
@@ -216,7 +216,7 @@ fn field_line(line: &[u8]) -> Result<(String, &[u8]), HttpRefusal> {
     Ok((name, value.strip_prefix(b":").unwrap_or(value).trim_ascii()))
 }
 
-/// Refuses in a trailer what a head alone may say. `line` has no end of line.
+/// Refuses trailer fields that belong into the head. `line` has no end of line.
 pub(super) fn check_trailer(line: &[u8]) -> Result<(), HttpRefusal> {
     let (name, _) = field_line(line)?;
     let only_in_heads =
@@ -227,7 +227,7 @@ pub(super) fn check_trailer(line: &[u8]) -> Result<(), HttpRefusal> {
     Ok(())
 }
 
-/// Programs behind a server often get fields with underscores for what had hyphens, and cannot tell.
+/// Programs behind a CGI gateway cannot tell an underscore from a hyphen.
 fn is_rewriting(name: &str) -> bool {
     REWRITING.contains(&name.replace('_', "-").as_str())
 }

@@ -1,34 +1,33 @@
-//! The server's side as far as it matters: whether a protocol changes, and the answer to a request that is denied.
+//! Responses: whether the server switches protocols, and the gateway's own 403.
 
-/// How much of the informational answers before the final one is read.
+/// How many bytes of informational responses may precede the final one.
 const MAX_INFORMATIONAL: usize = 64 * 1024;
-/// How long each text in a denial may be.
+/// The longest text in a 403.
 const MAX_TEXT: usize = 512;
 
-/// What the first answer on a connection is.
+/// The first final response of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstStatus {
-    /// Not there yet.
     More,
-    /// The final status, or 101.
+    /// The status code: a final one, or 101.
     Status(u16),
-    /// Not an answer of HTTP/1.
+    /// Not an HTTP/1 response.
     Invalid,
 }
 
-/// Reads the status of the first final answer that a server gives, to learn whether an Upgrade took effect.
-/// Informational answers before it (100, 102, 103) are skipped. It starts with the server's first byte.
+/// Parses the status of a server's first final response, to learn whether an Upgrade took effect. It skips
+/// informational responses (100, 102, 103), and starts at the server's first byte.
 #[derive(Debug, Default)]
 pub(super) struct StatusReader {
     line: Vec<u8>,
-    /// Whether the status line was an informational one, whose fields are now skipped.
+    /// Whether the fields of an informational response are being skipped.
     skipping: bool,
     read: usize,
     result: Option<FirstStatus>,
 }
 
 impl StatusReader {
-    /// Takes the bytes that follow those of the calls before.
+    /// Parses the next bytes of the server.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if self.result.is_some() {
@@ -44,7 +43,6 @@ impl StatusReader {
         }
     }
 
-    /// What the bytes so far say.
     pub(super) fn so_far(&self) -> FirstStatus {
         self.result.unwrap_or(FirstStatus::More)
     }
@@ -73,20 +71,19 @@ fn status(line: &[u8]) -> Option<u16> {
     (100..=599).contains(&status).then_some(status)
 }
 
-/// What a denied client is told.
+/// What a 403 says.
 #[derive(Clone, Copy, Debug)]
 pub struct Denial<'a> {
-    /// What it wanted to reach.
+    /// The destination that was denied.
     pub destination: &'a str,
-    /// The rule that decided.
     pub rule: &'a str,
     /// The command that would allow it.
     pub command: &'a str,
-    /// Whether the request was a HEAD, which is answered without a body.
+    /// Whether the request was a HEAD, whose response has no body.
     pub without_body: bool,
 }
 
-/// The answer to a request that the policy denies: a 403 that explains itself. The connection is closed after it.
+/// The response to a request that the policy denies: a 403 that explains it. The connection is closed after it.
 #[must_use]
 pub fn denial(denial: &Denial<'_>) -> Vec<u8> {
     let body = format!(
@@ -106,7 +103,8 @@ pub fn denial(denial: &Denial<'_>) -> Vec<u8> {
     answer.into_bytes()
 }
 
-/// The texts stand in the body only, where they cannot add a header; in one line each, they cannot imitate each other.
+/// The texts are in the body only, so they cannot inject a header field; each on one line, they cannot imitate each
+/// other.
 fn one_line(text: &str) -> String {
     text.chars().take(MAX_TEXT).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }

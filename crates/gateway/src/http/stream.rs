@@ -1,34 +1,32 @@
-//! Following the client's side of a connection from request to request.
+//! Follows the client's side of a connection from request to request.
 
-use super::doubt::is_meant_as_http;
 use super::head::{self, Head, Scan};
 use super::response::{FirstStatus, StatusReader};
+use super::sniff::looks_like_http;
 use super::{Body, HttpRefusal, Request};
 
-/// The longest size of a chunk, in hexadecimal digits.
 const MAX_CHUNK_DIGITS: usize = 15;
 /// How many bytes all trailers of one body may have.
 const MAX_TRAILERS: usize = 8 * 1024;
 
-/// What may happen next.
+/// What the caller has to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// So many of the given bytes, counted from the first, may be passed on. Never none.
+    /// Forward so many of the given bytes, counted from the first, at least one.
     Cleared(usize),
-    /// The head of this request is whole. [`RequestStream::accept`] clears it; a caller that denies it closes.
+    /// Ask the policy about this request. [`RequestStream::accept`] clears it; a caller that denies it closes.
     Decide(Box<Request>),
-    /// Nothing more is cleared without more bytes.
+    /// Wait for more bytes.
     More,
-    /// Nothing is cleared before [`RequestStream::accept`], or before the server said what becomes of a WebSocket, see
-    /// [`RequestStream::answer`].
+    /// Wait for [`RequestStream::accept`], or for the server's response to a WebSocket request, see
+    /// [`RequestStream::on_response`].
     Held,
 }
 
-/// Follows the bytes that a client sends, and clears them request by request.
+/// Follows the bytes of a client, and clears them request by request.
 ///
-/// The caller keeps what is not cleared, which is never more than [`super::MAX_HEAD`] that it has to keep, and shows it
-/// again together with what came after it. Each byte is looked at once, but for the unfinished line of a chunk's size or a
-/// trailer, which is short.
+/// The caller buffers what is not cleared, at most [`super::MAX_HEAD`], and passes it again together with what came
+/// after it. Each byte is parsed once, except for an incomplete chunk-size line or trailer, which are short.
 #[derive(Debug)]
 pub struct RequestStream {
     state: State,
@@ -36,36 +34,36 @@ pub struct RequestStream {
     began: bool,
     /// Whether the first request asks for a WebSocket.
     may_switch: bool,
-    /// What the server answered to the first request.
+    /// The status of the response to the first request.
     status: StatusReader,
     refused: Option<HttpRefusal>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// A head is to come.
+    /// The next head is being scanned.
     Head(Scan),
-    /// The stream began with this mistake: perhaps it is another protocol.
-    Doubt(HttpRefusal),
-    /// A head is there and the caller has not said yes.
-    Judging(Accepted),
+    /// The first line is malformed with this error: it may be another protocol.
+    Undetermined(HttpRefusal),
+    /// A head is complete, and the caller has not accepted it.
+    AwaitingDecision(PendingRequest),
     /// So many bytes of a head or body are cleared, then comes the rest.
     Passing(u64, Then),
-    /// The line with the size of a chunk is to come.
+    /// The chunk-size line is next.
     ChunkSize,
-    /// The end of line behind a chunk is to come.
+    /// The end of line behind a chunk is next.
     ChunkEnd,
-    /// A trailer or the end of the body is to come, after so many bytes of trailers.
+    /// A trailer or the end of the body is next, after so many bytes of trailers.
     Trailers(usize),
-    /// The server has yet to say whether the protocol changes.
+    /// The server's response to an Upgrade is pending.
     Switching,
-    /// The protocol has changed: the bytes have no meaning here.
+    /// The protocol was upgraded: bytes are cleared without parsing.
     Opaque,
 }
 
-/// What is known about a request that waits for the caller.
+/// A request that the caller has not accepted yet.
 #[derive(Clone, Copy, Debug)]
-struct Accepted {
+struct PendingRequest {
     length: usize,
     body: Body,
     switches: bool,
@@ -85,7 +83,6 @@ impl Default for RequestStream {
 }
 
 impl RequestStream {
-    /// A stream at its first request.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -97,11 +94,10 @@ impl RequestStream {
         }
     }
 
-    /// Looks at `pending`: all bytes from the client that are not cleared yet, with the new ones at the end.
+    /// Parses `pending`: all bytes of the client that are not cleared yet, the new ones at the end.
     ///
     /// # Errors
-    ///
-    /// If the bytes cannot be followed. What was cleared before is not touched by that; the same error comes again.
+    /// If the bytes cannot be followed. What was cleared before stays cleared; the error is final.
     pub fn read(&mut self, pending: &[u8]) -> Result<Step, HttpRefusal> {
         let mut cleared = 0;
         loop {
@@ -111,21 +107,21 @@ impl RequestStream {
                 Ok(step) => return Ok(step),
                 Err(refused) => {
                     self.refused = Some(refused.clone());
-                    // What came before the mistake is good; the next call tells.
+                    // What precedes the error is cleared; the next call returns the error.
                     return if cleared > 0 { Ok(Step::Cleared(cleared)) } else { Err(refused) };
                 }
             }
-            // A head is shown to the caller with nothing before it.
+            // The caller gets a head at the start of `pending`.
             if cleared > 0 && (cleared == pending.len() || matches!(self.state, State::Head(_))) {
                 return Ok(Step::Cleared(cleared));
             }
         }
     }
 
-    /// Clears the request that [`Step::Decide`] showed. `pending` is what was shown then: an Upgrade to anything but
+    /// Clears the request of [`Step::Decide`]. `pending` is what was passed then: an Upgrade to anything but
     /// WebSocket is renamed in it, so that the server does not see it.
     pub fn accept(&mut self, pending: &mut [u8]) {
-        let State::Judging(request) = self.state else { return };
+        let State::AwaitingDecision(request) = self.state else { return };
         let Some(head) = pending.get_mut(..request.length).filter(|head| head.ends_with(b"\r\n\r\n")) else {
             self.refused = Some(HttpRefusal::Changed);
             return;
@@ -139,20 +135,20 @@ impl RequestStream {
         self.state = State::Passing(u64::try_from(request.length).unwrap_or(u64::MAX), then);
     }
 
-    /// Takes what the server sends, from its first byte on, as long as [`RequestStream::wants_answer`]. Only 101 as the
-    /// answer to a WebSocket changes the protocol.
-    pub fn answer(&mut self, bytes: &[u8]) {
+    /// Observes the server's bytes, from the first one on, while [`RequestStream::wants_response`]. Only 101 in
+    /// response to a WebSocket request changes the protocol.
+    pub fn on_response(&mut self, bytes: &[u8]) {
         self.status.push(bytes);
         self.settle_switch();
     }
 
-    /// Whether the server's bytes have to be shown to [`RequestStream::answer`].
+    /// Whether the server's bytes have to be passed to [`RequestStream::on_response`].
     #[must_use]
-    pub fn wants_answer(&self) -> bool {
+    pub fn wants_response(&self) -> bool {
         (!self.began || self.may_switch) && self.status.so_far() == FirstStatus::More
     }
 
-    /// A server may answer before it has the whole request, so the status may be there already.
+    /// A server may respond before it has the whole request, so the status may be known already.
     fn settle_switch(&mut self) {
         if !matches!(self.state, State::Switching) {
             return;
@@ -161,12 +157,12 @@ impl RequestStream {
             FirstStatus::More => {}
             FirstStatus::Status(101) => self.state = State::Opaque,
             FirstStatus::Status(_) => self.state = State::Head(Scan::default()),
-            // Nobody knows what this server made of the request.
-            FirstStatus::Invalid => self.refused = Some(HttpRefusal::Answer),
+            // How this server has parsed the request is unknown.
+            FirstStatus::Invalid => self.refused = Some(HttpRefusal::BadResponse),
         }
     }
 
-    /// Whether the protocol has changed, so that bytes are cleared unread.
+    /// Whether the protocol was upgraded, so that bytes are cleared without parsing.
     #[must_use]
     pub fn is_opaque(&self) -> bool {
         matches!(self.state, State::Opaque)
@@ -182,17 +178,17 @@ impl RequestStream {
                 Ok(None) => Ok(Step::More),
                 Ok(Some(length)) => self.show(pending.get(..length).unwrap_or_default()),
                 Err(refused @ HttpRefusal::Malformed(_)) if !self.began && !scan.is_past_line() => {
-                    self.state = State::Doubt(refused);
+                    self.state = State::Undetermined(refused);
                     self.advance(pending)
                 }
                 Err(refused) => Err(refused),
             },
-            State::Doubt(refused) => match is_meant_as_http(pending) {
+            State::Undetermined(refused) => match looks_like_http(pending) {
                 None => Ok(Step::More),
                 Some(true) => Err(refused.clone()),
                 Some(false) => Err(HttpRefusal::NotHttp),
             },
-            State::Judging(_) | State::Switching => Ok(Step::Held),
+            State::AwaitingDecision(_) | State::Switching => Ok(Step::Held),
             State::Passing(remaining, then) => {
                 let (passed, then) =
                     (usize::try_from(*remaining).unwrap_or(usize::MAX).min(pending.len()), *then);
@@ -238,7 +234,8 @@ impl RequestStream {
         if switches && self.began {
             return Err(HttpRefusal::LateSwitch);
         }
-        self.state = State::Judging(Accepted { length: bytes.len(), body: request.body, switches });
+        self.state =
+            State::AwaitingDecision(PendingRequest { length: bytes.len(), body: request.body, switches });
         Ok(Step::Decide(Box::new(request)))
     }
 }
@@ -255,7 +252,7 @@ impl Then {
     }
 }
 
-/// The first line without its end, if it is there within `limit` bytes.
+/// The first line without its end, if it is complete within `limit` bytes.
 fn line(pending: &[u8], limit: usize) -> Result<Option<&[u8]>, HttpRefusal> {
     let within = pending.get(..limit).unwrap_or(pending);
     let end = within.iter().position(|byte| byte.is_ascii_control() && *byte != b'\t');
@@ -270,7 +267,7 @@ fn line(pending: &[u8], limit: usize) -> Result<Option<&[u8]>, HttpRefusal> {
     }
 }
 
-/// Extensions of chunks are refused with everything else that is not a digit: nobody needs them but smugglers.
+/// Chunk extensions are refused like everything else that is not a digit: only smuggling uses them.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let digits = str::from_utf8(line).ok()?;
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

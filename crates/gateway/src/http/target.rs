@@ -1,4 +1,4 @@
-//! Whom and what a request asks for: the authority, and the path in one spelling.
+//! The destination of a request: its authority, and its path in canonical spelling.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,22 +8,18 @@ use thiserror::Error;
 
 use super::{Form, HttpRefusal};
 
-/// The port of a URL that names none.
+/// The default port of `http://`.
 const HTTP_PORT: u16 = 80;
 
-/// A host as a client names it.
+/// The host in a URL or Host field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// By name.
     Name(HostName),
-    /// By address.
     Address(IpAddr),
 }
 
-/// A host and perhaps a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// The host.
     pub host: Host,
     /// The port, if the client wrote one.
     pub port: Option<u16>,
@@ -40,18 +36,17 @@ impl fmt::Display for Authority {
     }
 }
 
-/// Why a path cannot be compared with a rule.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PathProblem {
-    /// `*` is no path.
+    /// `*` has no path.
     #[error("The request has no path")]
     None,
-    /// Servers differ in what they make of it.
+    /// Servers interpret it differently.
     #[error("Servers read the path in different ways: {0}")]
     Ambiguous(&'static str),
 }
 
-/// The target of a request, together with its Host field.
+/// A request target, merged with the Host field.
 pub(super) struct Target {
     pub(super) form: Form,
     pub(super) authority: Option<Authority>,
@@ -93,7 +88,7 @@ fn after_scheme(target: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case(SCHEME).then_some(rest)
 }
 
-/// `HOST` or `HOST:PORT`. User names, zone identifiers and empty ports have no place here.
+/// `HOST` or `HOST:PORT`. User names, zone identifiers and empty ports are refused.
 pub(super) fn authority(text: &str) -> Option<Authority> {
     let (host, rest) = match text.strip_prefix('[') {
         Some(text) => {
@@ -115,12 +110,11 @@ fn port(text: &str) -> Option<u16> {
     digits.then(|| text.parse().ok()).flatten().filter(|port| *port != 0)
 }
 
-/// The spelling of a path that rules are compared with: what need not be percent-encoded is not, the rest is in capital
-/// letters. A rule's own path goes through this function too.
+/// The canonical spelling of a path: only what has to be percent-encoded is, in capital letters. A rule's own path
+/// has the same spelling.
 ///
 /// # Errors
-///
-/// If servers could take the path for another one: dot segments, empty segments, parameters behind a semicolon,
+/// If servers could interpret the path differently: dot segments, empty segments, parameters behind a semicolon,
 /// backslashes, and the encoded forms of these.
 pub fn rule_path(path: &str) -> Result<String, PathProblem> {
     use PathProblem::Ambiguous;
@@ -156,7 +150,7 @@ pub fn rule_path(path: &str) -> Result<String, PathProblem> {
             byte => plain.push_str(&format!("%{byte:02X}")),
         }
     }
-    // Careless decoders make a slash or a dot of what is longer than it has to be.
+    // Careless decoders turn overlong UTF-8 into a slash or a dot.
     if str::from_utf8(&decoded).is_err() {
         return Err(Ambiguous("it is not encoded UTF-8"));
     }

@@ -1,4 +1,4 @@
-//! Streams of requests as clients send them, and as smugglers do.
+//! Request streams as clients and as request smugglers send them.
 
 mod attacks;
 mod clients;
@@ -6,19 +6,19 @@ mod clients;
 use super::{HttpRefusal, RequestStream, Step};
 use crate::hello::cuts::cuts;
 
-/// What became of a stream whose every request was allowed.
+/// What came of a stream whose every request was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Followed {
     /// The requests, each as METHOD HOST PATH.
     requests: Vec<String>,
-    /// What the server got.
+    /// The bytes that were forwarded.
     passed: Vec<u8>,
     opaque: bool,
     refused: Option<HttpRefusal>,
 }
 
-/// Does what the gateway does: keeps what is not cleared and passes on what is. The server answers with `answer` as soon as
-/// the first request has begun to arrive.
+/// Acts as the gateway: buffers what is not cleared, and forwards what is. The server responds with `answer` as
+/// soon as the first request has begun to arrive.
 fn follow_pieces(pieces: &[&[u8]], answer: &[u8]) -> Followed {
     let mut stream = RequestStream::new();
     let (mut pending, mut answered) = (Vec::new(), false);
@@ -32,16 +32,20 @@ fn follow_pieces(pieces: &[&[u8]], answer: &[u8]) -> Followed {
                     followed.passed.extend(pending.drain(..count));
                 }
                 Ok(Step::Decide(request)) => {
-                    assert_eq!(stream.read(&pending), Ok(Step::Held), "nothing goes on before it was judged");
+                    assert_eq!(
+                        stream.read(&pending),
+                        Ok(Step::Held),
+                        "nothing is cleared before it was accepted"
+                    );
                     let host =
                         request.authority.map_or_else(|| "-".to_owned(), |authority| authority.to_string());
                     let path = request.path.unwrap_or_else(|_| "?".to_owned());
                     followed.requests.push(format!("{} {host} {path}", request.method));
                     stream.accept(&mut pending);
                 }
-                Ok(Step::Held) if !answered && stream.wants_answer() => {
+                Ok(Step::Held) if !answered && stream.wants_response() => {
                     answered = true;
-                    answer.chunks(1).for_each(|byte| stream.answer(byte));
+                    answer.chunks(1).for_each(|byte| stream.on_response(byte));
                 }
                 Ok(Step::More | Step::Held) => break,
                 Err(refused) => {

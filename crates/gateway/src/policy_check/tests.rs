@@ -1,13 +1,13 @@
-//! Decisions about real addresses, by policies as they are written.
+//! Decisions about real addresses, by policies in text form.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use bathy_policy::{HostName, Policies, Protocol, Verdict};
+use bathy_policy::{Access, HostName, Policies, Protocol};
 use bathy_protocol::network::{OwnNetwork, Transport};
 
 use super::{Endpoint, PolicyCheck, peer, quoted};
-use crate::inspect::Found;
+use crate::inspect::ParsedTarget;
 
 const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34));
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -28,8 +28,8 @@ fn name(text: &str) -> HostName {
     text.parse().unwrap()
 }
 
-fn tls(name: &str) -> Found {
-    Found::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false }
+fn tls(name: &str) -> ParsedTarget {
+    ParsedTarget::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false }
 }
 
 #[test]
@@ -37,48 +37,48 @@ fn an_address_has_a_name_for_as_long_as_the_answer_said() {
     let mut policy_check = policy_check(&["allow api.example:443"]);
     let now = Instant::now();
     let remote = SocketAddr::new(PUBLIC, 443);
-    assert_eq!(policy_check.place(Protocol::Tcp, remote, now).names, []);
-    policy_check.learn(&name("api.example"), PUBLIC, TTL, now);
-    let place = policy_check.place(Protocol::Tcp, remote, now + TTL);
+    assert_eq!(policy_check.endpoint(Protocol::Tcp, remote, now).names, []);
+    policy_check.record_name(&name("api.example"), PUBLIC, TTL, now);
+    let endpoint = policy_check.endpoint(Protocol::Tcp, remote, now + TTL);
     assert_eq!(
-        (place.names.as_slice(), place.remote, place.is_host),
+        (endpoint.names.as_slice(), endpoint.remote, endpoint.is_host),
         (&[name("api.example")][..], remote, false)
     );
-    assert_eq!(policy_check.place(Protocol::Tcp, remote, now + 2 * TTL).names, []);
-    assert_eq!(policy_check.place(Protocol::Tcp, SocketAddr::new(LOCAL, 443), now).names, []);
+    assert_eq!(policy_check.endpoint(Protocol::Tcp, remote, now + 2 * TTL).names, []);
+    assert_eq!(policy_check.endpoint(Protocol::Tcp, SocketAddr::new(LOCAL, 443), now).names, []);
     assert_eq!(policy_check.time(now + TTL) - policy_check.time(now), TTL);
 }
 
 #[test]
-fn what_the_client_says_decides_where_a_name_is_allowed() {
+fn the_clients_sni_or_host_decides_where_a_name_is_allowed() {
     let now = Instant::now();
     let mut policy_check = policy_check(&["allow api.example:443"]);
-    policy_check.learn(&name("api.example"), PUBLIC, TTL, now);
-    let place = policy_check.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 443), now);
-    assert_eq!(policy_check.connect(&place).verdict, Verdict::IfRead);
+    policy_check.record_name(&name("api.example"), PUBLIC, TTL, now);
+    let endpoint = policy_check.endpoint(Protocol::Tcp, SocketAddr::new(PUBLIC, 443), now);
+    assert_eq!(policy_check.connect(&endpoint).access, Access::InspectFirst);
     let table = [
-        (tls("api.example"), Verdict::Allow),
-        (tls("other.example"), Verdict::Deny),
-        (Found::Other, Verdict::Deny),
+        (tls("api.example"), Access::Allow),
+        (tls("other.example"), Access::Deny),
+        (ParsedTarget::Other, Access::Deny),
     ];
-    for (found, verdict) in table {
-        assert_eq!(policy_check.decide(&place, &found).verdict, verdict, "{found:?}");
+    for (target, access) in table {
+        assert_eq!(policy_check.decide(&endpoint, &target).access, access, "{target:?}");
     }
-    policy_check.change(policies(None, "allow-list", &[]));
-    assert_eq!(policy_check.connect(&place).verdict, Verdict::Deny);
-    assert_eq!(policy_check.decide(&place, &tls("api.example")).verdict, Verdict::Deny);
+    policy_check.set_policies(policies(None, "allow-list", &[]));
+    assert_eq!(policy_check.connect(&endpoint).access, Access::Deny);
+    assert_eq!(policy_check.decide(&endpoint, &tls("api.example")).access, Access::Deny);
 }
 
 #[test]
 fn names_and_peers_are_decided_by_the_policies() {
     let policy_check = policy_check(&["allow api.example:443", "deny in 203.0.113.0/24"]);
-    assert_eq!(policy_check.resolve(&name("api.example")).verdict, Verdict::Allow);
-    assert_eq!(policy_check.resolve(&name("other.example")).verdict, Verdict::Deny);
+    assert_eq!(policy_check.resolve(&name("api.example")).access, Access::Allow);
+    assert_eq!(policy_check.resolve(&name("other.example")).access, Access::Deny);
     assert!(policy_check.reveal(&name("api.example"), PUBLIC));
     assert!(!policy_check.reveal(&name("api.example"), LOCAL), "a name that is pointed at the host");
     assert!(!policy_check.reveal(&name("other.example"), PUBLIC));
-    let peer = |text: &str| policy_check.accept(text.parse().unwrap(), Protocol::Tcp, 80).verdict;
-    assert_eq!((peer("203.0.113.9"), peer("198.51.100.9")), (Verdict::Deny, Verdict::Allow));
+    let peer = |text: &str| policy_check.accept(text.parse().unwrap(), Protocol::Tcp, 80).access;
+    assert_eq!((peer("203.0.113.9"), peer("198.51.100.9")), (Access::Deny, Access::Allow));
 }
 
 #[test]
@@ -96,23 +96,23 @@ fn the_hosts_own_addresses_are_known_in_every_reading() {
 }
 
 #[test]
-fn n10_addresses_that_the_owner_knows_are_the_hosts_own_from_then_on() {
+fn n10_addresses_that_the_owner_reports_are_the_hosts_own_from_then_on() {
     let network = |text: &str, prefix| OwnNetwork { address: text.parse().unwrap(), prefix };
     let mut policy_check = PolicyCheck::new(policies(None, "public", &[]), String::new())
-        .knowing(vec![network("93.184.216.34", 32)]);
-    let verdict = |policy_check: &PolicyCheck, text: &str| {
-        let place =
-            policy_check.place(Protocol::Tcp, SocketAddr::new(text.parse().unwrap(), 80), Instant::now());
-        policy_check.connect(&place).verdict
+        .with_host_networks(vec![network("93.184.216.34", 32)]);
+    let access = |policy_check: &PolicyCheck, text: &str| {
+        let endpoint =
+            policy_check.endpoint(Protocol::Tcp, SocketAddr::new(text.parse().unwrap(), 80), Instant::now());
+        policy_check.connect(&endpoint).access
     };
-    assert_eq!(verdict(&policy_check, "93.184.216.34"), Verdict::Deny);
-    assert_eq!(verdict(&policy_check, "93.184.216.35"), Verdict::Allow);
+    assert_eq!(access(&policy_check, "93.184.216.34"), Access::Deny);
+    assert_eq!(access(&policy_check, "93.184.216.35"), Access::Allow);
     assert!(policy_check.is_host("::ffff:93.184.216.34".parse().unwrap()));
     assert!(!policy_check.reveal(&name("api.example"), PUBLIC));
-    policy_check.know(vec![network("93.184.216.35", 32), network("2606:2800::", 32)]);
-    assert_eq!(verdict(&policy_check, "93.184.216.34"), Verdict::Allow, "it is not any more");
-    assert_eq!(verdict(&policy_check, "93.184.216.35"), Verdict::Deny);
-    assert_eq!(verdict(&policy_check, "2606:2800:1::1"), Verdict::Deny);
+    policy_check.set_host_networks(vec![network("93.184.216.35", 32), network("2606:2800::", 32)]);
+    assert_eq!(access(&policy_check, "93.184.216.34"), Access::Allow, "it is not any more");
+    assert_eq!(access(&policy_check, "93.184.216.35"), Access::Deny);
+    assert_eq!(access(&policy_check, "2606:2800:1::1"), Access::Deny);
 }
 
 #[test]
@@ -120,26 +120,27 @@ fn a_denial_names_the_destination_the_rule_and_the_command_that_allows_it() {
     let now = Instant::now();
     let mut policy_check = policy_check(&[]);
     let remote = SocketAddr::new(PUBLIC, 80);
-    let place = policy_check.place(Protocol::Tcp, remote, now);
-    let text = |policy_check: &PolicyCheck, place: &Endpoint, name, without_body| {
-        String::from_utf8(policy_check.explain(place, name, "preset allow-list", without_body)).unwrap()
+    let endpoint = policy_check.endpoint(Protocol::Tcp, remote, now);
+    let text = |policy_check: &PolicyCheck, endpoint: &Endpoint, name, without_body| {
+        String::from_utf8(policy_check.denial_response(endpoint, name, "preset allow-list", without_body))
+            .unwrap()
     };
 
-    let unnamed = text(&policy_check, &place, None, false);
+    let unnamed = text(&policy_check, &endpoint, None, false);
     assert!(unnamed.contains("93.184.216.34:80") && unnamed.contains("preset allow-list"), "{unnamed}");
     assert!(unnamed.contains("bathy policy allow web tcp://93.184.216.34:80"), "{unnamed}");
 
-    policy_check.learn(&name("api.example"), PUBLIC, TTL, now);
-    let place = policy_check.place(Protocol::Tcp, remote, now);
-    let known = text(&policy_check, &place, None, false);
+    policy_check.record_name(&name("api.example"), PUBLIC, TTL, now);
+    let endpoint = policy_check.endpoint(Protocol::Tcp, remote, now);
+    let known = text(&policy_check, &endpoint, None, false);
     assert!(known.contains("api.example:80 (93.184.216.34)"), "{known}");
     assert!(known.contains("bathy policy allow web api.example:80"), "{known}");
     let (head, body) = known.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 403 ") && !body.is_empty(), "{known}");
 
     let given = name("given.example");
-    assert!(text(&policy_check, &place, Some(&given), false).contains("given.example:80 (93.184.216.34)"));
-    let without_body = text(&policy_check, &place, Some(&given), true);
+    assert!(text(&policy_check, &endpoint, Some(&given), false).contains("given.example:80 (93.184.216.34)"));
+    let without_body = text(&policy_check, &endpoint, Some(&given), true);
     assert!(without_body.ends_with("\r\n\r\n"), "{without_body}");
 }
 
@@ -151,9 +152,9 @@ fn where_no_rule_helps_the_denial_says_whose_decision_it_is() {
     ] {
         let policy_check =
             PolicyCheck::new(policies(ceiling, preset, &[]), "bathy policy allow web".to_owned());
-        let place = policy_check.place(Protocol::Tcp, SocketAddr::new(PUBLIC, 80), Instant::now());
-        assert_eq!(policy_check.cure(&place, None), None);
-        let text = String::from_utf8(policy_check.explain(&place, None, "x", false)).unwrap();
+        let endpoint = policy_check.endpoint(Protocol::Tcp, SocketAddr::new(PUBLIC, 80), Instant::now());
+        assert_eq!(policy_check.fix(&endpoint, None), None);
+        let text = String::from_utf8(policy_check.denial_response(&endpoint, None, "x", false)).unwrap();
         assert!(text.contains(expected) && !text.contains("bathy policy allow"), "{text}");
     }
 }
@@ -172,7 +173,7 @@ fn targets_are_quoted_where_a_shell_would_read_more_into_them() {
 
 #[test]
 fn events_carry_the_name_that_was_given_or_else_the_one_that_was_resolved() {
-    let mut place = Endpoint {
+    let mut endpoint = Endpoint {
         protocol: Protocol::Tcp,
         remote: SocketAddr::new(PUBLIC, 443),
         is_host: false,
@@ -181,10 +182,10 @@ fn events_carry_the_name_that_was_given_or_else_the_one_that_was_resolved() {
     let table =
         [(Protocol::Tcp, Transport::Tcp), (Protocol::Udp, Transport::Udp), (Protocol::Icmp, Transport::Icmp)];
     for (protocol, transport) in table {
-        place.protocol = protocol;
-        let peer = peer(&place, None);
+        endpoint.protocol = protocol;
+        let peer = peer(&endpoint, None);
         assert_eq!((peer.transport, peer.inbound, peer.address, peer.port), (transport, false, PUBLIC, 443));
         assert_eq!(peer.name.as_deref(), Some("resolved.example"));
     }
-    assert_eq!(peer(&place, Some(&name("given.example"))).name.as_deref(), Some("given.example"));
+    assert_eq!(peer(&endpoint, Some(&name("given.example"))).name.as_deref(), Some("given.example"));
 }

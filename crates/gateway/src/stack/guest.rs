@@ -13,36 +13,36 @@ use smoltcp::wire::{
     TcpSeqNumber,
 };
 
-use super::{Ends, IPV4_HEADER, IPV6_HEADER};
+use super::{FourTuple, IPV4_HEADER, IPV6_HEADER};
 use crate::link::Link;
 
 const BUFFER: usize = 1 << 20;
 const SCALE: u8 = 7;
 
-/// Sends without waiting for anything, and remembers what came.
+/// Sends without waiting, and records what it receives.
 pub(crate) struct Guest {
     link: OwnedFd,
-    ends: Ends,
+    tuple: FourTuple,
     pub(crate) next: TcpSeqNumber,
     pub(crate) acknowledged: Option<TcpSeqNumber>,
-    /// What was carried to it, in order.
-    pub(crate) came: Vec<u8>,
-    /// The most that one segment carried.
+    /// The received payload, in order.
+    pub(crate) received: Vec<u8>,
+    /// The longest payload of a segment.
     pub(crate) longest: usize,
 }
 
 impl Guest {
     /// A guest that has sent nothing yet, and the gateway's end of its link.
-    pub(crate) fn new(ends: Ends) -> (Self, Link) {
+    pub(crate) fn new(tuple: FourTuple) -> (Self, Link) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (link, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         sockopt::set_socket_send_buffer_size(&other, BUFFER).unwrap();
-        (Self::over(link, ends), Link::new(other))
+        (Self::over(link, tuple), Link::new(other))
     }
 
     /// A guest at this end of a link.
-    pub(crate) fn over(link: OwnedFd, ends: Ends) -> Self {
-        Self { link, ends, next: TcpSeqNumber(1000), acknowledged: None, came: Vec::new(), longest: 0 }
+    pub(crate) fn over(link: OwnedFd, tuple: FourTuple) -> Self {
+        Self { link, tuple, next: TcpSeqNumber(1000), acknowledged: None, received: Vec::new(), longest: 0 }
     }
 
     /// Sends an IPv4 packet over its link.
@@ -51,17 +51,14 @@ impl Guest {
         send(&self.link, &frame, SendFlags::empty()).unwrap();
     }
 
-    /// The packet that begins the connection.
     pub(crate) fn syn(&mut self) -> Vec<u8> {
         self.packet(TcpControl::Syn, &[])
     }
 
-    /// The packet that acknowledges what came.
     pub(crate) fn ack(&mut self) -> Vec<u8> {
         self.packet(TcpControl::None, &[])
     }
 
-    /// The packet that ends the connection as far as the guest is concerned.
     pub(crate) fn fin(&mut self) -> Vec<u8> {
         self.packet(TcpControl::Fin, &[])
     }
@@ -70,8 +67,8 @@ impl Guest {
     pub(crate) fn packet(&mut self, control: TcpControl, payload: &[u8]) -> Vec<u8> {
         let is_syn = control == TcpControl::Syn;
         let segment = TcpRepr {
-            src_port: self.ends.guest_port,
-            dst_port: self.ends.remote.port(),
+            src_port: self.tuple.guest_port,
+            dst_port: self.tuple.remote.port(),
             control,
             seq_number: self.next,
             ack_number: self.acknowledged,
@@ -90,7 +87,7 @@ impl Guest {
         segment.emit(&mut TcpPacket::new_unchecked(&mut bytes), &source, &to, &sums);
         let (payload_len, next_header, hop_limit) = (bytes.len(), IpProtocol::Tcp, 64);
         let mut header = vec![0; self.header()];
-        match self.ends.remote.ip() {
+        match self.tuple.remote.ip() {
             IpAddr::V4(dst_addr) => {
                 let ip = Ipv4Repr { src_addr: GUEST_V4, dst_addr, next_header, payload_len, hop_limit };
                 ip.emit(&mut Ipv4Packet::new_unchecked(&mut header), &sums);
@@ -103,7 +100,7 @@ impl Guest {
         [header, bytes].concat()
     }
 
-    /// Takes the segments that came since the last time.
+    /// The segments that came since the last call.
     pub(crate) fn segments(&mut self) -> Vec<TcpPacket<Vec<u8>>> {
         let mut frame = vec![0; MAX_FRAME];
         let mut segments = Vec::new();
@@ -115,13 +112,13 @@ impl Guest {
                 segment.verify_checksum(&other, &guest),
                 "sums are right for guests that pass packets on"
             );
-            assert!(self.ends.remote.is_ipv6() || Ipv4Packet::new_unchecked(header).verify_checksum());
+            assert!(self.tuple.remote.is_ipv6() || Ipv4Packet::new_unchecked(header).verify_checksum());
             let payload = bytes.get(segment.header_len().into()..).unwrap_or_default();
             self.longest = self.longest.max(payload.len());
             if segment.syn() {
                 self.acknowledged = Some(segment.seq_number() + 1);
             } else if self.acknowledged == Some(segment.seq_number()) {
-                self.came.extend(payload);
+                self.received.extend(payload);
                 self.acknowledged = Some(segment.seq_number() + payload.len() + usize::from(segment.fin()));
             }
             segments.push(segment);
@@ -130,13 +127,13 @@ impl Guest {
     }
 
     fn addresses(&self) -> (IpAddress, IpAddress) {
-        match self.ends.remote.ip() {
+        match self.tuple.remote.ip() {
             IpAddr::V4(other) => (IpAddress::Ipv4(GUEST_V4), IpAddress::Ipv4(other)),
             IpAddr::V6(other) => (IpAddress::Ipv6(GUEST_V6), IpAddress::Ipv6(other)),
         }
     }
 
     fn header(&self) -> usize {
-        if self.ends.remote.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
+        if self.tuple.remote.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
     }
 }

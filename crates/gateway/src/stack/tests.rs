@@ -1,4 +1,4 @@
-//! Stacks and the guests that they face, in memory.
+//! Stacks and the guests that they serve, in memory.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -7,20 +7,20 @@ use bathy_protocol::network::MTU;
 use smoltcp::wire::{TcpControl, TcpSeqNumber};
 
 use super::guest::Guest;
-use super::{Clock, Ends, GUEST_ASKED, GUEST_TIMEOUT, Guard, IPV4_HEADER, IPV6_HEADER, Stack};
-use crate::link::{Kind, Link};
+use super::{Clock, FourTuple, GUEST_TIMEOUT, IPV4_HEADER, IPV6_HEADER, KEEP_ALIVE, Stack, WindowGuard};
+use crate::link::{EtherType, Link};
 
 mod hostile;
 
-const V4: Ends = Ends {
+const V4: FourTuple = FourTuple {
     guest_port: 30000,
     remote: SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 443),
 };
-const V6: Ends = Ends {
+const V6: FourTuple = FourTuple {
     guest_port: 30000,
     remote: SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7)), 443),
 };
-const ROOM: usize = 256 * 1024;
+const BUFFER_SIZE: usize = 256 * 1024;
 const TCP_HEADER: usize = 20;
 
 struct Pair {
@@ -31,16 +31,16 @@ struct Pair {
 }
 
 impl Pair {
-    /// A stack that waits for a guest to begin.
-    fn waiting(ends: Ends) -> Self {
-        let (guest, mut link) = Guest::new(ends);
+    /// A stack that listens for the guest's SYN.
+    fn waiting(tuple: FourTuple) -> Self {
+        let (guest, mut link) = Guest::new(tuple);
         let clock = Clock::new();
-        let stack = Stack::answering(ends, ROOM, clock, &mut link).unwrap();
+        let stack = Stack::listen(tuple, BUFFER_SIZE, clock, &mut link).unwrap();
         Self { stack, guest, link, now: Instant::now() }
     }
 
-    fn established(ends: Ends) -> Self {
-        let mut pair = Self::waiting(ends);
+    fn established(tuple: FourTuple) -> Self {
+        let mut pair = Self::waiting(tuple);
         let syn = pair.guest.syn();
         pair.on_packet(&syn);
         pair.guest.segments();
@@ -51,10 +51,10 @@ impl Pair {
 
     fn on_packet(&mut self, packet: &[u8]) {
         self.stack.on_packet(packet, self.now, &mut self.link);
-        self.stack.speak(self.now, &mut self.link);
+        self.stack.transmit(self.now, &mut self.link);
     }
 
-    /// Whether it is established, reset and over.
+    /// Whether it is established, reset and closed.
     fn state(&mut self) -> (bool, bool, bool) {
         (self.stack.is_established(), self.stack.is_reset(), self.stack.is_over())
     }
@@ -66,9 +66,9 @@ const OVER: (bool, bool, bool) = (true, false, true);
 const RESET: (bool, bool, bool) = (false, true, true);
 
 #[test]
-fn a_guest_begins_a_connection_and_breaks_it_off() {
-    for ends in [V4, V6] {
-        let mut pair = Pair::waiting(ends);
+fn a_guest_opens_a_connection_and_resets_it() {
+    for tuple in [V4, V6] {
+        let mut pair = Pair::waiting(tuple);
         assert_eq!(pair.state(), RESET, "nothing has come yet");
         let syn = pair.guest.syn();
         pair.on_packet(&syn);
@@ -89,12 +89,12 @@ fn a_guest_begins_a_connection_and_breaks_it_off() {
 }
 
 #[test]
-fn a_guest_is_called_and_answers() {
-    for ends in [V4, V6] {
-        let (guest, mut link) = Guest::new(ends);
-        let stack = Stack::calling(ends, ROOM, Clock::new(), &mut link).unwrap();
+fn a_guest_accepts_a_connection() {
+    for tuple in [V4, V6] {
+        let (guest, mut link) = Guest::new(tuple);
+        let stack = Stack::connect(tuple, BUFFER_SIZE, Clock::new(), &mut link).unwrap();
         let mut pair = Pair { stack, guest, link, now: Instant::now() };
-        pair.stack.speak(pair.now, &mut pair.link);
+        pair.stack.transmit(pair.now, &mut pair.link);
         assert_eq!(pair.state(), OPENING);
         let segments = pair.guest.segments();
         assert!(segments[0].syn() && !segments[0].ack());
@@ -108,8 +108,8 @@ fn a_guest_is_called_and_answers() {
 #[test]
 fn a_guest_has_finished_when_all_that_it_sent_was_taken() {
     let mut pair = Pair::established(V4);
-    let said = pair.guest.packet(TcpControl::Psh, b"last");
-    pair.on_packet(&said);
+    let segment = pair.guest.packet(TcpControl::Psh, b"last");
+    pair.on_packet(&segment);
     let fin = pair.guest.fin();
     pair.on_packet(&fin);
     assert!(!pair.stack.guest_has_finished(), "four bytes wait");
@@ -122,7 +122,7 @@ fn a_guest_has_finished_when_all_that_it_sent_was_taken() {
 fn a_connection_is_over_when_both_sides_have_closed_it() {
     let mut pair = Pair::established(V4);
     pair.stack.tcp().close();
-    pair.stack.speak(pair.now, &mut pair.link);
+    pair.stack.transmit(pair.now, &mut pair.link);
     assert!(pair.guest.segments().iter().any(|segment| segment.fin()));
     assert_eq!(pair.state(), ESTABLISHED, "the guest has not closed its side");
     let fin = pair.guest.fin();
@@ -132,41 +132,41 @@ fn a_connection_is_over_when_both_sides_have_closed_it() {
 
 #[test]
 fn what_is_sent_fits_the_link_and_is_as_long_as_the_link_takes() {
-    for (ends, header) in [(V4, IPV4_HEADER), (V6, IPV6_HEADER)] {
-        let mut pair = Pair::established(ends);
-        let sent: Vec<u8> = (0..ROOM).map(|index| u8::try_from(index % 251).unwrap()).collect();
-        assert_eq!(pair.stack.tcp().send_slice(&sent), Ok(ROOM));
-        while pair.guest.came.len() < ROOM {
-            pair.stack.speak(pair.now, &mut pair.link);
+    for (tuple, header) in [(V4, IPV4_HEADER), (V6, IPV6_HEADER)] {
+        let mut pair = Pair::established(tuple);
+        let sent: Vec<u8> = (0..BUFFER_SIZE).map(|index| u8::try_from(index % 251).unwrap()).collect();
+        assert_eq!(pair.stack.tcp().send_slice(&sent), Ok(BUFFER_SIZE));
+        while pair.guest.received.len() < BUFFER_SIZE {
+            pair.stack.transmit(pair.now, &mut pair.link);
             pair.link.flush();
             let segments = pair.guest.segments();
-            assert!(!segments.is_empty(), "{} of {ROOM} bytes came", pair.guest.came.len());
+            assert!(!segments.is_empty(), "{} of {BUFFER_SIZE} bytes came", pair.guest.received.len());
             let ack = pair.guest.ack();
             pair.on_packet(&ack);
         }
-        assert!(pair.guest.came == sent);
+        assert!(pair.guest.received == sent);
         assert_eq!(pair.guest.longest, usize::from(MTU) - header - TCP_HEADER);
     }
 }
 
 #[test]
-fn while_the_keeper_takes_nothing_nothing_more_is_sent() {
+fn nothing_is_sent_while_the_keeper_does_not_read() {
     let mut pair = Pair::established(V4);
-    // The link's own buffer, and then one frame that waits.
-    while pair.link.has_room() {
-        pair.link.send(Kind::V4, 1000, |_| {});
+    // The link's own buffer, and then one queued frame.
+    while pair.link.has_space() {
+        pair.link.send(EtherType::V4, 1000, |_| {});
     }
     let sent = pair.link.sent;
     pair.stack.tcp().send_slice(b"later").unwrap();
-    pair.stack.speak(pair.now, &mut pair.link);
-    assert_eq!((pair.link.sent, pair.link.lost), (sent, 0));
+    pair.stack.transmit(pair.now, &mut pair.link);
+    assert_eq!((pair.link.sent, pair.link.dropped), (sent, 0));
 }
 
 #[test]
 fn a_guests_own_checksums_do_not_matter() {
     let mut pair = Pair::waiting(V4);
     let mut syn = pair.guest.syn();
-    // Those of the IP header and of the segment.
+    // The checksums of the IP header and of the segment.
     for at in [10, IPV4_HEADER + 16] {
         syn[at] ^= 0xff;
     }
@@ -175,21 +175,21 @@ fn a_guests_own_checksums_do_not_matter() {
 }
 
 #[test]
-fn a_silent_guest_is_asked_and_one_that_does_not_answer_is_given_up() {
+fn an_idle_guest_is_probed_and_reset_without_an_answer() {
     let mut pair = Pair::established(V4);
     let due = pair.stack.due(pair.now).unwrap();
-    assert!(due > pair.now && due <= pair.now + GUEST_ASKED, "{:?}", due - pair.now);
-    pair.now += GUEST_ASKED + Duration::from_millis(1);
-    pair.stack.speak(pair.now, &mut pair.link);
-    assert_eq!(pair.guest.segments().len(), 1, "it is asked");
+    assert!(due > pair.now && due <= pair.now + KEEP_ALIVE, "{:?}", due - pair.now);
+    pair.now += KEEP_ALIVE + Duration::from_millis(1);
+    pair.stack.transmit(pair.now, &mut pair.link);
+    assert_eq!(pair.guest.segments().len(), 1, "it is probed");
     let ack = pair.guest.ack();
     pair.on_packet(&ack);
-    pair.now += GUEST_ASKED + Duration::from_millis(1);
-    pair.stack.speak(pair.now, &mut pair.link);
-    assert_eq!(pair.guest.segments().len(), 1, "it is asked again");
+    pair.now += KEEP_ALIVE + Duration::from_millis(1);
+    pair.stack.transmit(pair.now, &mut pair.link);
+    assert_eq!(pair.guest.segments().len(), 1, "it is probed again");
     assert_eq!(pair.state(), ESTABLISHED, "a guest that answers may be silent for as long as it likes");
     pair.now += GUEST_TIMEOUT;
-    pair.stack.speak(pair.now, &mut pair.link);
+    pair.stack.transmit(pair.now, &mut pair.link);
     assert_eq!(pair.state(), RESET);
 }
 
@@ -207,9 +207,9 @@ fn times_of_the_stack_are_times_of_the_clock() {
     );
 }
 
-/// A segment that begins with this number and carries so many bytes.
-fn segment(ends: Ends, first: i32, length: usize) -> Vec<u8> {
-    let (mut guest, _) = Guest::new(ends);
+/// A segment with this sequence number and so many bytes of payload.
+fn segment(tuple: FourTuple, first: i32, length: usize) -> Vec<u8> {
+    let (mut guest, _) = Guest::new(tuple);
     (guest.next, guest.acknowledged) = (TcpSeqNumber(first), Some(TcpSeqNumber(1)));
     guest.packet(TcpControl::None, &vec![7; length])
 }
@@ -217,7 +217,7 @@ fn segment(ends: Ends, first: i32, length: usize) -> Vec<u8> {
 #[test]
 fn v9_only_what_fits_into_the_buffer_is_admitted() {
     let half = i32::MAX;
-    for (edge, first, length, expected) in [
+    for (window_end, first, length, expected) in [
         (1000, 990, 10, true),
         (1000, 990, 11, false),
         (1000, 1000, 1, false),
@@ -229,25 +229,25 @@ fn v9_only_what_fits_into_the_buffer_is_admitted() {
         (half.cast_unsigned(), -1, 1, true),
         (half.cast_unsigned(), -2, 1, false),
     ] {
-        for (ends, kind) in [(V4, Kind::V4), (V6, Kind::V6)] {
-            let packet = segment(ends, first, length);
-            let row = (edge, first, length);
-            let guard = Guard { edge: Some(edge), ..Guard::default() };
+        for (tuple, kind) in [(V4, EtherType::V4), (V6, EtherType::V6)] {
+            let packet = segment(tuple, first, length);
+            let row = (window_end, first, length);
+            let guard = WindowGuard { window_end: Some(window_end), ..WindowGuard::default() };
             assert_eq!(guard.admits(kind, &packet), expected, "{row:?}");
-            let nothing = Guard::default();
+            let nothing = WindowGuard::default();
             assert_eq!(nothing.admits(kind, &packet), length == 0, "before a window was sent: {row:?}");
         }
     }
 }
 
 #[test]
-fn v9_the_edge_is_the_last_acknowledged_number_and_the_space_behind_it() {
+fn v9_the_windows_end_is_the_last_acknowledged_number_and_the_space_behind_it() {
     let (mut guest, _) = Guest::new(V4);
-    let mut guard = Guard::default();
+    let mut guard = WindowGuard::default();
     let mut edge_after = |packet: &[u8], space: usize| {
-        guard.sent(Kind::V4, packet);
-        guard.settle(space);
-        guard.edge
+        guard.sent(EtherType::V4, packet);
+        guard.update_window(space);
+        guard.window_end
     };
     assert_eq!(edge_after(&guest.syn(), 500), None, "one that acknowledges nothing has no edge");
     guest.acknowledged = Some(TcpSeqNumber(7000));
@@ -272,9 +272,9 @@ fn v9_what_goes_beyond_the_buffer_is_dropped_before_the_stack_sees_it() {
     pair.stack.on_packet(&ack, pair.now, &mut pair.link);
     // Before the stack has sent anything else.
     let half = vec![7; usize::from(u16::MAX) / 2];
-    for _ in 0..2 * ROOM / half.len() {
+    for _ in 0..2 * BUFFER_SIZE / half.len() {
         let packet = pair.guest.packet(TcpControl::Psh, &half);
         pair.stack.on_packet(&packet, pair.now, &mut pair.link);
     }
-    assert_eq!(pair.stack.tcp().recv_queue(), ROOM / half.len() * half.len());
+    assert_eq!(pair.stack.tcp().recv_queue(), BUFFER_SIZE / half.len() * half.len());
 }

@@ -1,4 +1,4 @@
-//! What becomes of connections by what the policy says and by what their clients say.
+//! What happens to connections by policy and by what their clients send.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -8,7 +8,7 @@ use smoltcp::wire::{IpProtocol, TcpControl};
 
 use crate::scene::{Client, LOCAL, Scene, accepted, allow, hello};
 
-/// The alert with which TLS says that access is denied.
+/// The TLS alert `access_denied`, fatal.
 const TLS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 
 fn listener() -> (TcpListener, SocketAddr) {
@@ -17,39 +17,38 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A listener that is asked whether anything has come.
 fn silent_listener() -> (TcpListener, SocketAddr) {
     let (listener, address) = listener();
     listener.set_nonblocking(true).unwrap();
     (listener, address)
 }
 
-fn assert_never_dialled(listener: &TcpListener) {
-    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "nothing was dialled");
+fn assert_never_dialed(listener: &TcpListener) {
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "nothing was dialed");
 }
 
-/// Turns until the client's connection has ended, and returns what it was sent.
+/// Runs the loop until the client's connection has ended, and returns what it received.
 #[track_caller]
 fn until_ended(scene: &mut Scene, client: &mut Client) -> Vec<u8> {
     scene.until("its end", |scene| {
         client.receive(scene);
         client.ended
     });
-    std::mem::take(&mut client.came)
+    std::mem::take(&mut client.received_bytes)
 }
 
-/// Turns until the server has read this.
+/// Runs the loop until the server has received this.
 #[track_caller]
 fn until_read(scene: &mut Scene, server: &mut TcpStream, expected: &[u8]) {
-    let mut came = Vec::new();
+    let mut received_bytes = Vec::new();
     scene.until("its arrival", |_| {
         let mut buffer = [0; 4096];
         if let Ok(count) = server.read(&mut buffer) {
-            came.extend_from_slice(&buffer[..count]);
+            received_bytes.extend_from_slice(&buffer[..count]);
         }
-        came.len() >= expected.len()
+        received_bytes.len() >= expected.len()
     });
-    assert_eq!(came.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    assert_eq!(received_bytes.escape_ascii().to_string(), expected.escape_ascii().to_string());
 }
 
 fn denials(scene: &Scene) -> Vec<&str> {
@@ -73,7 +72,7 @@ fn get(path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_denied_connection_is_reset_and_its_server_is_not_dialled() {
+fn a_denied_connection_is_reset_and_its_server_is_not_dialed() {
     let (listener, address) = silent_listener();
     let mut scene = Scene::new(&[]);
     let mut client = Client::open_unanswered(&scene, 30000, address);
@@ -87,7 +86,7 @@ fn a_denied_connection_is_reset_and_its_server_is_not_dialled() {
         (rule.as_str(), cure.as_deref()),
         ("preset allow-list", Some(&allow(address)["allow ".len()..]))
     );
-    assert_never_dialled(&listener);
+    assert_never_dialed(&listener);
 }
 
 #[test]
@@ -101,7 +100,7 @@ fn a_denied_connection_to_port_80_is_answered_with_the_reason() {
 }
 
 #[test]
-fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() {
+fn each_request_is_decided_and_nothing_is_dialed_before_the_first_is_allowed() {
     let (listener, address) = silent_listener();
     let rule = format!("allow GET http://{address}/open");
     let mut scene = Scene::new(&[&rule]);
@@ -109,7 +108,7 @@ fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() 
     for _ in 0..20 {
         scene.step();
     }
-    assert_never_dialled(&listener);
+    assert_never_dialed(&listener);
     assert_eq!(scene.events, [], "nothing was decided");
     client.pour(&scene, &get("/open"), 1000);
     let mut server = None;
@@ -123,7 +122,7 @@ fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() 
 
     client.pour(&scene, &get("/closed"), 1000);
     scene.until("the denial", |scene| !denials(scene).is_empty());
-    // What the server has to say to the first request comes before the denial of the second.
+    // The server's response to the first request precedes the denial of the second.
     server.write_all(b"HTTP/1.1 204 Good\r\n\r\n").unwrap();
     scene.until("the end of requests", |_| matches!(server.read(&mut [0; 100]), Ok(0)));
     drop(server);
@@ -136,32 +135,32 @@ fn each_request_is_decided_and_nothing_is_dialled_before_the_first_is_allowed() 
 }
 
 #[test]
-fn a_client_is_denied_in_the_language_that_it_speaks() {
-    // What the client says, how the answer begins, and whether it is a page with a text.
+fn a_client_is_denied_in_its_own_protocol() {
+    // What the client sends, how the answer begins, and whether it is a page with a text.
     let rows: [(Vec<u8>, &[u8], bool); 4] = [
         (get("/closed"), b"HTTP/1.1 403 ", true),
         (b"HEAD /closed HTTP/1.1\r\nHost: x.example\r\n\r\n".into(), b"HTTP/1.1 403 ", false),
         (hello("x.example"), &TLS_DENIED, false),
         (b"SSH-2.0-OpenSSH_9.2p1\r\n".into(), b"", false),
     ];
-    for (said, begins, has_text) in rows {
+    for (sent, begins, has_text) in rows {
         let (listener, address) = silent_listener();
         let mut scene = Scene::new(&[&format!("allow GET http://{address}/open")]);
         let mut client = Client::open(&mut scene, 30000, address, 65000);
-        client.pour(&scene, &said, 1000);
+        client.pour(&scene, &sent, 1000);
         let answer = until_ended(&mut scene, &mut client);
-        let what = said.escape_ascii();
+        let what = sent.escape_ascii();
         assert!(answer.starts_with(begins), "{what}: {}", answer.escape_ascii());
         assert_eq!(answer.is_empty(), begins.is_empty(), "{what}: {}", answer.escape_ascii());
         let text = answer.windows(4).position(|four| four == b"\r\n\r\n").map(|end| &answer[end + 4..]);
         assert_eq!(text.is_some_and(|text| !text.is_empty()), has_text, "{what}: {}", answer.escape_ascii());
         assert_eq!(denials(&scene).len(), 1, "{what}: {:?}", scene.events);
-        assert_never_dialled(&listener);
+        assert_never_dialed(&listener);
     }
 }
 
 #[test]
-fn a_denied_name_does_not_reach_a_server_that_is_dialled_already() {
+fn a_denied_name_does_not_reach_a_server_that_is_dialed_already() {
     let (listener, address) = listener();
     let mut scene = Scene::new(&["deny bad.example", &allow(address)]);
     for (port, name, denied) in [(30000, "bad.example", true), (30001, "good.example", false)] {
@@ -182,18 +181,18 @@ fn a_denied_name_does_not_reach_a_server_that_is_dialled_already() {
 }
 
 #[test]
-fn a_client_that_leaves_without_a_word_is_recorded() {
+fn a_client_that_closes_without_sending_anything_is_logged() {
     let (listener, address) = silent_listener();
     let mut scene = Scene::new(&[&format!("allow GET http://{address}/open")]);
     let client = Client::open(&mut scene, 30000, address, 65000);
-    client.say(&scene, TcpControl::Fin, &[]);
+    client.send_segment(&scene, TcpControl::Fin, &[]);
     scene.until("its end", |scene| !endings(scene).is_empty());
-    assert_eq!(endings(&scene), ["the client left without saying what it wants"]);
-    assert_never_dialled(&listener);
+    assert_eq!(endings(&scene), ["the client closed without a ClientHello or request"]);
+    assert_never_dialed(&listener);
 }
 
 #[test]
-fn a_server_that_refuses_is_recorded_and_the_client_is_reset() {
+fn a_server_that_refuses_is_logged_and_the_client_is_reset() {
     let (listener, address) = listener();
     drop(listener);
     let mut scene = Scene::new(&[&allow(address)]);
@@ -211,7 +210,7 @@ fn both_ends_are_closed_one_after_the_other_and_every_byte_is_counted() {
     let mut client = Client::open(&mut scene, 30000, address, 65000);
     let mut server = accepted(&listener);
     client.pour(&scene, b"question", 1000);
-    client.say(&scene, TcpControl::Fin, &[]);
+    client.send_segment(&scene, TcpControl::Fin, &[]);
     client.next += 1;
     until_read(&mut scene, &mut server, b"question");
     scene.until("the client's end", |_| matches!(server.read(&mut [0; 1]), Ok(0)));
@@ -219,7 +218,7 @@ fn both_ends_are_closed_one_after_the_other_and_every_byte_is_counted() {
     drop(server);
     assert_eq!(until_ended(&mut scene, &mut client), b"the answer");
     client.acknowledged = client.acknowledged.map(|number| number + 1);
-    client.say(&scene, TcpControl::None, &[]);
+    client.send_segment(&scene, TcpControl::None, &[]);
     scene.until("the record", |scene| !endings(scene).is_empty());
     let [NetEvent::Allowed { .. }, NetEvent::Closed { sent: 8, received: 10, reason, .. }] =
         &scene.events[..]
@@ -237,12 +236,13 @@ fn a_denied_peer_is_rejected_at_a_published_port() {
         let published = port.local_addr().unwrap();
         let mut scene = Scene::with_ports(rules, vec![port], 8);
         let peer = TcpStream::connect(published).unwrap();
-        let mut heard = false;
+        let mut saw_syn = false;
         scene.until("a decision", |scene| {
-            heard |= scene.heard().is_some_and(|(segment, _)| segment.syn() && segment.dst_port() == 80);
-            heard || !denials(scene).is_empty()
+            saw_syn |=
+                scene.next_segment().is_some_and(|(segment, _)| segment.syn() && segment.dst_port() == 80);
+            saw_syn || !denials(scene).is_empty()
         });
-        assert_eq!((denials(&scene).len(), heard), if denied { (1, false) } else { (0, true) });
+        assert_eq!((denials(&scene).len(), saw_syn), if denied { (1, false) } else { (0, true) });
         drop(peer);
     }
 }
@@ -254,15 +254,15 @@ fn datagrams_reach_an_allowed_server_and_its_answers_come_back() {
     let port = server.local_addr().unwrap().port();
     let mut scene = Scene::new(&[&format!("allow udp://{LOCAL}:{port}")]);
     let mut buffer = [0; 100];
-    for question in [&b"one"[..], b"another"] {
-        scene.send_datagram(30000, (LOCAL, port), question);
-        let mut came = None;
+    for datagram in [&b"one"[..], b"another"] {
+        scene.send_datagram(30000, (LOCAL, port), datagram);
+        let mut received_bytes = None;
         scene.until("its arrival", |_| {
-            came = server.recv_from(&mut buffer).ok();
-            came.is_some()
+            received_bytes = server.recv_from(&mut buffer).ok();
+            received_bytes.is_some()
         });
-        let (count, from) = came.unwrap();
-        assert_eq!(&buffer[..count], question);
+        let (count, from) = received_bytes.unwrap();
+        assert_eq!(&buffer[..count], datagram);
         server.send_to(b"answer", from).unwrap();
         let mut answer = None;
         scene.until("the answer", |scene| {
@@ -278,7 +278,7 @@ fn datagrams_reach_an_allowed_server_and_its_answers_come_back() {
 }
 
 #[test]
-fn denied_datagrams_reach_no_server_and_the_guest_is_told() {
+fn denied_datagrams_reach_no_server_and_the_guest_gets_an_icmp_error() {
     let server = UdpSocket::bind((LOCAL, 0)).unwrap();
     server.set_nonblocking(true).unwrap();
     let mut scene = Scene::new(&[]);
@@ -291,7 +291,7 @@ fn denied_datagrams_reach_no_server_and_the_guest_is_told() {
 }
 
 #[test]
-fn what_is_open_is_recorded_when_the_sandbox_ends() {
+fn open_connections_are_logged_when_the_sandbox_ends() {
     let (listener, address) = listener();
     let server = UdpSocket::bind((LOCAL, 0)).unwrap();
     let port = server.local_addr().unwrap().port();

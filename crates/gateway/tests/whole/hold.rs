@@ -12,13 +12,13 @@ use smoltcp::wire::TcpControl;
 use crate::scene::{Client, LOCAL, Scene, accepted, allow, policies};
 
 impl Scene {
-    /// The owner cannot record events at present, or can again.
+    /// The owner cannot record events from now on, or can again.
     fn hold(&mut self, is_held: bool) {
         send(&self.owner, &encode(&ToGateway::Hold(is_held)).unwrap(), SendFlags::empty()).unwrap();
         self.step();
     }
 
-    /// As many turns as something would have taken that does not happen.
+    /// As many iterations of the loop as something would have taken that does not happen.
     fn idle(&mut self) {
         for _ in 0..50 {
             self.step();
@@ -43,27 +43,27 @@ fn f1_while_events_cannot_be_recorded_nothing_begins_and_what_is_open_goes_on() 
     listener.set_nonblocking(true).unwrap();
     let late = Client::open_unanswered(&scene, 30001, address);
     scene.idle();
-    assert!(listener.accept().is_err(), "nothing was dialled");
-    assert!(scene.heard().is_none(), "the guest is told nothing, so that it asks again");
-    // What was recorded goes on, both ways, and its end is told.
+    assert!(listener.accept().is_err(), "nothing was dialed");
+    assert!(scene.next_segment().is_none(), "the guest gets no answer, so that it retransmits");
+    // What was logged continues, both ways, and its end is logged.
     open.pour(&scene, b"up", 2);
     scene.until("it arrives", |_| server.read(&mut [0; 2]).is_ok_and(|count| count == 2));
     server.write_all(b"down").unwrap();
     scene.until("it arrives", |scene| {
         open.receive(scene);
-        open.came == b"down"
+        open.received_bytes == b"down"
     });
-    open.say(&scene, TcpControl::Rst, &[]);
+    open.send_segment(&scene, TcpControl::Rst, &[]);
     let is_end = |event: &NetEvent| matches!(event, NetEvent::Closed { sent: 2, received: 4, .. });
-    scene.until("its end is told", |scene| scene.events.iter().any(is_end));
+    scene.until("its end is logged", |scene| scene.events.iter().any(is_end));
     assert_eq!(scene.allowed(), 1);
     scene.hold(false);
-    late.say(&scene, TcpControl::Syn, &[]);
+    late.send_segment(&scene, TcpControl::Syn, &[]);
     scene.until("the other begins", |_| listener.accept().is_ok());
 }
 
 #[test]
-fn f1_a_connection_that_is_being_dialled_waits_until_events_can_be_recorded() {
+fn f1_a_dialing_connection_waits_until_events_can_be_recorded() {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let mut scene = Scene::new(&[&allow(address)]);
@@ -72,7 +72,7 @@ fn f1_a_connection_that_is_being_dialled_waits_until_events_can_be_recorded() {
     scene.hold(true);
     let mut server = accepted(&listener);
     scene.idle();
-    assert!(scene.heard().is_none(), "the guest is not connected");
+    assert!(scene.next_segment().is_none(), "the guest is not connected");
     assert_eq!(scene.events, []);
     scene.hold(false);
     client.next += 1;
@@ -94,9 +94,11 @@ fn f1_inbound_peers_wait_until_events_can_be_recorded() {
     scene.hold(true);
     let _peer = TcpStream::connect(published).unwrap();
     scene.idle();
-    assert!(scene.heard().is_none(), "the guest is not asked");
+    assert!(scene.next_segment().is_none(), "the guest gets no SYN");
     scene.hold(false);
-    scene.until("the guest is asked", |scene| scene.heard().is_some_and(|(segment, _)| segment.syn()));
+    scene.until("the guest gets a SYN", |scene| {
+        scene.next_segment().is_some_and(|(segment, _)| segment.syn())
+    });
 }
 
 #[test]

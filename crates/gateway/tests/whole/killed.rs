@@ -23,10 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A gateway in a process of its own.
 struct Process {
-    /// Its link and its messages. The scene's own gateway has nothing to do.
+    /// Its link and its control socket. The scene's own gateway has nothing to do.
     scene: Scene,
     spawned: Spawned,
-    /// Where it counts.
+    /// The memory of its byte counts.
     memory: File,
     _idle: (OwnedFd, OwnedFd),
 }
@@ -62,7 +62,7 @@ fn process(rules: &[&str]) -> Process {
     Process { scene, spawned: spawned.unwrap(), memory, _idle: (idle_link, idle_owner) }
 }
 
-/// What the memory has, by number.
+/// The counts in that memory, by number.
 fn counted(memory: &File) -> BTreeMap<u64, (u64, u64)> {
     let mut bytes = vec![0; counts::size(8)];
     memory.read_exact_at(&mut bytes, 0).unwrap();
@@ -85,7 +85,7 @@ fn n9_counts_are_there_after_the_process_was_killed() {
     server.write_all(&[7; 30_000]).unwrap();
     scene.until("the answer", |scene| {
         client.receive(scene);
-        client.came.len() == 30_000
+        client.received_bytes.len() == 30_000
     });
     datagrams.set_read_timeout(Some(PATIENCE)).unwrap();
     scene.send_datagram(40000, (LOCAL, datagrams_to.port()), &[7; 777]);

@@ -1,4 +1,4 @@
-//! What the gateway itself answers: queries for names, echo requests, and packets that never leave a sandbox.
+//! What the gateway itself answers: DNS queries, echo requests, and packets that never leave a sandbox.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
@@ -27,7 +27,7 @@ fn upstream() -> (UdpSocket, SocketAddr) {
     (socket, address)
 }
 
-/// Turns until the resolver is asked, and answers with one address.
+/// Runs the loop until the resolver gets a query, and responds with one address.
 fn answer(scene: &mut Scene, upstream: &UdpSocket) {
     let mut buffer = [0; 1000];
     let mut asked = None;
@@ -43,7 +43,7 @@ fn answer(scene: &mut Scene, upstream: &UdpSocket) {
     upstream.send_to(&answer.to_vec().unwrap(), from).unwrap();
 }
 
-/// Turns until the guest gets a packet.
+/// Runs the loop until the guest gets a packet.
 #[track_caller]
 fn received(scene: &mut Scene) -> (IpProtocol, Vec<u8>) {
     let mut packet = None;
@@ -83,11 +83,11 @@ fn n4_queries_in_datagrams_are_answered_by_the_policy() {
         assert_eq!((message.metadata.id, message.metadata.response_code), (0x0707, code), "{name}");
     }
     assert_eq!(names(&scene), (vec!["good.example"], vec!["bad.example"]));
-    assert!(upstream.recv_from(&mut [0; 1]).is_err(), "the denied name was not asked for");
+    assert!(upstream.recv_from(&mut [0; 1]).is_err(), "the denied name was not forwarded");
 }
 
 #[test]
-fn n4_queries_over_a_connection_are_answered_by_the_policy() {
+fn n4_queries_over_tcp_are_answered_by_the_policy() {
     let (upstream, address) = upstream();
     let mut scene = Scene::with_resolvers(&["allow good.example"], vec![address]);
     let mut client = Client::open(&mut scene, 30000, SocketAddr::from((GATEWAY_V4, 53)), 65000);
@@ -100,9 +100,9 @@ fn n4_queries_over_a_connection_are_answered_by_the_policy() {
         }
         scene.until("the answer", |scene| {
             client.receive(scene);
-            client.came.len() > 2
+            client.received_bytes.len() > 2
         });
-        let message = Message::from_vec(&std::mem::take(&mut client.came)[2..]).unwrap();
+        let message = Message::from_vec(&std::mem::take(&mut client.received_bytes)[2..]).unwrap();
         assert_eq!(message.metadata.response_code, code, "{name}");
     }
     assert_eq!(names(&scene), (vec!["good.example"], vec!["bad.example"]));
@@ -114,10 +114,9 @@ fn datagrams_to_other_ports_of_the_gateway_are_prohibited() {
     scene.send_datagram(30000, (GATEWAY_V4, 54), &query("good.example"));
     let (protocol, bytes) = received(&mut scene);
     assert_eq!((protocol, bytes[0]), (IpProtocol::Icmp, 3), "the destination is unreachable");
-    assert_eq!(scene.events, [], "no name was asked for, and no flow began");
+    assert_eq!(scene.events, [], "no name was resolved, and no flow began");
 }
 
-/// An echo request.
 fn echo() -> Vec<u8> {
     let mut bytes = vec![8, 0, 0, 0, 0, 7, 0, 9, b'x'];
     Icmpv4Packet::new_unchecked(&mut bytes).fill_checksum();
@@ -125,7 +124,7 @@ fn echo() -> Vec<u8> {
 }
 
 #[test]
-fn echo_requests_are_answered_for_the_gateway_and_leave_for_nowhere() {
+fn echo_requests_are_answered_for_the_gateway_and_never_forwarded() {
     let mut scene = Scene::new(&["allow any"]);
     scene.send_packet(IpProtocol::Icmp, GATEWAY_V4, &echo());
     let (protocol, bytes) = received(&mut scene);
@@ -136,9 +135,9 @@ fn echo_requests_are_answered_for_the_gateway_and_leave_for_nowhere() {
         (IpProtocol::Icmp, echo(), Transport::Icmp, "echo requests do not leave a sandbox"),
         (IpProtocol::Unknown(47), vec![0; 8], Transport::Other(47), "only TCP and UDP leave a sandbox"),
     ];
-    for (protocol, carried, transport, expected) in elsewhere {
+    for (protocol, ip_payload, transport, expected) in elsewhere {
         scene.events.clear();
-        scene.send_packet(protocol, PUBLIC, &carried);
+        scene.send_packet(protocol, PUBLIC, &ip_payload);
         let (protocol, bytes) = received(&mut scene);
         let message = Icmpv4Packet::new_checked(&bytes).unwrap().msg_type();
         assert_eq!((protocol, message), (IpProtocol::Icmp, Icmpv4Message::DstUnreachable));
@@ -151,7 +150,7 @@ fn echo_requests_are_answered_for_the_gateway_and_leave_for_nowhere() {
 }
 
 #[test]
-fn f1_while_events_cannot_be_recorded_nothing_is_refused_and_no_name_is_asked_for() {
+fn f1_while_events_cannot_be_recorded_nothing_is_rejected_and_no_name_is_resolved() {
     let (upstream, address) = upstream();
     let mut scene = Scene::with_resolvers(&["allow good.example"], vec![address]);
     send(&scene.owner, &encode(&ToGateway::Hold(true)).unwrap(), SendFlags::empty()).unwrap();
@@ -159,7 +158,7 @@ fn f1_while_events_cannot_be_recorded_nothing_is_refused_and_no_name_is_asked_fo
     scene.send_packet(IpProtocol::Icmp, PUBLIC, &echo());
     scene.send_datagram(30000, (GATEWAY_V4, 53), &query("good.example"));
     scene.send_datagram(30000, (GATEWAY_V4, 53), &query("bad.example"));
-    // Behind them, and answered in any case: they have been looked at.
+    // They follow the others, and are answered in any case: so the others were handled.
     scene.send_packet(IpProtocol::Icmp, GATEWAY_V4, &echo());
     let (protocol, bytes) = received(&mut scene);
     assert_eq!((protocol, bytes[0]), (IpProtocol::Icmp, 0));

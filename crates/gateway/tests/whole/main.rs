@@ -1,4 +1,4 @@
-//! A whole gateway, and guests that mean no good by it. Servers are on the loopback interface, which the policy allows here.
+//! A whole gateway, and hostile guests. Servers are on the loopback interface, which the policy allows here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
 
@@ -23,12 +23,12 @@ use scene::{Client, LOCAL, Scene, accepted, allow, counting_server, hello, polic
 fn v9_a_guest_that_fills_the_first_window_twice_ends_nothing() {
     let (address, server) = counting_server(usize::MAX);
     let mut scene = Scene::new(&[&allow(address)]);
-    // The first connections have so much room that it takes more segments.
+    // The first connections have such large buffers that it takes more segments.
     let others: Vec<_> =
         (0..32).map(|index| Client::open_unanswered(&scene, 20000 + index, address)).collect();
     scene.step();
     let mut client = Client::open(&mut scene, 30000, address, 65000);
-    // The window that it was told, twice over, before the gateway has its turn.
+    // Twice the advertised window, before the gateway has its turn.
     client.pour(&scene, &vec![7; 2 * 65480], 65480);
     scene.step();
     client.pour(&scene, &vec![7; 8 * 65480], 65480);
@@ -46,18 +46,18 @@ fn v9_a_guest_that_fills_the_first_window_twice_ends_nothing() {
 }
 
 #[test]
-fn r5_answers_that_nobody_reads_do_not_pile_up() {
+fn r5_unread_responses_do_not_pile_up() {
     let mut scene = Scene::new(&[]);
     let names = SocketAddr::from((GATEWAY_V4, 53));
     let mut client = Client::open(&mut scene, 30000, names, 0);
-    let mut question = vec![0, 29, 0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 4];
-    question.extend(b"evil\x07example\0\0\x01\0\x01");
-    question[1] = u8::try_from(question.len() - 2).unwrap();
-    let many = question.repeat(50);
+    let mut query = vec![0, 29, 0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 4];
+    query.extend(b"evil\x07example\0\0\x01\0\x01");
+    query[1] = u8::try_from(query.len() - 2).unwrap();
+    let many = query.repeat(50);
     let mut taken = 0;
-    // The gateway's end takes questions as long as it acknowledges them.
+    // The gateway's stack receives queries as long as it acknowledges them.
     let acknowledged = |scene: &Scene, taken: &mut usize, first: TcpSeqNumber| {
-        while let Some((segment, _)) = scene.heard() {
+        while let Some((segment, _)) = scene.next_segment() {
             if segment.ack() && !segment.rst() {
                 *taken = (*taken).max(segment.ack_number() - first);
             }
@@ -73,28 +73,29 @@ fn r5_answers_that_nobody_reads_do_not_pile_up() {
         acknowledged(&scene, &mut taken, first);
         thread::sleep(Duration::from_micros(200));
     }
-    // Each answer is at least as long as its question, and 64 KiB of answers may wait; 8 KiB more lie in its own buffers.
+    // Each response is at least as long as its query, and 64 KiB of responses may be unread; 8 KiB more are in its
+    // own buffers.
     assert!(taken > 4096, "it takes some: {taken}");
-    assert!(taken < 128 * 1024, "{taken} bytes of questions were taken");
+    assert!(taken < 128 * 1024, "{taken} bytes of queries were taken");
 }
 
 #[test]
-fn r5_callers_leave_half_of_the_connections_to_the_guest() {
+fn r5_inbound_peers_leave_half_of_the_connections_to_the_guest() {
     let (address, server) = counting_server(1);
     let port = TcpListener::bind((LOCAL, 0)).unwrap();
     port.set_nonblocking(true).unwrap();
     let published = port.local_addr().unwrap();
     let mut scene = Scene::with_ports(&[&allow(address)], vec![port], 8);
-    let callers: Vec<_> = (0..8).map(|_| TcpStream::connect(published).unwrap()).collect();
-    scene.until("some are turned away", |scene| {
-        let is_told =
-            |event: &NetEvent| matches!(event, NetEvent::Limited { limit, count: 4 } if limit == "callers at once");
-        scene.events.iter().any(is_told)
+    let peers: Vec<_> = (0..8).map(|_| TcpStream::connect(published).unwrap()).collect();
+    scene.until("some are rejected", |scene| {
+        let is_logged =
+            |event: &NetEvent| matches!(event, NetEvent::Limited { limit, count: 4 } if limit == "inbound connections at once");
+        scene.events.iter().any(is_logged)
     });
     let mut client = Client::open(&mut scene, 30000, address, 65000);
     client.pour(&scene, b"x", 1);
     scene.until("the guest's own goes on", |_| server.is_finished());
-    drop(callers);
+    drop(peers);
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn an_upload_that_is_read_does_not_stop_half_way() {
 }
 
 #[test]
-fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
+fn n8_an_uninspected_connection_is_closed_when_a_name_is_denied() {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let mut scene = Scene::new(&[&allow(address)]);
@@ -151,11 +152,11 @@ fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
         scene.events.iter().filter_map(reason).collect::<Vec<_>>(),
         ["the policy was changed: deny bad.example"]
     );
-    // The other has said its name, which is not the one that is denied.
+    // The other client has sent its name, which is not the one that is denied.
     other.write_all(b"hello").unwrap();
     scene.until("the other goes on", |scene| {
         named.receive(scene);
-        named.came == b"hello"
+        named.received_bytes == b"hello"
     });
     let change = ToGateway::Policies(policies(&["deny good.example", &allow(address)]));
     send(&scene.owner, &encode(&change).unwrap(), SendFlags::empty()).unwrap();
@@ -166,18 +167,18 @@ fn n8_a_connection_that_nobody_has_read_is_ended_when_a_name_is_denied() {
 }
 
 #[test]
-fn n8_a_call_that_its_client_breaks_off_before_it_stands_is_told_with_its_rule() {
+fn n8_a_connection_that_its_client_resets_while_dialing_is_logged_with_its_rule() {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
     let mut scene = Scene::new(&[&allow(address)]);
     let mut client = Client::open_unanswered(&scene, 30000, address);
-    scene.until("somebody outside hears of it", |_| listener.accept().is_ok());
+    scene.until("the server accepts it", |_| listener.accept().is_ok());
     client.next += 1;
-    let ended = |event: &NetEvent| matches!(event, NetEvent::Closed { reason, .. } if reason == "the client broke it off");
+    let ended = |event: &NetEvent| matches!(event, NetEvent::Closed { reason, .. } if reason == "reset by the client");
     scene.until("it is broken off", |scene| {
-        // Also after the gateway has noticed that it was heard outside.
-        client.say(scene, TcpControl::Rst, &[]);
+        // Also after the gateway has noticed that the server has accepted.
+        client.send_segment(scene, TcpControl::Rst, &[]);
         scene.events.iter().any(ended)
     });
     let [NetEvent::Allowed { peer, rule, .. }, NetEvent::Closed { .. }] = &scene.events[..] else {

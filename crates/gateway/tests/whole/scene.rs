@@ -47,7 +47,7 @@ impl Scene {
         Self::with_ports(rules, Vec::new(), NetworkLimits::default().connections)
     }
 
-    /// With these published, which all lead to port 80, and so many connections at once.
+    /// With these published ports, which all lead to port 80, and so many connections at once.
     pub(crate) fn with_ports(rules: &[&str], ports: Vec<TcpListener>, connections: u32) -> Self {
         Self::launched(rules, ports, connections, Vec::new())
     }
@@ -101,7 +101,7 @@ impl Scene {
         }
     }
 
-    /// Turns until something is so.
+    /// Runs the loop until a condition holds.
     #[track_caller]
     pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + Duration::from_secs(20);
@@ -123,32 +123,32 @@ impl Scene {
         self.send_packet(IpProtocol::Tcp, to, &bytes);
     }
 
-    /// A datagram of the guest's, without a checksum.
+    /// A datagram from the guest, without a checksum.
     pub(crate) fn send_datagram(&self, from: u16, to: (Ipv4Addr, u16), payload: &[u8]) {
         let length = u16::try_from(8 + payload.len()).unwrap();
         let numbers = [from, to.1, length, 0].map(u16::to_be_bytes).concat();
         self.send_packet(IpProtocol::Udp, to.0, &[&numbers, payload].concat());
     }
 
-    pub(crate) fn send_packet(&self, next_header: IpProtocol, dst_addr: Ipv4Addr, carried: &[u8]) {
-        let payload_len = carried.len();
+    pub(crate) fn send_packet(&self, next_header: IpProtocol, dst_addr: Ipv4Addr, ip_payload: &[u8]) {
+        let payload_len = ip_payload.len();
         let ip = Ipv4Repr { src_addr: GUEST_V4, dst_addr, next_header, payload_len, hop_limit: 64 };
         let mut header = vec![0; ip.buffer_len()];
-        // The length of what follows is in the header, but only the header is here.
+        // The length of the payload is in the header, but only the header is here.
         ip.emit(&mut Ipv4Packet::new_unchecked(&mut header), &ChecksumCapabilities::default());
-        let frame = [&GATEWAY_MAC[..], &GUEST_MAC, &[8, 0], &header, carried].concat();
+        let frame = [&GATEWAY_MAC[..], &GUEST_MAC, &[8, 0], &header, ip_payload].concat();
         send(&self.link, &frame, SendFlags::empty()).unwrap();
     }
 
-    /// The next packet for the guest: what it carries by IPv4, and its protocol.
+    /// The next packet for the guest: its IPv4 payload, and its protocol.
     pub(crate) fn received(&self) -> Option<(IpProtocol, Vec<u8>)> {
         let mut frame = vec![0; MAX_FRAME];
         let (count, _) = recv(&self.link, &mut frame, RecvFlags::empty()).ok()?;
         Some((frame[23].into(), frame[34..count].to_vec()))
     }
 
-    /// The next segment for the guest: flags and numbers, and what it carries.
-    pub(crate) fn heard(&self) -> Option<(TcpPacket<Vec<u8>>, Vec<u8>)> {
+    /// The next segment for the guest: its header and its payload.
+    pub(crate) fn next_segment(&self) -> Option<(TcpPacket<Vec<u8>>, Vec<u8>)> {
         let mut frame = vec![0; MAX_FRAME];
         let (count, _) = recv(&self.link, &mut frame, RecvFlags::empty()).ok()?;
         let bytes = frame[34..count].to_vec();
@@ -164,10 +164,10 @@ pub(crate) struct Client {
     pub(crate) next: TcpSeqNumber,
     pub(crate) acknowledged: Option<TcpSeqNumber>,
     pub(crate) window: u16,
-    /// Up to where the other side has heard it, and says so in plain segments.
+    /// The sequence number up to which the gateway has acknowledged.
     pub(crate) confirmed: Option<TcpSeqNumber>,
-    /// What came from the other side.
-    pub(crate) came: Vec<u8>,
+    /// What the guest received.
+    pub(crate) received_bytes: Vec<u8>,
     pub(crate) ended: bool,
 }
 
@@ -180,20 +180,20 @@ impl Client {
             acknowledged: None,
             window,
             confirmed: None,
-            came: Vec::new(),
+            received_bytes: Vec::new(),
             ended: false,
         };
-        client.say(scene, TcpControl::Syn, &[]);
+        client.send_segment(scene, TcpControl::Syn, &[]);
         client.next += 1;
         scene.until("the connection", |scene| {
             client.receive(scene);
             client.acknowledged.is_some()
         });
-        client.say(scene, TcpControl::None, &[]);
+        client.send_segment(scene, TcpControl::None, &[]);
         client
     }
 
-    pub(crate) fn say(&self, scene: &Scene, control: TcpControl, payload: &[u8]) {
+    pub(crate) fn send_segment(&self, scene: &Scene, control: TcpControl, payload: &[u8]) {
         let segment = TcpRepr {
             src_port: self.port,
             dst_port: self.server.port(),
@@ -213,7 +213,7 @@ impl Client {
     }
 
     pub(crate) fn receive(&mut self, scene: &Scene) {
-        while let Some((segment, payload)) = scene.heard() {
+        while let Some((segment, payload)) = scene.next_segment() {
             if segment.dst_port() != self.port {
                 continue;
             }
@@ -224,22 +224,22 @@ impl Client {
             if segment.syn() {
                 self.acknowledged = Some(segment.seq_number() + 1);
             } else if self.acknowledged == Some(segment.seq_number()) && self.window > 0 {
-                self.came.extend(&payload);
+                self.received_bytes.extend(&payload);
                 self.acknowledged = Some(segment.seq_number() + payload.len());
             }
         }
     }
 
-    /// Sends all of it in segments of this length, without waiting for anybody.
+    /// Sends all of it in segments of this length, without waiting for acknowledgements.
     pub(crate) fn pour(&mut self, scene: &Scene, bytes: &[u8], each: usize) {
         for part in bytes.chunks(each) {
-            self.say(scene, TcpControl::Psh, part);
+            self.send_segment(scene, TcpControl::Psh, part);
             self.next += part.len();
         }
     }
 }
 
-/// A server that tells how many bytes came once the client says the last of them.
+/// A server that reports how many bytes it received once the client has sent the last one.
 pub(crate) fn counting_server(total: usize) -> (SocketAddr, thread::JoinHandle<usize>) {
     let listener = TcpListener::bind((LOCAL, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -269,7 +269,7 @@ pub(crate) fn allow(address: SocketAddr) -> String {
 }
 
 impl Client {
-    /// Begins and leaves it at that.
+    /// Sends a SYN and nothing else.
     pub(crate) fn open_unanswered(scene: &Scene, port: u16, server: SocketAddr) -> Self {
         let client = Self {
             port,
@@ -278,15 +278,15 @@ impl Client {
             acknowledged: None,
             window: 65000,
             confirmed: None,
-            came: Vec::new(),
+            received_bytes: Vec::new(),
             ended: false,
         };
-        client.say(scene, TcpControl::Syn, &[]);
+        client.send_segment(scene, TcpControl::Syn, &[]);
         client
     }
 }
 
-/// A ClientHello with this name, and nothing else that matters.
+/// A minimal ClientHello with this name.
 pub(crate) fn hello(name: &str) -> Vec<u8> {
     let short = |length: usize| u16::try_from(length).unwrap().to_be_bytes();
     let server_name = [&short(name.len() + 3)[..], &[0], &short(name.len()), name.as_bytes()].concat();

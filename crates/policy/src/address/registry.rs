@@ -1,9 +1,9 @@
-//! The IANA special-purpose registries, and what clouds have put into them.
+//! The IANA special-purpose address registries, and the metadata addresses of clouds.
 //!
-//! Sources: the IANA registries "IPv4 Special-Purpose Address Space" and "IPv6 Special-Purpose Address Space" with every
-//! row, multicast, and the vendors' documentation of their metadata services. The longest prefix decides. Rows that the
-//! registries call globally reachable are public here only if what answers there is an ordinary host: anycast addresses
-//! of the nearest router, tunnel relays and identifiers are not.
+//! Sources: the IANA registries "IPv4 Special-Purpose Address Space" and "IPv6 Special-Purpose Address Space" with
+//! every row, multicast, and the vendors' documentation of their metadata services. The longest prefix decides.
+//! Rows that the registries call globally reachable are public here only if an ordinary host has such an address:
+//! anycast addresses of the nearest router, tunnel relays and identifiers are not.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,14 +16,14 @@ const fn v4(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
 }
 
-/// The first five groups and the last, which is all that these rows need.
+/// The first five groups and the last, which is all that most rows need.
 const fn v6(a: u16, b: u16, c: u16, d: u16, e: u16, last: u16) -> Ipv6Addr {
     Ipv6Addr::new(a, b, c, d, e, 0, 0, last)
 }
 
 pub(super) const IPV4: [Row<Ipv4Addr>; 34] = [
     (v4(0, 0, 0, 0), 8, "this network", Special),
-    // Linux connects a socket for this address to the machine itself.
+    // Linux connects a socket for this address to the host itself.
     (v4(0, 0, 0, 0), 32, "this host", Loopback),
     (v4(10, 0, 0, 0), 8, "private use", Private),
     (v4(100, 64, 0, 0), 10, "shared address space", Private),
@@ -33,7 +33,7 @@ pub(super) const IPV4: [Row<Ipv4Addr>; 34] = [
     (v4(169, 254, 0, 0), 16, "link-local", LinkLocal),
     (v4(169, 254, 0, 23), 32, "metadata of Tencent Cloud", Metadata),
     (v4(169, 254, 42, 42), 32, "metadata of Scaleway", Metadata),
-    // Metadata, time, names and activation: clouds use single addresses of these two, and new ones come.
+    // Metadata, time, DNS and activation: clouds use single addresses of these two networks, and add new ones.
     (v4(169, 254, 169, 0), 24, "metadata of most clouds", Metadata),
     (v4(169, 254, 170, 0), 24, "credentials of containers on AWS", Metadata),
     (v4(172, 16, 0, 0), 12, "private use", Private),
@@ -61,7 +61,7 @@ pub(super) const IPV4: [Row<Ipv4Addr>; 34] = [
 ];
 
 pub(super) const IPV6: [Row<Ipv6Addr>; 35] = [
-    // Of all IPv6 addresses only this eighth is handed out for hosts.
+    // Only this eighth of the IPv6 address space is assigned to hosts.
     (v6(0, 0, 0, 0, 0, 0), 0, "not assigned", Special),
     (v6(0x2000, 0, 0, 0, 0, 0), 3, "global unicast", Public),
     (v6(0, 0, 0, 0, 0, 0), 128, "unspecified", Loopback),
@@ -90,7 +90,7 @@ pub(super) const IPV6: [Row<Ipv6Addr>; 35] = [
     (v6(0xfc00, 0, 0, 0, 0, 0), 7, "unique local", Private),
     (v6(0xfd00, 0x42, 0, 0, 0, 0x42), 128, "metadata of Scaleway", Metadata),
     (Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe), 128, "metadata of Oracle Cloud", Metadata),
-    // Metadata, time, names and container credentials, each with an address of its own.
+    // Metadata, time, DNS and container credentials, each with an address of its own.
     (v6(0xfd00, 0xec2, 0, 0, 0, 0), 32, "metadata of AWS", Metadata),
     (v6(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 1), 128, "metadata of Linode", Metadata),
     (v6(0xfd20, 0xce, 0, 0, 0, 0x254), 128, "metadata of Google Cloud", Metadata),
@@ -110,7 +110,7 @@ pub(super) fn class_of_v6(address: Ipv6Addr) -> Class {
     IPV6.iter().filter(holds).max_by_key(|row| row.1).map_or(Special, |row| row.3)
 }
 
-/// Whether a network lies in a row of a class, so that whoever writes it means that class.
+/// Whether a network lies within a row of a class, so that a rule for it names that class.
 pub(crate) fn is_within(network: IpAddr, length: u32, class: Class) -> bool {
     match network {
         IpAddr::V4(v4) => {
@@ -122,12 +122,12 @@ pub(crate) fn is_within(network: IpAddr, length: u32, class: Class) -> bool {
     }
 }
 
-/// Whether the first bits of two addresses are the same.
+/// Whether the first bits of two addresses are equal.
 pub(crate) fn same_v4(one: Ipv4Addr, other: Ipv4Addr, bits: u32) -> bool {
     (one.to_bits() ^ other.to_bits()).leading_zeros() >= bits
 }
 
-/// Whether the first bits of two addresses are the same.
+/// Whether the first bits of two addresses are equal.
 pub(crate) fn same_v6(one: Ipv6Addr, other: Ipv6Addr, bits: u32) -> bool {
     (one.to_bits() ^ other.to_bits()).leading_zeros() >= bits
 }

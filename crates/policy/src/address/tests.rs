@@ -185,7 +185,7 @@ fn n2_ipv4_blocks_begin_and_end_where_the_registry_says() {
         let first = first.parse::<Ipv4Addr>().expect("an address").to_bits();
         let last = first | u32::MAX.checked_shr(length.parse().expect("a number")).unwrap_or(0);
         let class = |bits: u32| classify(Ipv4Addr::from_bits(bits).into());
-        // The first address of this one is a block of its own.
+        // The first address of this block is a block of its own.
         assert_eq!(class(first), if block == "0.0.0.0/8" { Loopback } else { inside }, "{block}: first");
         assert_eq!(class(last), inside, "{block}: last");
         assert_eq!(before, first.checked_sub(1).map(class), "{block}: before");
@@ -213,7 +213,7 @@ fn n2_every_block_of_the_registry_has_its_edges_tested() {
     for (first, length, name, _) in registry::IPV4 {
         assert!(tested(format!("{first}/{length}")), "{first}/{length} {name}");
     }
-    // The first row is all of IPv6.
+    // The first row covers all of IPv6.
     for (first, length, name, _) in &registry::IPV6[1..] {
         assert!(tested(format!("{first}/{length}")), "{first}/{length} {name}");
     }

@@ -1,4 +1,4 @@
-//! One name, or all names below one.
+//! Patterns: one host name, or all names below one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,29 +8,29 @@ use thiserror::Error;
 use super::{HostName, HostNameError};
 use crate::text::serde_as_text;
 
-/// What is wrong with a name pattern.
+/// Why a text is not a name pattern.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NamePatternError {
-    /// A star and nothing else.
+    /// The pattern is a star and nothing else.
     #[error("A star alone is not a name. Write public or any for everything of that kind, or *.example.org")]
     Star,
-    /// A star where it has no meaning.
+    /// The star is not the whole first label.
     #[error(
         "{text:?} has a star that is not the whole first part. Write *.example.org for every name below it"
     )]
     Misplaced {
-        /// As it was written.
+        /// The pattern as written.
         text: String,
-        /// Where the star is, in bytes.
+        /// The offset of the star in bytes.
         at: usize,
     },
-    /// The rest is not a name.
+    /// The rest is not a host name; its offset in bytes follows.
     #[error("{0}")]
     Name(HostNameError, usize),
 }
 
 impl NamePatternError {
-    /// Where it went wrong, in bytes from the beginning of the pattern.
+    /// The offset of the error in bytes, from the start of the pattern.
     pub const fn at(&self) -> usize {
         match self {
             Self::Star => 0,
@@ -40,20 +40,20 @@ impl NamePatternError {
     }
 }
 
-/// A name, or `*.` and a name for everything below it at any depth, the name itself left out.
+/// A name, or `*.` and a name for everything below it at any depth, without the name itself.
 ///
-/// The suffix may be a single label, since networks have domains of their own such as `*.internal`. A star alone is
-/// refused: whoever wants every name says `public` or `any`.
+/// The suffix may be a single label, since private networks have domains such as `*.internal`. A star alone is
+/// refused: the targets `public` and `any` match every name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NamePattern {
-    /// This name.
+    /// Only this name, none below it.
     Exact(HostName),
-    /// Every name below this one.
+    /// Every name below this one, without the name itself.
     Below(HostName),
 }
 
 impl NamePattern {
-    /// Whether a name is meant.
+    /// Whether the pattern matches a name.
     pub fn matches(&self, name: &HostName) -> bool {
         match self {
             Self::Exact(exact) => exact == name,

@@ -54,7 +54,7 @@ fn n1_other_spellings_of_addresses_are_no_names_either() {
 }
 
 #[test]
-fn the_longest_names_and_parts_of_names_are_taken() {
+fn the_longest_names_and_labels_are_accepted() {
     let label = "a".repeat(63);
     let longest = [label.as_str(), &label, &label, &"a".repeat(61)].join(".");
     assert_eq!(longest.len(), 253);

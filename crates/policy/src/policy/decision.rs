@@ -1,114 +1,114 @@
-//! What was decided, and by what.
+//! Decisions and their reasons.
 
 use std::fmt;
 
 use super::Preset;
 use crate::{HostName, Rule};
 
-/// What was decided, the strictest last.
+/// The access that a policy grants, the strictest last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verdict {
-    /// Yes.
+pub enum Access {
+    /// The connection may be opened, and its content does not matter.
     Allow,
-    /// Yes, unless the client gives a name or makes a request that a rule denies. What can be read is judged; what is
-    /// neither TLS nor HTTP passes.
-    UnlessRead,
-    /// Only if the client gives a name (in TLS or in an HTTP Host field) or makes requests that the rules allow. Nothing
-    /// may go out before that was read.
-    IfRead,
-    /// No.
+    /// The connection may be opened, and is inspected: a rule denies some name or request. What is neither TLS nor
+    /// HTTP passes.
+    AllowAndInspect,
+    /// The client is inspected before anything is dialed: only names (in TLS or in an HTTP Host field) or requests
+    /// that the rules allow are let through.
+    InspectFirst,
+    /// The connection is denied.
     Deny,
 }
 
-/// A verdict and its reason.
+/// The access that a policy grants, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What.
-    pub verdict: Verdict,
-    /// By what.
-    pub by: By,
+    /// The access that is granted.
+    pub access: Access,
+    /// The rule or preset that decided.
+    pub by: DecidedBy,
 }
 
 impl Decision {
-    /// Whether it is a plain yes.
+    /// Whether access is granted without inspection.
     pub fn allows(&self) -> bool {
-        self.verdict == Verdict::Allow
+        self.access == Access::Allow
     }
 }
 
-/// Whose policy decided.
+/// The author of the policy that decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Author {
-    /// The sandbox's own.
+    /// The policy of the sandbox itself.
     Sandbox,
-    /// The operator's, which holds for every sandbox.
+    /// The operator's ceiling, which holds for every sandbox.
     Operator,
 }
 
 /// What decided. As text it is short enough for a log line: `deny private`, `operator: preset public`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct By {
-    /// In whose policy.
+pub struct DecidedBy {
+    /// The author of the policy.
     pub author: Author,
-    /// What in it.
+    /// The part of the policy.
     pub reason: Reason,
 }
 
-/// What in a policy decided.
+/// The part of a policy that decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A rule.
+    /// A rule that matches.
     Rule(Rule),
-    /// A rule that denies a name, where names cannot be seen.
-    Blind(Rule),
-    /// No rule. This one would have allowed it, if not for what is said here.
+    /// A rule that denies a name, where names cannot be inspected (QUIC).
+    Hidden(Rule),
+    /// No rule matches. This allow rule would have matched if its requirement were met.
     Unmet(Rule, Unmet),
-    /// No rule, so what the preset says.
+    /// No rule matches, so the preset decides.
     Preset(Preset),
     /// No rule mentions the port, on which other resolvers would answer.
     Resolvers(Preset),
     /// No rule allows metadata services, and the name is known to be one's.
     MetadataName(Preset),
-    /// No rule allows the name, which is one of an inner network.
-    InnerName(Preset),
-    /// No rule, and the port was published.
+    /// No rule allows the name, which belongs to a private network.
+    InternalName(Preset),
+    /// No rule matches, and the port was published.
     Published,
 }
 
-/// What a rule needs that a connection does not have.
+/// A requirement of an allow rule that a connection does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unmet {
-    /// A name that can be read while it passes.
+    /// The protocol is TCP, where a name can be inspected.
     NotTcp,
-    /// An address that the owner of a name cannot point into somebody's network.
+    /// The address is public: the owner of a name must not point it into a private network.
     NotPublic,
-    /// A name at all.
+    /// The client sends a host name.
     NoName,
-    /// A name in the clear.
+    /// The host name is not encrypted.
     Encrypted,
-    /// TLS or HTTP.
+    /// The client speaks TLS or HTTP.
     Unreadable,
-    /// HTTP without TLS.
+    /// The client speaks HTTP without TLS.
     NotHttp,
-    /// This name among those that the sandbox resolved to the address.
+    /// The sandbox has resolved this name to the address.
     NotResolved(HostName),
 }
 
-impl fmt::Display for By {
+impl fmt::Display for DecidedBy {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.author == Author::Operator {
             out.write_str("operator: ")?;
         }
         match &self.reason {
             Reason::Rule(rule) => write!(out, "{rule}"),
-            Reason::Blind(rule) => write!(out, "{rule}: names in QUIC cannot be read"),
-            // The name tells all: which rule it would have been does not matter.
+            Reason::Hidden(rule) => write!(out, "{rule}: names in QUIC cannot be inspected"),
+            // The name is enough; which rule would have matched does not matter.
             Reason::Unmet(_, unmet @ Unmet::NotResolved(_)) => write!(out, "{unmet}"),
             Reason::Unmet(rule, unmet) => write!(out, "{unmet}, {rule} does not apply"),
             Reason::Preset(preset) => write!(out, "preset {preset}"),
             Reason::Resolvers(preset) => write!(out, "preset {preset}: other resolvers"),
             Reason::MetadataName(preset) => write!(out, "preset {preset}: name of a metadata service"),
-            Reason::InnerName(preset) => write!(out, "preset {preset}: name of an inner network"),
+            Reason::InternalName(preset) => write!(out, "preset {preset}: internal name"),
             Reason::Published => out.write_str("published port"),
         }
     }
@@ -119,12 +119,12 @@ impl fmt::Display for Unmet {
         match self {
             Self::NotTcp => out.write_str("names can only be checked in TCP"),
             Self::NotPublic => out.write_str("a name allows public addresses only"),
-            Self::NoName => out.write_str("the client gave no name"),
-            Self::Encrypted => out.write_str("the name given is encrypted"),
-            Self::Unreadable => out.write_str("neither TLS nor HTTP was spoken"),
+            Self::NoName => out.write_str("the client sent no host name"),
+            Self::Encrypted => out.write_str("the host name is encrypted"),
+            Self::Unreadable => out.write_str("neither TLS nor HTTP"),
             Self::NotHttp => out.write_str("the connection is not plain HTTP"),
             Self::NotResolved(name) => {
-                write!(out, "the name given, {name}, was not resolved to this address")
+                write!(out, "the client's host name, {name}, was not resolved to this address")
             }
         }
     }

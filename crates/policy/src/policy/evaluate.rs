@@ -1,116 +1,120 @@
-//! One policy's answers.
+//! Evaluates one policy: rules in order, then the preset.
 
-use super::{Destination, NetworkPolicy, Preset, Read, Reason, Unmet, Verdict};
-use crate::rule::{Match, Place};
-use crate::{Action, Class, Direction, HostName, Protocol, Rule, Target, is_inner_name, is_metadata_name};
+use super::{Access, Destination, Inspected, NetworkPolicy, Preset, Reason, Unmet};
+use crate::rule::{Match, RemoteAddress};
+use crate::{Action, Class, Direction, HostName, Protocol, Rule, Target, is_internal_name, is_metadata_name};
 
-/// Ports on which something other than the gateway could tell the guest where a name is: DNS, DNS over TLS and QUIC,
-/// multicast DNS, and LLMNR.
+/// The ports of resolvers other than the gateway's: DNS, DNS over TLS and QUIC, multicast DNS, and LLMNR.
 const RESOLVERS: [u16; 4] = [53, 853, 5353, 5355];
 
-/// A verdict that does not yet say whose it is.
-pub(super) type Answer = (Verdict, Reason);
+/// What one policy decides, before its author is known.
+pub(super) type Outcome = (Access, Reason);
 
 impl NetworkPolicy {
-    /// About a connection, before anything was read of it or after.
-    pub(super) fn connect(&self, to: &Destination<'_>, read: Option<&Read<'_>>) -> Answer {
-        let guarded = self.guards(to);
+    /// Decides about a connection, before or after inspection.
+    pub(super) fn connect(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Outcome {
+        let is_resolver_port = self.guards_port(to);
         let (mut may_allow, mut may_deny, mut unmet) = (None, None, None);
         let mut decided = None;
         for rule in &self.rules {
-            match rule.concerning(to, read, guarded) {
+            match rule.matches_outbound(to, inspected, is_resolver_port) {
                 Match::No => {}
                 Match::Missed(why) => unmet = unmet.or_else(|| Some((rule.clone(), why))),
                 Match::Maybe if rule.action() == Action::Allow => may_allow = may_allow.or(Some(rule)),
                 Match::Maybe => may_deny = may_deny.or(Some(rule)),
-                Match::Blind => decided = Some((Verdict::Deny, Reason::Blind(rule.clone()))),
-                Match::Yes => decided = Some((verdict(rule.action()), Reason::Rule(rule.clone()))),
+                Match::Hidden => decided = Some((Access::Deny, Reason::Hidden(rule.clone()))),
+                Match::Yes => decided = Some((access(rule.action()), Reason::Rule(rule.clone()))),
             }
             if decided.is_some() {
                 break;
             }
         }
-        let rest = decided.unwrap_or_else(|| self.default_for(to, guarded, unmet));
+        let rest = decided.unwrap_or_else(|| self.default_for(to, is_resolver_port, unmet));
         match (rest.0, may_allow, may_deny) {
-            (Verdict::Deny, Some(rule), _) => (Verdict::IfRead, Reason::Rule(rule.clone())),
-            (Verdict::Allow, _, Some(rule)) => (Verdict::UnlessRead, Reason::Rule(rule.clone())),
+            (Access::Deny, Some(rule), _) => (Access::InspectFirst, Reason::Rule(rule.clone())),
+            (Access::Allow, _, Some(rule)) => (Access::AllowAndInspect, Reason::Rule(rule.clone())),
             _ => rest,
         }
     }
 
     /// Whether only a rule that mentions the port may allow it.
-    fn guards(&self, to: &Destination<'_>) -> bool {
+    fn guards_port(&self, to: &Destination<'_>) -> bool {
         self.preset != Preset::Open && to.protocol != Protocol::Icmp && RESOLVERS.contains(&to.port)
     }
 
-    fn default_for(&self, to: &Destination<'_>, guarded: bool, unmet: Option<(Rule, Unmet)>) -> Answer {
-        if guarded {
-            return (Verdict::Deny, Reason::Resolvers(self.preset));
+    fn default_for(
+        &self,
+        to: &Destination<'_>,
+        is_resolver_port: bool,
+        unmet: Option<(Rule, Unmet)>,
+    ) -> Outcome {
+        if is_resolver_port {
+            return (Access::Deny, Reason::Resolvers(self.preset));
         }
-        if self.preset.admits(to.place()) {
-            return (Verdict::Allow, Reason::Preset(self.preset));
+        if self.preset.admits(to.remote()) {
+            return (Access::Allow, Reason::Preset(self.preset));
         }
         let reason = unmet.map_or(Reason::Preset(self.preset), |(rule, why)| Reason::Unmet(rule, why));
-        (Verdict::Deny, reason)
+        (Access::Deny, reason)
     }
 
-    /// About a question for a name. A question is a message to whoever answers for the name, so none is asked that could
-    /// not lead anywhere.
-    pub(super) fn resolve(&self, name: &HostName) -> Answer {
+    /// Decides about a DNS query. A query is a message to the owner of the name (exfiltration), so none is sent for
+    /// a name that no rule could allow.
+    pub(super) fn resolve(&self, name: &HostName) -> Outcome {
         let decides = |rule: &&Rule| match rule.action() {
-            Action::Allow => leads_somewhere(rule.target(), name),
-            Action::Deny => rule.is_total() && ends(rule.target(), name),
+            Action::Allow => justifies_query(rule.target(), name),
+            Action::Deny => rule.is_total() && rules_out(rule.target(), name),
         };
-        if let Some(rule) = self.outward().find(decides) {
-            return (verdict(rule.action()), Reason::Rule(rule.clone()));
+        if let Some(rule) = self.outbound_rules().find(decides) {
+            return (access(rule.action()), Reason::Rule(rule.clone()));
         }
         match self.preset {
-            preset if !preset.resolves() => (Verdict::Deny, Reason::Preset(preset)),
-            preset if is_metadata_name(name) => (Verdict::Deny, Reason::MetadataName(preset)),
-            Preset::Public if is_inner_name(name) => (Verdict::Deny, Reason::InnerName(self.preset)),
-            preset => (Verdict::Allow, Reason::Preset(preset)),
+            preset if !preset.resolves() => (Access::Deny, Reason::Preset(preset)),
+            preset if is_metadata_name(name) => (Access::Deny, Reason::MetadataName(preset)),
+            Preset::Public if is_internal_name(name) => (Access::Deny, Reason::InternalName(self.preset)),
+            preset => (Access::Allow, Reason::Preset(preset)),
         }
     }
 
-    /// Whether there is any way to reach an address that a name was resolved to.
-    pub(super) fn reveals(&self, name: &HostName, place: Place) -> bool {
-        for rule in self.outward() {
+    /// Whether any rule lets the sandbox reach an address that a name was resolved to.
+    pub(super) fn reveals(&self, name: &HostName, remote: RemoteAddress) -> bool {
+        for rule in self.outbound_rules() {
             let named = matches!(rule.target(), Target::Name(pattern) if pattern.matches(name));
             match rule.action() {
-                Action::Allow if rule.target().admits(place) => return true,
-                Action::Allow if named && Target::Public.admits(place) => return true,
-                Action::Deny if rule.is_total() && (named || rule.target().covers(place)) => return false,
+                Action::Allow if rule.target().admits(remote) => return true,
+                Action::Allow if named && Target::Public.admits(remote) => return true,
+                Action::Deny if rule.is_total() && (named || rule.target().covers(remote)) => return false,
                 _ => {}
             }
         }
-        self.preset.admits(place)
+        self.preset.admits(remote)
     }
 
-    /// About a peer that connects to a published port.
-    pub(super) fn accept(&self, peer: Place, protocol: Protocol, port: u16) -> Answer {
-        if let Some(rule) = self.rules.iter().find(|rule| rule.concerns_peer(peer, protocol, port)) {
-            return (verdict(rule.action()), Reason::Rule(rule.clone()));
+    /// Decides about an inbound peer at a published port.
+    pub(super) fn accept(&self, peer: RemoteAddress, protocol: Protocol, port: u16) -> Outcome {
+        if let Some(rule) = self.rules.iter().find(|rule| rule.matches_inbound(peer, protocol, port)) {
+            return (access(rule.action()), Reason::Rule(rule.clone()));
         }
         match self.preset {
-            Preset::None => (Verdict::Deny, Reason::Preset(self.preset)),
-            Preset::Public | Preset::AllowList | Preset::Open => (Verdict::Allow, Reason::Published),
+            Preset::None => (Access::Deny, Reason::Preset(self.preset)),
+            Preset::Public | Preset::AllowList | Preset::Open => (Access::Allow, Reason::Published),
         }
     }
 
-    fn outward(&self) -> impl Iterator<Item = &Rule> {
+    fn outbound_rules(&self) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(|rule| rule.direction() == Direction::Out)
     }
 }
 
-const fn verdict(action: Action) -> Verdict {
+const fn access(action: Action) -> Access {
     match action {
-        Action::Allow => Verdict::Allow,
-        Action::Deny => Verdict::Deny,
+        Action::Allow => Access::Allow,
+        Action::Deny => Access::Deny,
     }
 }
 
-/// Whether a name is worth asking for because of what is allowed. An address that is allowed by itself needs no name.
-fn leads_somewhere(target: &Target, name: &HostName) -> bool {
+/// Whether an allow rule is a reason to resolve a name. A single allowed address needs no name.
+fn justifies_query(target: &Target, name: &HostName) -> bool {
     match target {
         Target::Name(pattern) => pattern.matches(name),
         Target::Metadata => is_metadata_name(name),
@@ -125,8 +129,8 @@ fn leads_somewhere(target: &Target, name: &HostName) -> bool {
     }
 }
 
-/// Whether a name cannot lead anywhere because of what is denied.
-fn ends(target: &Target, name: &HostName) -> bool {
+/// Whether a deny rule makes a name useless.
+fn rules_out(target: &Target, name: &HostName) -> bool {
     match target {
         Target::Name(pattern) => pattern.matches(name),
         target => *target == Target::Any,

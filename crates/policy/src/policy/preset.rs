@@ -1,4 +1,4 @@
-//! What holds where no rule does.
+//! Presets: what decides where no rule matches.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,26 +6,27 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::Target;
-use crate::rule::Place;
+use crate::rule::RemoteAddress;
 use crate::suggest::Hint;
 use crate::text::serde_as_text;
 
-/// What holds where no rule does.
+/// What decides where no rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preset {
-    /// No network at all.
+    /// The sandbox has no network.
     None,
     /// Public addresses, but no other resolvers than the gateway's.
     #[default]
     Public,
-    /// Nothing.
+    /// Nothing is allowed but what rules allow.
     AllowList,
-    /// Public and private addresses, other resolvers included. What must be named (the host, loopback, metadata services)
-    /// and what no ordinary server has (link-local, multicast and special-purpose addresses) still needs a rule.
+    /// Public and private addresses, other resolvers included. What must be named (the host, loopback, metadata
+    /// services) and what no ordinary server has (link-local, multicast and special-purpose addresses) still needs
+    /// a rule.
     Open,
 }
 
-/// Not a preset.
+/// A text that is not the name of a preset.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0:?} is not a preset. There are none, public, allow-list and open{1}")]
 pub struct PresetError(String, Hint);
@@ -38,7 +39,7 @@ const PRESETS: [(&str, Preset); 4] = [
 ];
 
 impl Preset {
-    /// As it is written.
+    /// The name of the preset in options and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -48,15 +49,15 @@ impl Preset {
         }
     }
 
-    pub(super) fn admits(self, place: Place) -> bool {
+    pub(super) fn admits(self, remote: RemoteAddress) -> bool {
         match self {
             Self::None | Self::AllowList => false,
-            Self::Public => Target::Public.admits(place),
-            Self::Open => Target::Public.admits(place) || Target::Private.admits(place),
+            Self::Public => Target::Public.admits(remote),
+            Self::Open => Target::Public.admits(remote) || Target::Private.admits(remote),
         }
     }
 
-    /// Whether names are asked for that no rule is about.
+    /// Whether names are resolved that no rule matches.
     pub(super) const fn resolves(self) -> bool {
         matches!(self, Self::Public | Self::Open)
     }

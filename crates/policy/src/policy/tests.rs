@@ -2,7 +2,7 @@ mod ceiling;
 mod classes;
 mod dns;
 mod host;
-mod inward;
+mod inbound;
 mod names;
 mod options;
 mod random;
@@ -11,10 +11,10 @@ mod resolvers;
 
 use std::net::IpAddr;
 
-use super::{Destination, NetworkPolicy, Policies, Preset, Read};
+use super::{Destination, Inspected, NetworkPolicy, Policies, Preset};
 use crate::{HostName, Protocol, Rule};
 
-/// Public-looking addresses that the names of the tests were resolved to.
+/// Public-looking addresses that the names of the tests resolve to.
 const SERVER: &str = "93.184.216.34";
 const SERVER_V6: &str = "2606:2800:220::1";
 
@@ -54,6 +54,6 @@ fn udp<'a>(to: &str, port: u16, names: &'a [HostName]) -> Destination<'a> {
     Destination { protocol: Protocol::Udp, ..tcp(to, port, names) }
 }
 
-fn tls(name: &HostName) -> Read<'_> {
-    Read::Tls { name: Some(name), encrypted_hello: false }
+fn tls(name: &HostName) -> Inspected<'_> {
+    Inspected::Tls { name: Some(name), encrypted_hello: false }
 }

@@ -1,11 +1,11 @@
 //! Requests by method and path.
 //!
-//! Servers disagree on what `/a/../b`, `//`, `%2e` or a backslash mean. A path is compared in one spelling, and one that can
-//! be read in two ways is taken by no allow rule that names a path, and by every deny rule that does.
+//! Servers disagree on what `/a/../b`, `//`, `%2e` or a backslash mean. Paths are compared in canonical spelling.
+//! An ambiguous path is matched by no allow rule with a path, and by every deny rule with one.
 
-use crate::policy::HttpSeen;
+use crate::policy::InspectedRequest;
 
-/// The port that `http://` stands for.
+/// The default port of `http://`.
 pub(super) const PORT: u16 = 80;
 
 /// Every method that a rule can name.
@@ -30,10 +30,10 @@ pub(super) const METHODS: [&str; 18] = [
     "REPORT",
 ];
 
-/// The method that asks a proxy for a connection to anywhere. A rule allows it only by its name.
+/// The method that asks a proxy for a tunnel. An allow rule has to name it.
 const TUNNEL: &str = "CONNECT";
 
-/// Which requests a rule is about.
+/// The requests that a rule matches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpMatch {
     methods: Vec<&'static str>,
@@ -41,7 +41,7 @@ pub struct HttpMatch {
 }
 
 impl HttpMatch {
-    /// No methods means all of them, no path means all paths. A path that ends in a star stands for all that begin so.
+    /// No methods match all, no path matches all. A path that ends in a star is a prefix.
     pub(super) fn new(mut methods: Vec<&'static str>, path: Option<String>) -> Self {
         methods.sort_unstable();
         methods.dedup();
@@ -56,8 +56,8 @@ impl HttpMatch {
         self.path.as_deref().unwrap_or("")
     }
 
-    /// Whether an allow rule takes the request: it must be what the rule says, letter by letter.
-    pub(super) fn allows(&self, request: &HttpSeen<'_>) -> bool {
+    /// Whether an allow rule matches the request, which is compared exactly.
+    pub(super) fn allows(&self, request: &InspectedRequest<'_>) -> bool {
         let path_fits = |pattern: &String| {
             request.path.and_then(plain_path).is_some_and(|path| match pattern.strip_suffix('*') {
                 Some(prefix) => path.starts_with(prefix),
@@ -71,8 +71,9 @@ impl HttpMatch {
             && (total || !request.rewrites)
     }
 
-    /// Whether a deny rule takes the request: a server that is easy about case or spelling must not be a way around it.
-    pub(super) fn denies(&self, request: &HttpSeen<'_>) -> bool {
+    /// Whether a deny rule matches the request. A server that is lenient about case or spelling must not be a
+    /// bypass.
+    pub(super) fn denies(&self, request: &InspectedRequest<'_>) -> bool {
         let path_fits = |pattern: &String| {
             request.path.and_then(plain_path).is_none_or(|path| {
                 let (path, pattern) = (path.to_ascii_lowercase(), pattern.to_ascii_lowercase());
@@ -88,8 +89,8 @@ impl HttpMatch {
     }
 }
 
-/// The one spelling of a path in which it is compared: what need not be encoded is not, the rest is in capital letters.
-/// None if servers could take it for another path. A path that is in this spelling stays as it is.
+/// The canonical spelling of a path: what need not be percent-encoded is not, the rest is in capital letters. None
+/// if servers could interpret it as another path. Idempotent.
 pub fn plain_path(path: &str) -> Option<String> {
     let mut plain = String::with_capacity(path.len());
     let mut bytes = path.bytes();
@@ -102,7 +103,7 @@ pub fn plain_path(path: &str) -> Option<String> {
         let decoded = hex(bytes.next()?)? * 16 + hex(bytes.next()?)?;
         match decoded {
             b'/' | b'\\' | b'%' | b';' => return None,
-            // Never in UTF-8, but careless decoders make a slash or a dot of them.
+            // Never in UTF-8, but careless decoders turn these into a slash or a dot.
             0xc0 | 0xc1 | 0xf5.. => return None,
             byte if byte.is_ascii_control() => return None,
             byte if byte.is_ascii_graphic() && !matches!(byte, b'?' | b'#') => plain.push(char::from(byte)),
@@ -110,7 +111,7 @@ pub fn plain_path(path: &str) -> Option<String> {
         }
     }
     let mut segments = plain.strip_prefix('/')?.split('/').rev();
-    // The last one is empty if the path ends in a slash.
+    // The last segment is empty if the path ends in a slash.
     let last_is_clear = segments.next().is_some_and(|last| !matches!(last, "." | ".."));
     let clear = last_is_clear && segments.all(|segment| !matches!(segment, "" | "." | ".."));
     clear.then_some(plain)

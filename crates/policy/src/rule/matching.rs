@@ -1,135 +1,146 @@
-//! Whether a rule is about a connection, before and after its first bytes were read.
+//! Whether a rule matches a connection, before and after inspection.
 
-use super::{Action, Direction, Place, Protocol, Rule, Target};
-use crate::policy::{Destination, Read, Unmet};
+use super::{Action, Direction, Protocol, RemoteAddress, Rule, Target};
+use crate::policy::{Destination, Inspected, Unmet};
 use crate::{HostName, NamePattern};
 
-/// The port of QUIC, whose names only its two ends can read.
+/// The port of QUIC, which encrypts the name that the client sends.
 const QUIC: u16 = 443;
 
-/// What a rule has to say.
+/// How a rule matches a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Match {
-    /// It is about something else.
+    /// It does not match.
     No,
-    /// It would have allowed it, if not for this.
+    /// It would allow the connection if this requirement were met.
     Missed(Unmet),
-    /// That depends on what the client says first.
+    /// It depends on the client's first bytes.
     Maybe,
-    /// It denies because nobody could see the name that it denies.
-    Blind,
-    /// It decides.
+    /// It denies, because the name that it denies cannot be inspected.
+    Hidden,
+    /// It matches and decides.
     Yes,
 }
 
 impl Rule {
-    /// Whether it decides about a connection from the sandbox. With `read` it never says maybe.
+    /// Matches a connection from the sandbox. After inspection the result is never [`Match::Maybe`].
     ///
-    /// If the port is guarded, only a rule that mentions it can allow it.
-    pub(crate) fn concerning(&self, to: &Destination<'_>, read: Option<&Read<'_>>, guarded: bool) -> Match {
-        if self.direction != Direction::Out || !self.takes(to.protocol, to.port) {
+    /// If the port is that of resolvers, only a rule that mentions it can allow it.
+    pub(crate) fn matches_outbound(
+        &self,
+        to: &Destination<'_>,
+        inspected: Option<&Inspected<'_>>,
+        is_resolver_port: bool,
+    ) -> Match {
+        if self.direction != Direction::Out || !self.matches_port(to.protocol, to.port) {
             return Match::No;
         }
         match self.action {
-            Action::Allow if guarded && !self.ports.mention(to.port) => Match::No,
-            Action::Allow => self.allowing_out(to, read),
-            Action::Deny => self.denying_out(to, read),
+            Action::Allow if is_resolver_port && !self.ports.mention(to.port) => Match::No,
+            Action::Allow => self.allow_outbound(to, inspected),
+            Action::Deny => self.deny_outbound(to, inspected),
         }
     }
 
-    /// Whether it decides about a peer that connects to a published port.
-    pub(crate) fn concerns_peer(&self, peer: Place, protocol: Protocol, port: u16) -> bool {
+    /// Whether the rule decides about an inbound peer at a published port.
+    pub(crate) fn matches_inbound(&self, peer: RemoteAddress, protocol: Protocol, port: u16) -> bool {
         let about = match self.action {
             Action::Allow => self.target.admits_peer(peer),
             Action::Deny => self.target.covers(peer),
         };
-        self.direction == Direction::In && self.takes(protocol, port) && about
+        self.direction == Direction::In && self.matches_port(protocol, port) && about
     }
 
-    fn takes(&self, protocol: Protocol, port: u16) -> bool {
+    fn matches_port(&self, protocol: Protocol, port: u16) -> bool {
         let port_fits =
             if protocol == Protocol::Icmp { self.ports.is_all() } else { self.ports.contains(port) };
         self.protocol.is_none_or(|own| own == protocol) && port_fits
     }
 
-    fn allowing_out(&self, to: &Destination<'_>, read: Option<&Read<'_>>) -> Match {
+    fn allow_outbound(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Match {
         match &self.target {
-            Target::Name(pattern) => self.allowing_name(pattern, to, read),
-            target if target.admits(to.place()) => self.allowing_request(read),
+            Target::Name(pattern) => self.allow_name(pattern, to, inspected),
+            target if target.admits(to.remote()) => self.allow_request(inspected),
             _ => Match::No,
         }
     }
 
-    fn allowing_name(&self, pattern: &NamePattern, to: &Destination<'_>, read: Option<&Read<'_>>) -> Match {
+    fn allow_name(
+        &self,
+        pattern: &NamePattern,
+        to: &Destination<'_>,
+        inspected: Option<&Inspected<'_>>,
+    ) -> Match {
         if !to.names.iter().any(|name| pattern.matches(name)) {
             return Match::No;
         }
         if to.protocol != Protocol::Tcp {
             return Match::Missed(Unmet::NotTcp);
         }
-        if !Target::Public.admits(to.place()) {
+        if !Target::Public.admits(to.remote()) {
             return Match::Missed(Unmet::NotPublic);
         }
-        let Some(read) = read else { return Match::Maybe };
-        match given_name(read) {
+        let Some(inspected) = inspected else { return Match::Maybe };
+        match client_name(inspected) {
             Err(unmet) => Match::Missed(unmet),
             Ok(name) if !to.names.contains(name) => Match::Missed(Unmet::NotResolved(name.clone())),
             Ok(name) if !pattern.matches(name) => Match::No,
-            Ok(_) => self.allowing_request(Some(read)),
+            Ok(_) => self.allow_request(Some(inspected)),
         }
     }
 
-    fn allowing_request(&self, read: Option<&Read<'_>>) -> Match {
+    fn allow_request(&self, inspected: Option<&Inspected<'_>>) -> Match {
         let Some(http) = &self.http else { return Match::Yes };
-        match read {
+        match inspected {
             None => Match::Maybe,
-            Some(Read::Http { request, .. }) if http.allows(request) => Match::Yes,
-            Some(Read::Http { .. }) => Match::No,
-            Some(Read::Tls { .. } | Read::Other) => Match::Missed(Unmet::NotHttp),
+            Some(Inspected::Http { request, .. }) if http.allows(request) => Match::Yes,
+            Some(Inspected::Http { .. }) => Match::No,
+            Some(Inspected::Tls { .. } | Inspected::Other) => Match::Missed(Unmet::NotHttp),
         }
     }
 
-    fn denying_out(&self, to: &Destination<'_>, read: Option<&Read<'_>>) -> Match {
+    fn deny_outbound(&self, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Match {
         let host = match &self.target {
-            Target::Name(pattern) => denying_name(pattern, to, read),
-            target if target.covers(to.place()) => Match::Yes,
+            Target::Name(pattern) => deny_name(pattern, to, inspected),
+            target if target.covers(to.remote()) => Match::Yes,
             _ => Match::No,
         };
-        match (host, &self.http, read) {
+        match (host, &self.http, inspected) {
             (Match::Yes | Match::Maybe, Some(_), None) => Match::Maybe,
-            (Match::Yes, Some(http), Some(Read::Http { request, .. })) if http.denies(request) => Match::Yes,
+            (Match::Yes, Some(http), Some(Inspected::Http { request, .. })) if http.denies(request) => {
+                Match::Yes
+            }
             (_, Some(_), _) => Match::No,
             (host, None, _) => host,
         }
     }
 }
 
-/// Whether a denied name may be what the client wants. Names that an address has been resolved for count as well as the one
-/// that the client gives.
-fn denying_name(pattern: &NamePattern, to: &Destination<'_>, read: Option<&Read<'_>>) -> Match {
+/// Matches a denied name against the name that the client sends and the names that were resolved to the address.
+fn deny_name(pattern: &NamePattern, to: &Destination<'_>, inspected: Option<&Inspected<'_>>) -> Match {
     let some = to.names.iter().any(|name| pattern.matches(name));
     if some && to.names.iter().all(|name| pattern.matches(name)) {
         return Match::Yes;
     }
-    let decided = match (to.protocol, read) {
-        (Protocol::Udp, _) if !some && to.port == QUIC => return Match::Blind,
+    let decided = match (to.protocol, inspected) {
+        (Protocol::Udp, _) if !some && to.port == QUIC => return Match::Hidden,
         (Protocol::Udp | Protocol::Icmp, _) => some,
         (Protocol::Tcp, None) => return Match::Maybe,
-        (Protocol::Tcp, Some(Read::Other)) => false,
-        (Protocol::Tcp, Some(Read::Tls { name: Some(name), encrypted_hello: true })) => {
+        (Protocol::Tcp, Some(Inspected::Other)) => false,
+        (Protocol::Tcp, Some(Inspected::Tls { name: Some(name), encrypted_hello: true })) => {
             pattern.matches(name) || some
         }
-        (Protocol::Tcp, Some(read)) => given_name(read).map_or(some, |name| pattern.matches(name)),
+        (Protocol::Tcp, Some(inspected)) => client_name(inspected).map_or(some, |name| pattern.matches(name)),
     };
     if decided { Match::Yes } else { Match::No }
 }
 
-/// The name that the client gives, if it is the one that the server will act on.
-fn given_name<'a>(read: &Read<'a>) -> Result<&'a HostName, Unmet> {
-    match read {
-        Read::Tls { encrypted_hello: true, .. } => Err(Unmet::Encrypted),
-        Read::Tls { name, .. } => name.ok_or(Unmet::NoName),
-        Read::Http { host, .. } => host.ok_or(Unmet::NoName),
-        Read::Other => Err(Unmet::Unreadable),
+/// The name that the client sends, if it is the one that the server will use.
+fn client_name<'a>(inspected: &Inspected<'a>) -> Result<&'a HostName, Unmet> {
+    match inspected {
+        Inspected::Tls { encrypted_hello: true, .. } => Err(Unmet::Encrypted),
+        Inspected::Tls { name, .. } => name.ok_or(Unmet::NoName),
+        Inspected::Http { host, .. } => host.ok_or(Unmet::NoName),
+        Inspected::Other => Err(Unmet::Unreadable),
     }
 }

@@ -1,4 +1,4 @@
-//! From text to a rule.
+//! Parses rules from text, with the column of each error.
 
 use super::error::{RuleError, RuleProblem};
 use super::http::{self, HttpMatch};
@@ -13,7 +13,7 @@ pub(super) const MAX_TEXT: usize = 2048;
 const ACTIONS: [(&str, Action); 2] = [("allow", Action::Allow), ("deny", Action::Deny)];
 const SCHEMES: [&str; 4] = ["tcp", "udp", "icmp", "http"];
 
-/// A piece of the text that knows where it was.
+/// A part of the text, with its offset for errors.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     text: &'a str,
@@ -25,7 +25,7 @@ impl<'a> Piece<'a> {
         RuleError { at: self.at, problem }
     }
 
-    /// The parts before and after the first place where a mark is, without the mark.
+    /// The parts before and after the first mark, without the mark.
     fn split(self, mark: &str) -> Option<(Self, Self)> {
         let (before, after) = self.text.split_once(mark)?;
         let after_at = self.at + before.len() + mark.len();
@@ -54,7 +54,7 @@ fn words(text: &str) -> Result<Vec<Piece<'_>>, RuleError> {
     Ok(found)
 }
 
-/// A whole rule.
+/// Parses a whole rule.
 pub(super) fn rule(text: &str) -> Result<Rule, RuleError> {
     let words = words(text)?;
     let Some((first, rest)) = words.split_first() else {
@@ -67,7 +67,7 @@ pub(super) fn rule(text: &str) -> Result<Rule, RuleError> {
     from_words(*action, rest, text.len())
 }
 
-/// A rule after its first word.
+/// Parses a rule without its first word.
 pub(super) fn rest_of_rule(action: Action, text: &str) -> Result<Rule, RuleError> {
     from_words(action, &words(text)?, text.len())
 }
@@ -107,7 +107,7 @@ fn from_words(action: Action, words: &[Piece<'_>], end: usize) -> Result<Rule, R
     contradiction(&rule).map_or(Ok(rule), |problem| Err(last.wrong(problem)))
 }
 
-/// Parts that are right by themselves, and that no connection would ever match together.
+/// Parts that are valid by themselves, but that no connection would match together.
 fn contradiction(rule: &Rule) -> Option<RuleProblem> {
     let named = matches!(rule.target, Target::Name(_));
     let without_names = matches!(rule.protocol, Some(Protocol::Udp | Protocol::Icmp));
@@ -155,7 +155,7 @@ fn protocol(scheme: Piece<'_>, rest: Piece<'_>) -> Result<Protocol, RuleError> {
     }
 }
 
-/// Splits what follows `http://` in front of the path. A slash in brackets belongs to a network.
+/// Splits off the path of an `http://` target. A slash in brackets belongs to a network.
 fn split_path(rest: Piece<'_>) -> Result<(Piece<'_>, Option<String>), RuleError> {
     let from = rest.text.find(']').unwrap_or(0);
     let slash = rest.text.get(from..).and_then(|tail| tail.find('/')).map(|slash| slash + from);
@@ -177,7 +177,7 @@ fn target_and_ports(authority: Piece<'_>, is_http: bool) -> Result<TargetAndPort
     if authority.text.starts_with('[') {
         return in_brackets(authority);
     }
-    // More than one colon is an IPv6 address, whose port would need brackets.
+    // More than one colon means an IPv6 address, whose port would need brackets.
     let lone_colon = authority.text.matches(':').count() == 1;
     let (host, ports) = match authority.split(":").filter(|_| lone_colon) {
         Some((host, list)) => (host, Some((list, ports(list)?))),

@@ -1,14 +1,14 @@
-//! Sets of ports.
+//! The set of ports that a rule matches.
 
 use std::fmt;
 
 use crate::text;
 
-/// Ports of a rule: all of them, or ranges in order that do not overlap.
+/// The ports of a rule: all of them, or sorted ranges that do not overlap.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ports(Option<Vec<(u16, u16)>>);
 
-/// What is wrong with a list of ports, and the part that has it.
+/// What is wrong with a list of ports, and the offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PortsError {
     Number(usize),
@@ -16,32 +16,32 @@ pub(super) enum PortsError {
 }
 
 impl Ports {
-    /// All ports.
+    /// The set of all ports.
     pub const fn all() -> Self {
         Self(None)
     }
 
-    /// One port.
+    /// The set of one port.
     pub fn one(port: u16) -> Self {
         Self(Some(vec![(port, port)]))
     }
 
-    /// Whether it is all of them.
+    /// Whether the set has all ports.
     pub const fn is_all(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Whether a port is one of them.
+    /// Whether a port is in the set.
     pub fn contains(&self, port: u16) -> bool {
         self.0.as_ref().is_none_or(|ranges| ranges.iter().any(|(from, to)| (*from..=*to).contains(&port)))
     }
 
-    /// Whether somebody wrote this very number, alone or as an end of a range.
+    /// Whether the rule mentions this number, alone or as the end of a range.
     pub(crate) fn mention(&self, port: u16) -> bool {
         self.0.iter().flatten().any(|(from, to)| *from == port || *to == port)
     }
 
-    /// Reads `80`, `80,443` or `8000-8100,9000`. Errors carry the offset of the part.
+    /// Parses `80`, `80,443` or `8000-8100,9000`. Errors carry the offset of the part.
     pub(super) fn parse(text: &str) -> Result<Self, PortsError> {
         let mut ranges = Vec::new();
         let mut at = 0;

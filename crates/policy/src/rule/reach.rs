@@ -1,30 +1,30 @@
-//! Which addresses a target stands for: few if it allows, many if it denies.
+//! Which addresses a target matches: few if it allows, many if it denies.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Target;
 use crate::address::{self, Class, classify, readings};
 
-/// The other side's address.
+/// A remote address, and whether it is the host's own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RemoteAddress {
     pub(crate) address: IpAddr,
     pub(crate) is_host: bool,
 }
 
-impl Place {
-    /// A mapped address has no meaning on the wire, and a socket would take it for another one: nothing allows it.
+impl RemoteAddress {
+    /// A mapped address has no meaning on the wire, and a socket would use another one: no rule allows it.
     fn is_mapped(self) -> bool {
         address::canonical(self.address) != self.address
     }
 
-    /// What the address is by itself, if no other reading of it is worse.
+    /// The class of the address itself, unless another reading is more dangerous.
     fn plain_class(self) -> Option<Class> {
         let own = readings(self.address).next().map(|(_, class)| class);
         own.filter(|own| !self.is_mapped() && *own == classify(self.address))
     }
 
-    /// Whether only a rule that names it may lead there.
+    /// Whether only a rule that names it may allow it.
     fn must_be_named(self) -> bool {
         self.is_host || is_own_machine(classify(self.address))
     }
@@ -46,37 +46,38 @@ impl Target {
         }
     }
 
-    /// Whether an allow rule for this target lets the sandbox reach an address.
-    pub(crate) fn admits(&self, place: Place) -> bool {
-        let mapped = place.is_mapped();
+    /// Whether an allow rule for this target matches an outbound address.
+    pub(crate) fn admits(&self, remote: RemoteAddress) -> bool {
+        let mapped = remote.is_mapped();
         match self {
-            Self::Net(net) if net.is_single() => !mapped && net.contains(place.address),
+            Self::Net(net) if net.is_single() => !mapped && net.contains(remote.address),
             Self::Net(net) => {
-                let named =
-                    |class: Class| if is_own_machine(class) { net.is_within(class) } else { !place.is_host };
-                net.contains(place.address) && place.plain_class().is_some_and(named)
+                let named = |class: Class| {
+                    if is_own_machine(class) { net.is_within(class) } else { !remote.is_host }
+                };
+                net.contains(remote.address) && remote.plain_class().is_some_and(named)
             }
-            Self::Any => !mapped && !place.must_be_named(),
-            Self::Host => !mapped && place.is_host && !is_own_machine(classify(place.address)),
-            Self::Loopback | Self::Metadata => place.plain_class() == self.class(),
+            Self::Any => !mapped && !remote.must_be_named(),
+            Self::Host => !mapped && remote.is_host && !is_own_machine(classify(remote.address)),
+            Self::Loopback | Self::Metadata => remote.plain_class() == self.class(),
             Self::Public | Self::Private | Self::LinkLocal => {
-                !place.is_host && place.plain_class() == self.class()
+                !remote.is_host && remote.plain_class() == self.class()
             }
             Self::Name(_) => false,
         }
     }
 
-    /// Whether a deny rule for this target takes an address in, by any of its readings.
-    pub(crate) fn covers(&self, place: Place) -> bool {
-        let mut found = readings(place.address);
+    /// Whether a deny rule for this target matches any reading of an address.
+    pub(crate) fn covers(&self, remote: RemoteAddress) -> bool {
+        let mut found = readings(remote.address);
         match self {
             Self::Any => true,
-            Self::Host => place.is_host || found.any(|(_, class)| class == Class::Loopback),
+            Self::Host => remote.is_host || found.any(|(_, class)| class == Class::Loopback),
             Self::Net(net) => found.any(|(reading, _)| net.contains(reading)),
             Self::Name(_) => false,
             Self::Public | Self::Private | Self::Loopback | Self::LinkLocal | Self::Metadata => {
                 let Some(wanted) = self.class() else { return false };
-                // A metadata service in a private network is in the private network, too.
+                // A metadata service within a private network is also in that network.
                 found.any(|(reading, class)| {
                     class == wanted || address::is_within(reading, bits(reading), wanted)
                 })
@@ -84,8 +85,8 @@ impl Target {
         }
     }
 
-    /// Whether an allow rule for this target lets a peer in.
-    pub(crate) fn admits_peer(&self, peer: Place) -> bool {
+    /// Whether an allow rule for this target matches an inbound peer.
+    pub(crate) fn admits_peer(&self, peer: RemoteAddress) -> bool {
         match self {
             Self::Any => true,
             Self::Host => peer.is_host || peer.plain_class() == Some(Class::Loopback),

@@ -6,8 +6,8 @@
 use std::net::{IpAddr, UdpSocket};
 
 use bathy_policy::{
-    Action, Class, Destination, Direction, HostName, NamePattern, NetworkPolicy, Policies, Preset, Protocol,
-    Rule, Target, Verdict, classify,
+    Access, Action, Class, Destination, Direction, HostName, NamePattern, NetworkPolicy, Policies, Preset,
+    Protocol, Rule, Target, classify,
 };
 
 /// Any public address.
@@ -63,7 +63,7 @@ fn asks_resolvers(rule: &Rule, address: IpAddr) -> bool {
     let ways = [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(|way| RESOLVERS.map(|port| (way, port)));
     ways.into_iter().any(|(protocol, port)| {
         let to = Destination { protocol, address, port, is_host: false, names: &[] };
-        policies.connect(&to).verdict != Verdict::Deny
+        policies.connect(&to).access != Access::Deny
     })
 }
 

@@ -1,14 +1,14 @@
-//! What is remembered between messages: names, budgets, and halves of frames.
+//! State between messages: names, budgets, and incomplete frames.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use bathy_policy::HostName;
 
-use super::super::book::{GRACE, MAX_ENTRIES, MAX_NAMES};
 use super::super::limits::WINDOW;
+use super::super::name_cache::{GRACE, MAX_ENTRIES, MAX_NAMES};
 use super::super::{
-    FrameReader, FrameTooLong, LimitFigures, Limited, MAX_MESSAGE, MAX_QUERY, NameBook, QueryLimits,
+    FrameReader, FrameTooLong, LimitConfig, LimitExceeded, MAX_MESSAGE, MAX_QUERY, NameCache, QueryLimits,
     RecordType, frame,
 };
 use crate::hello::cuts::cuts;
@@ -26,70 +26,70 @@ fn ip(number: usize) -> IpAddr {
 
 #[test]
 fn n3_a_name_holds_until_its_time_ends() {
-    let mut book = NameBook::new();
-    book.learn(&host("a.example"), ip(1), MINUTE, START);
-    book.learn(&host("b.example"), ip(1), MINUTE * 2, START);
+    let mut cache = NameCache::new();
+    cache.insert(&host("a.example"), ip(1), MINUTE, START);
+    cache.insert(&host("b.example"), ip(1), MINUTE * 2, START);
     let end = START + MINUTE + GRACE;
-    assert_eq!(book.names(ip(1), START), [host("a.example"), host("b.example")]);
-    assert_eq!(book.names(ip(1), end - Duration::from_nanos(1)).len(), 2);
-    assert_eq!(book.names(ip(1), end), [host("b.example")]);
-    assert_eq!(book.names(ip(1), end + MINUTE), []);
-    assert_eq!(book.names(ip(2), START), [], "another address has none of them");
-    // A shorter time does not take away what a longer one gave; a longer one adds to it.
-    book.learn(&host("b.example"), ip(1), Duration::ZERO, START);
-    assert_eq!(book.names(ip(1), end), [host("b.example")]);
-    book.learn(&host("b.example"), ip(1), MINUTE * 9, START);
-    assert_eq!(book.names(ip(1), START + MINUTE * 9), [host("b.example")]);
+    assert_eq!(cache.names(ip(1), START), [host("a.example"), host("b.example")]);
+    assert_eq!(cache.names(ip(1), end - Duration::from_nanos(1)).len(), 2);
+    assert_eq!(cache.names(ip(1), end), [host("b.example")]);
+    assert_eq!(cache.names(ip(1), end + MINUTE), []);
+    assert_eq!(cache.names(ip(2), START), [], "another address has none of them");
+    // A shorter TTL does not shorten an entry; a longer one extends it.
+    cache.insert(&host("b.example"), ip(1), Duration::ZERO, START);
+    assert_eq!(cache.names(ip(1), end), [host("b.example")]);
+    cache.insert(&host("b.example"), ip(1), MINUTE * 9, START);
+    assert_eq!(cache.names(ip(1), START + MINUTE * 9), [host("b.example")]);
 }
 
 #[test]
 fn n3_a_mapped_address_is_the_one_inside() {
-    let mut book = NameBook::new();
+    let mut cache = NameCache::new();
     let mapped: IpAddr = "::ffff:192.0.2.1".parse().unwrap();
     let plain: IpAddr = "192.0.2.1".parse().unwrap();
-    book.learn(&host("a.example"), mapped, MINUTE, START);
-    assert_eq!(book.names(plain, START), [host("a.example")]);
-    assert_eq!(book.names(mapped, START), [host("a.example")]);
+    cache.insert(&host("a.example"), mapped, MINUTE, START);
+    assert_eq!(cache.names(plain, START), [host("a.example")]);
+    assert_eq!(cache.names(mapped, START), [host("a.example")]);
 }
 
 #[test]
-fn r5_the_book_is_bounded_and_keeps_what_lasts() {
-    let mut book = NameBook::new();
+fn r5_the_name_cache_is_bounded_and_evicts_what_expires_first() {
+    let mut cache = NameCache::new();
     for number in 0..MAX_ENTRIES * 2 {
         let ttl = Duration::from_secs(u64::try_from(number).unwrap());
-        book.learn(&host("a.example"), ip(number), ttl, START);
+        cache.insert(&host("a.example"), ip(number), ttl, START);
     }
-    let known = (0..MAX_ENTRIES * 2).filter(|number| !book.names(ip(*number), START).is_empty());
+    let known = (0..MAX_ENTRIES * 2).filter(|number| !cache.names(ip(*number), START).is_empty());
     assert_eq!(known.collect::<Vec<_>>(), (MAX_ENTRIES..MAX_ENTRIES * 2).collect::<Vec<_>>());
-    let mut book = NameBook::new();
+    let mut cache = NameCache::new();
     for number in 0..MAX_NAMES + 5 {
         let ttl = Duration::from_secs(u64::try_from(number).unwrap());
-        book.learn(&host(&format!("n{number}.example")), ip(1), ttl, START);
+        cache.insert(&host(&format!("n{number}.example")), ip(1), ttl, START);
     }
-    let names = book.names(ip(1), START);
+    let names = cache.names(ip(1), START);
     assert_eq!(names.len(), MAX_NAMES);
     assert!(!names.contains(&host("n4.example")) && names.contains(&host("n5.example")));
 }
 
 #[test]
-fn r5_a_full_book_costs_no_more_than_an_empty_one() {
+fn r5_a_full_name_cache_costs_no_more_than_an_empty_one() {
     let time = |entries: usize| {
-        let mut book = NameBook::new();
-        (0..entries).for_each(|number| book.learn(&host("a.example"), ip(number), MINUTE, START));
+        let mut cache = NameCache::new();
+        (0..entries).for_each(|number| cache.insert(&host("a.example"), ip(number), MINUTE, START));
         let began = std::time::Instant::now();
         for number in 0..5_000 {
-            book.learn(&host("a.example"), ip(number % entries), MINUTE * 2, START);
-            assert_eq!(book.names(ip(number % entries), START).len(), 1);
+            cache.insert(&host("a.example"), ip(number % entries), MINUTE * 2, START);
+            assert_eq!(cache.names(ip(number % entries), START).len(), 1);
         }
         began.elapsed()
     };
-    // A walk over all entries would take some thousand times as long.
+    // Walking over all entries would take some thousand times as long.
     let (few, all) = (time(4), time(MAX_ENTRIES));
     assert!(all < few * 100, "{few:?} and {all:?}");
 }
 
-fn limits(figures: LimitFigures) -> QueryLimits {
-    QueryLimits::new(figures, START)
+fn limits(config: LimitConfig) -> QueryLimits {
+    QueryLimits::new(config, START)
 }
 
 /// How many of these names are admitted at once.
@@ -97,15 +97,15 @@ fn admitted(limits: &mut QueryLimits, names: impl Iterator<Item = String>, now: 
     names.filter(|name| limits.admit(&host(name), RecordType::A, now).is_ok()).count()
 }
 
-const LOOSE: LimitFigures =
-    LimitFigures { rate: 1_000_000, burst: 1_000_000, domain_bytes: 4096, total_bytes: 65536 };
+const LOOSE: LimitConfig =
+    LimitConfig { rate: 1_000_000, burst: 1_000_000, domain_bytes: 4096, total_bytes: 65536 };
 
 #[test]
 fn n4_queries_have_a_rate() {
-    let mut limits = limits(LimitFigures { rate: 10, burst: 30, ..LOOSE });
+    let mut limits = limits(LimitConfig { rate: 10, burst: 30, ..LOOSE });
     let same = |count: usize| std::iter::repeat_n("a.example".to_owned(), count);
     assert_eq!(admitted(&mut limits, same(100), START), 30);
-    assert_eq!(limits.admit(&host("a.example"), RecordType::A, START), Err(Limited::Rate(10)));
+    assert_eq!(limits.admit(&host("a.example"), RecordType::A, START), Err(LimitExceeded::Rate(10)));
     assert_eq!(admitted(&mut limits, same(100), START + Duration::from_secs(1)), 10);
     assert_eq!(admitted(&mut limits, same(100), START), 0, "a clock that goes back gives nothing");
     assert_eq!(admitted(&mut limits, same(100), START + MINUTE), 30);
@@ -139,12 +139,12 @@ fn n4_all_domains_together_have_a_budget() {
     let bytes = admitted(&mut limits, names, START) * 34;
     assert!((60_000..=65_536).contains(&bytes), "{bytes}");
     let long = host(&format!("{}.example", "x".repeat(60)));
-    assert_eq!(limits.admit(&long, RecordType::A, START), Err(Limited::Total));
+    assert_eq!(limits.admit(&long, RecordType::A, START), Err(LimitExceeded::Total));
 }
 
 #[test]
 fn n4_the_order_of_known_names_is_no_free_channel() {
-    // What reaches the server, without repetitions, which tell it nothing.
+    // What the server sees: repetitions carry no information.
     let changes = |ask: &dyn Fn(usize) -> (HostName, RecordType)| {
         let mut limits = limits(LOOSE);
         let mut asked: Vec<_> =
@@ -201,7 +201,7 @@ fn r5_long_frames_are_refused_at_their_length() {
 }
 
 #[test]
-fn r5_many_empty_frames_cost_no_square() {
+fn r5_many_empty_frames_cost_linear_time() {
     let mut reader = FrameReader::new(MAX_QUERY);
     reader.push(&vec![0; 1 << 20]);
     let began = std::time::Instant::now();

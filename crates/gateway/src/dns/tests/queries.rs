@@ -1,8 +1,8 @@
-//! What a guest may ask.
+//! Queries that a guest may send, and those that it may not.
 
 use super::super::{
     Handling, MAX_QUERY, QueryProblem, RecordType, RefusedQuery, ResponseCode, Transport, answer_empty,
-    answer_refused, answer_servfail, question_for_upstream, read_query,
+    answer_refused, answer_servfail, read_query, upstream_query,
 };
 use super::{A, AAAA, ASKS, IN, TXT, edns, message, name, parsed, plain_query, query, question};
 use crate::hello::cuts::Numbers;
@@ -12,7 +12,7 @@ fn refused(bytes: &[u8]) -> RefusedQuery {
 }
 
 #[test]
-fn a_query_is_read_and_asked_anew() {
+fn a_query_is_parsed_and_built_anew() {
     let cookie = [0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8];
     let bytes =
         message(0x1234, 0x0130, [1, 0, 0, 1], &[question("WwW.Example.ORG", AAAA), edns(1400, 0, &cookie)]);
@@ -20,7 +20,7 @@ fn a_query_is_read_and_asked_anew() {
     assert_eq!((query.name.to_string().as_str(), query.kind), ("www.example.org", RecordType::AAAA));
     assert_eq!((query.handling, query.reverse), (Handling::Forward, None));
 
-    let upstream = question_for_upstream(&query, 0x9999);
+    let upstream = upstream_query(&query, 0x9999);
     let expected =
         message(0x9999, ASKS, [1, 0, 0, 1], &[question("www.example.org", AAAA), edns(1232, 0, &[])]);
     assert_eq!(upstream, expected, "nothing of the guest's message but name and type goes on");
@@ -33,14 +33,14 @@ fn a_query_is_read_and_asked_anew() {
 
 #[test]
 fn n4_messages_that_are_no_plain_query_are_refused() {
-    let asked = || question("a.example", A);
+    let original_name = || question("a.example", A);
     let with_class =
         |class: u16| [name("a.example"), A.to_be_bytes().to_vec(), class.to_be_bytes().to_vec()].concat();
     let one = [1, 0, 0, 0];
     let rows: Vec<(&str, Vec<u8>, QueryProblem, Option<ResponseCode>)> = vec![
         ("nothing", Vec::new(), QueryProblem::NotQuery, None),
         ("half a header", vec![0; 11], QueryProblem::NotQuery, None),
-        ("an answer", message(7, 0x8180, one, &[asked()]), QueryProblem::NotQuery, None),
+        ("an answer", message(7, 0x8180, one, &[original_name()]), QueryProblem::NotQuery, None),
         (
             "a long query",
             [plain_query("a.example", A), vec![0; MAX_QUERY]].concat(),
@@ -49,62 +49,62 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
         ),
         (
             "a status query",
-            message(7, 0x1000, one, &[asked()]),
+            message(7, 0x1000, one, &[original_name()]),
             QueryProblem::Operation,
             Some(ResponseCode::NotImp),
         ),
         (
             "a notification",
-            message(7, 0x2000, one, &[asked()]),
+            message(7, 0x2000, one, &[original_name()]),
             QueryProblem::Operation,
             Some(ResponseCode::NotImp),
         ),
         (
             "an update",
-            message(7, 0x2800, one, &[asked()]),
+            message(7, 0x2800, one, &[original_name()]),
             QueryProblem::Operation,
             Some(ResponseCode::NotImp),
         ),
         (
             "a cut query",
-            message(7, 0x0300, one, &[asked()]),
+            message(7, 0x0300, one, &[original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
-        ("no question", message(7, ASKS, [0; 4], &[]), QueryProblem::Malformed, Some(ResponseCode::FormErr)),
+        ("no query", message(7, ASKS, [0; 4], &[]), QueryProblem::Malformed, Some(ResponseCode::FormErr)),
         (
-            "two questions",
-            message(7, ASKS, [2, 0, 0, 0], &[asked(), asked()]),
+            "two queries",
+            message(7, ASKS, [2, 0, 0, 0], &[original_name(), original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
         (
-            "65535 questions",
-            message(7, ASKS, [65535, 0, 0, 0], &[asked()]),
+            "65535 queries",
+            message(7, ASKS, [65535, 0, 0, 0], &[original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
         (
             "answers in it",
-            message(7, ASKS, [1, 1, 0, 0], &[asked(), asked()]),
+            message(7, ASKS, [1, 1, 0, 0], &[original_name(), original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
         (
             "65535 more records",
-            message(7, ASKS, [1, 0, 0, 65535], &[asked()]),
+            message(7, ASKS, [1, 0, 0, 65535], &[original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
         (
             "a record that is not there",
-            message(7, ASKS, [1, 0, 0, 1], &[asked()]),
+            message(7, ASKS, [1, 0, 0, 1], &[original_name()]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
         (
             "another record than EDNS",
-            message(7, ASKS, [1, 0, 0, 1], &[asked(), super::address("x.example", 1, "192.0.2.1")]),
+            message(7, ASKS, [1, 0, 0, 1], &[original_name(), super::address("x.example", 1, "192.0.2.1")]),
             QueryProblem::Malformed,
             Some(ResponseCode::FormErr),
         ),
@@ -152,7 +152,7 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
         ),
         (
             "a later EDNS",
-            message(7, ASKS, [1, 0, 0, 1], &[asked(), edns(1232, 1, &[])]),
+            message(7, ASKS, [1, 0, 0, 1], &[original_name(), edns(1232, 1, &[])]),
             QueryProblem::EdnsVersion,
             Some(ResponseCode::BADVERS),
         ),
@@ -179,7 +179,7 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
         let refused = refused(&bytes);
         assert_eq!(refused.problem, problem, "{what}");
         let answer = refused.answer.map(|answer| parsed(&answer));
-        // As numbers, because one of them has two names.
+        // As numbers, because one code has two names.
         let given = answer.as_ref().map(|answer| u16::from(answer.metadata.response_code));
         assert_eq!(given, code.map(u16::from), "{what}");
         assert!(answer.is_none_or(|answer| answer.metadata.id == 7 && answer.answers.is_empty()), "{what}");
@@ -187,7 +187,7 @@ fn n4_messages_that_are_no_plain_query_are_refused() {
 }
 
 #[test]
-fn n4_types_that_carry_data_or_keys_are_not_asked() {
+fn n4_types_that_carry_data_or_keys_are_not_forwarded() {
     let forwarded = [1, 2, 5, 6, 12, 15, 16, 28, 33, 35, 44, 52, 257];
     let empty = [64, 65];
     for kind in 0..600 {
@@ -207,7 +207,7 @@ fn n4_types_that_carry_data_or_keys_are_not_asked() {
 }
 
 #[test]
-fn n3_names_that_cannot_be_compared_are_not_asked() {
+fn n3_names_that_cannot_be_compared_are_not_forwarded() {
     let label = |bytes: &[u8]| [&[u8::try_from(bytes.len()).unwrap()], bytes].concat();
     let rows: &[(&str, Vec<Vec<u8>>)] = &[
         ("the root", vec![]),
@@ -225,8 +225,8 @@ fn n3_names_that_cannot_be_compared_are_not_asked() {
         ("a slash", vec![label(b"a/b"), label(b"example")]),
     ];
     for (what, labels) in rows {
-        let asked = [labels.concat(), vec![0, 0, 1, 0, 1]].concat();
-        let bytes = message(7, ASKS, [1, 0, 0, 0], &[asked]);
+        let original_name = [labels.concat(), vec![0, 0, 1, 0, 1]].concat();
+        let bytes = message(7, ASKS, [1, 0, 0, 0], &[original_name]);
         assert_eq!(refused(&bytes).problem, QueryProblem::Name, "{what}");
     }
     for fine in ["a", "_dmarc.example.org", "xn--bcher-kva.example", "a-b.c0.example"] {
@@ -235,7 +235,7 @@ fn n3_names_that_cannot_be_compared_are_not_asked() {
 }
 
 #[test]
-fn n3_names_of_addresses_tell_the_address() {
+fn n3_reverse_names_have_their_address() {
     let v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.IP6.arpa";
     let rows = [
         ("1.2.0.192.in-addr.arpa", Some("192.0.2.1")),
@@ -262,8 +262,8 @@ fn n3_names_of_addresses_tell_the_address() {
 #[test]
 fn a_refusal_explains_itself_and_always_fits() {
     let long = [["a"; 60].join("."), "b".repeat(63), "c".repeat(63)].join(".");
-    for asked in ["a.example", &long] {
-        let bytes = message(7, ASKS, [1, 0, 0, 1], &[question(asked, A), edns(0, 0, &[])]);
+    for original_name in ["a.example", &long] {
+        let bytes = message(7, ASKS, [1, 0, 0, 1], &[question(original_name, A), edns(0, 0, &[])]);
         let query = read_query(&bytes, Transport::Udp).unwrap();
         let answer = answer_refused(&query, &format!("not\r\nallowed: {}", "\u{20ac}".repeat(1000)));
         assert!(answer.len() <= 512, "{}", answer.len());
@@ -278,7 +278,7 @@ fn a_refusal_explains_itself_and_always_fits() {
 }
 
 #[test]
-fn damaged_queries_are_refused_or_read_and_nothing_else() {
+fn damaged_queries_are_refused_or_parsed_and_nothing_else() {
     let bytes =
         message(7, ASKS, [1, 0, 0, 1], &[question("a.example", TXT), edns(1232, 0, &[0, 10, 0, 2, 1, 2])]);
     let mut numbers = Numbers::new(3);
@@ -291,21 +291,21 @@ fn damaged_queries_are_refused_or_read_and_nothing_else() {
         damaged.truncate(numbers.below(damaged.len() * 4).max(1));
         let transport = [Transport::Udp, Transport::Tcp][numbers.below(2)];
         match read_query(&damaged, transport) {
-            Ok(query) => assert!(parsed(&question_for_upstream(&query, 1)).queries.len() == 1),
+            Ok(query) => assert!(parsed(&upstream_query(&query, 1)).queries.len() == 1),
             Err(refused) => assert!(refused.answer.is_none_or(|answer| answer[..2] == damaged[..2])),
         }
     }
 }
 
 #[test]
-fn a_query_that_is_not_read_is_answered_with_its_id_and_operation_only() {
-    // A status query that wants recursion, with the bits of an answer that has authority and was cut.
+fn a_query_that_is_not_parsed_is_answered_with_its_id_and_opcode_only() {
+    // A status query with the RD flag, and the flags of a truncated authoritative response.
     let refused = read_query(&message(0x0102, 0x1700, [1, 0, 0, 0], &[]), Transport::Udp).unwrap_err();
     assert_eq!(refused.answer, Some(vec![1, 2, 0x91, 0x84, 0, 0, 0, 0, 0, 0, 0, 0]));
 }
 
 #[test]
-fn a_query_of_the_longest_length_is_read() {
+fn a_query_of_the_longest_length_is_parsed() {
     let mut bytes = plain_query("a.example", A);
     bytes.resize(MAX_QUERY, 0);
     assert_ne!(read_query(&bytes, Transport::Tcp).unwrap_err().problem, QueryProblem::TooLong);

@@ -1,23 +1,22 @@
-//! Builds hellos field by field, well formed or not.
+//! Builds ClientHellos field by field, well formed or not.
 
-/// The fields of a hello.
 #[derive(Clone)]
 pub(super) struct Maker {
     pub(super) version: u16,
     pub(super) session: Vec<u8>,
     pub(super) suites: Vec<u16>,
-    /// One byte more behind the suites.
+    /// Appends one byte to the cipher suites.
     pub(super) odd_suites: bool,
     pub(super) compressions: Vec<u8>,
     pub(super) extensions: Option<Vec<(u16, Vec<u8>)>>,
-    /// One byte more inside the extensions.
+    /// Appends one byte inside the extensions.
     pub(super) half_extension: bool,
     /// Bytes behind the extensions.
     pub(super) behind: Vec<u8>,
 }
 
 impl Maker {
-    /// A hello of TLS 1.2 with an empty list of extensions.
+    /// A TLS 1.2 ClientHello with an empty list of extensions.
     pub(super) fn new() -> Self {
         Self {
             version: 0x0303,
@@ -40,7 +39,6 @@ impl Maker {
         Self { extensions: None, ..self }
     }
 
-    /// The handshake message.
     pub(super) fn message(&self) -> Vec<u8> {
         let mut body = self.version.to_be_bytes().to_vec();
         body.extend((0..32).map(|number| number * 7));
@@ -63,7 +61,7 @@ impl Maker {
     }
 }
 
-/// What a client sends that uses OpenSSL 3 with its defaults.
+/// What OpenSSL 3 sends by default.
 pub(super) fn openssl(name: &str) -> Maker {
     let suites =
         vec![0x1302, 0x1303, 0x1301, 0xc02c, 0xc030, 0x009f, 0xcca9, 0xcca8, 0xc02b, 0xc02f, 0x009e, 0x00ff];
@@ -81,12 +79,12 @@ pub(super) fn openssl(name: &str) -> Maker {
         .extension(51, long_vector(&key_share(29, 32)))
 }
 
-/// What a browser sends: reserved values in every list, post-quantum keys, a dummy of an encrypted hello, padding.
+/// What a browser sends: GREASE in every list, post-quantum keys, a dummy encrypted ClientHello, padding.
 pub(super) fn browser(name: &str) -> Maker {
     const MIXED: u16 = 0x11ec;
     let suites = vec![0x3a3a, 0x1301, 0x1302, 0x1303, 0xc02b, 0xc02f, 0xc02c, 0xc030, 0xcca9, 0xcca8, 0x009c];
     let shares = [key_share(0x8a8a, 1), key_share(MIXED, 1216), key_share(29, 32)].concat();
-    // The outer kind, its ciphers, a number, a key, and a payload.
+    // The outer type, its ciphers, a config id, a key, and a payload.
     let dummy = [&[0, 0, 1, 0, 1, 0x7b], &*long_vector(&[0x42; 32]), &*long_vector(&[0x99; 176])].concat();
     Maker { session: vec![0x77; 32], suites, ..Maker::new() }
         .extension(0x4a4a, Vec::new())

@@ -1,12 +1,12 @@
-//! What two readers could read in two ways, and what would lead to another host.
+//! Ambiguous requests, and requests that would lead to another host.
 
 use super::super::{HttpRefusal, MAX_FIELDS, MAX_HEAD, PathProblem, RequestStream, Step, rule_path};
 use super::{Followed, follow, follow_answered, follow_pieces};
 
-/// A good request before which nothing is refused, so that each row also shows what comes second.
+/// A valid request, so that each row is also tested as the second request.
 const FIRST: &[u8] = b"GET /first HTTP/1.1\r\nHost: a.example\r\n\r\n";
 
-/// The kind of a refusal: its variant without its text.
+/// The variant of a refusal, without its text.
 fn kind(refused: &HttpRefusal) -> &'static str {
     match refused {
         HttpRefusal::NotHttp => "not http",
@@ -19,7 +19,7 @@ fn kind(refused: &HttpRefusal) -> &'static str {
         HttpRefusal::Framing(_) => "framing",
         HttpRefusal::Connect => "connect",
         HttpRefusal::LateSwitch => "late switch",
-        HttpRefusal::Answer => "answer",
+        HttpRefusal::BadResponse => "answer",
         HttpRefusal::Changed => "changed",
     }
 }
@@ -228,7 +228,7 @@ fn s5_ambiguous_requests_are_refused_first_and_second() {
 }
 
 #[test]
-fn s5_what_an_easy_server_takes_for_a_request_is_no_other_protocol() {
+fn s5_what_a_lenient_server_accepts_as_a_request_is_no_other_protocol() {
     let rows: &[&str] = &[
         "GET  / HTTP/1.1",
         "GET / HTTP/1.1 ",
@@ -270,7 +270,7 @@ fn s5_what_an_easy_server_takes_for_a_request_is_no_other_protocol() {
 }
 
 #[test]
-fn other_protocols_are_told_from_http() {
+fn other_protocols_are_distinguished_from_http() {
     let rows: &[&[u8]] = &[
         b"\x16\x03\x01\x02\0\x01",
         b"\0",
@@ -285,7 +285,7 @@ fn other_protocols_are_told_from_http() {
     ];
     for bytes in rows {
         assert_eq!(follow(bytes).refused, Some(HttpRefusal::NotHttp), "{}", bytes.escape_ascii());
-        // And so are they with all that they say afterwards, in one piece.
+        // The same with everything that follows in one piece.
         let more = [bytes, &[0; 2000][..]].concat();
         assert_eq!(follow(&more).refused, Some(HttpRefusal::NotHttp), "{}, and more", bytes.escape_ascii());
     }
@@ -315,8 +315,8 @@ fn a_refusal_says_what_is_wrong() {
             "both Content-Length and Transfer-Encoding are there",
         ),
         ("X: y\n", "a line ends without CR"),
-        ("X: y\rZ: z\r\n", "a CR stands inside a line"),
-        ("X: \u{7f}\r\n", "a control character stands in the head"),
+        ("X: y\rZ: z\r\n", "a CR is inside a line"),
+        ("X: \u{7f}\r\n", "a control character is in the head"),
     ] {
         let refused = follow(format!("{post}{fields}\r\n").as_bytes()).refused.unwrap().to_string();
         assert!(refused.ends_with(reason), "{fields:?}: {refused}");
@@ -360,7 +360,7 @@ fn s5_chunks_have_one_reading() {
 }
 
 #[test]
-fn s5_the_second_request_is_judged_like_the_first() {
+fn s5_the_second_request_is_decided_like_the_first() {
     let second = "GET /evil HTTP/1.1\r\nHost: evil.example\r\n\r\n";
     for first in [
         "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n",
@@ -373,13 +373,13 @@ fn s5_the_second_request_is_judged_like_the_first() {
         let mut stream = RequestStream::new();
         assert!(matches!(stream.read(&pending), Ok(Step::Decide(_))));
         stream.accept(&mut pending);
-        // This one is not accepted: nothing of it may go on, however often one asks.
+        // A request that is not accepted: nothing of it is cleared, however often the stream is read.
         while let Ok(Step::Cleared(count)) = stream.read(&pending) {
             pending.drain(..count);
         }
         assert_eq!(pending, second.as_bytes(), "{first}");
         assert_eq!(stream.read(&pending), Ok(Step::Held));
-        stream.answer(b"HTTP/1.1 101 Switching\r\n\r\n");
+        stream.on_response(b"HTTP/1.1 101 Switching\r\n\r\n");
         assert_eq!(stream.read(&pending), Ok(Step::Held));
     }
 }
@@ -399,27 +399,27 @@ fn n5_a_socket_that_the_server_declines_leads_nowhere() {
         ["HTTP/2 101\r\n", "101\r\n", "HTTP/1.1 1010\r\n", "HTTP/1.1 999\r\n", "SSH-2.0\r\n", "\r\n"]
     {
         let followed = follow_answered(&both, answer.as_bytes());
-        assert_eq!(followed.refused, Some(HttpRefusal::Answer), "{answer:?}");
+        assert_eq!(followed.refused, Some(HttpRefusal::BadResponse), "{answer:?}");
         assert_eq!(followed.passed, socket, "{answer:?}");
     }
     let hints = b"HTTP/1.1 103 x\r\na: b\r\n\r\n".repeat(2000);
     let late = follow_answered(&both, &[&hints[..], b"HTTP/1.1 101 X\r\n"].concat());
     assert!(late.opaque, "some informational answers may come before it: {}", hints.len());
     let endless = follow_answered(&both, &b"HTTP/1.1 100 x\r\na: b\r\n\r\n".repeat(4000));
-    assert_eq!(endless.refused, Some(HttpRefusal::Answer));
-    // Behind another request the first answer would not be the one to this.
+    assert_eq!(endless.refused, Some(HttpRefusal::BadResponse));
+    // Behind another request, the first response would not be the one to this.
     let late = follow_answered(&[FIRST, &both].concat(), b"HTTP/1.1 101 X\r\n\r\n");
     assert_eq!((late.refused, late.passed), (Some(HttpRefusal::LateSwitch), FIRST.to_vec()));
 }
 
 #[test]
-fn s5_the_head_that_goes_on_is_the_one_that_was_judged() {
+fn s5_the_head_that_is_forwarded_is_the_one_that_was_decided() {
     let head = b"GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: h2c\r\n\r\n";
     let mut stream = RequestStream::new();
     assert!(matches!(stream.read(head), Ok(Step::Decide(_))));
     stream.accept(&mut head[5..].to_vec());
     assert_eq!(stream.read(head), Err(HttpRefusal::Changed));
-    // Nothing was shown yet: there is nothing to accept.
+    // Nothing was returned yet, so there is nothing to accept.
     let mut stream = RequestStream::new();
     stream.accept(&mut head.to_vec());
     assert!(matches!(stream.read(head), Ok(Step::Decide(_))));

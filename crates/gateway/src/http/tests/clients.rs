@@ -1,4 +1,4 @@
-//! What real clients send goes through, byte for byte.
+//! Requests of real clients pass unchanged.
 
 use super::super::{Body, Denial, Form, Host, RequestStream, Step, denial};
 use super::{Followed, follow, follow_answered};
@@ -27,7 +27,7 @@ fn requests_of_real_clients_pass_unchanged() {
             b"POST /up HTTP/1.1\r\nHost: a.example:8080\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
             &["POST a.example:8080 /up"],
         ),
-        // requests and pip, on one kept connection
+        // requests and pip, on one persistent connection
         (
             b"GET /simple/six/ HTTP/1.1\r\nHost: pypi.example\r\nAccept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\n\r\n\
               GET /packages/six-1.17.0-py2.py3-none-any.whl HTTP/1.1\r\nHost: pypi.example\r\nRange: bytes=0-\r\n\r\n",
@@ -50,13 +50,13 @@ fn requests_of_real_clients_pass_unchanged() {
               3\r\na\r\n\r\n0\r\nx-sum: abc\tdef\r\nx-more:\r\n\r\n",
             &["PUT s3.example /o"],
         ),
-        // addresses, an absolute target, a server-wide question, a method of WebDAV
+        // addresses, an absolute target, OPTIONS for the whole server, a method of WebDAV
         (b"GET / HTTP/1.1\r\nHost: 192.0.2.7\r\n\r\n", &["GET 192.0.2.7 /"]),
         (b"GET / HTTP/1.1\r\nHost: [2001:db8::7]:8080\r\n\r\n", &["GET [2001:db8::7]:8080 /"]),
         (b"GET http://a.example?x HTTP/1.1\r\nHost: A.example:80\r\n\r\n", &["GET a.example /"]),
         (b"OPTIONS * HTTP/1.1\r\nHost: a.example\r\n\r\n", &["OPTIONS a.example ?"]),
         (b"VERSION-CONTROL /%7Euser/%e2%82%ac HTTP/1.1\r\nhost:a.example\r\n\r\n", &["VERSION-CONTROL a.example /~user/%E2%82%AC"]),
-        // old text in a field, and an empty field
+        // obsolete text (0x80 and above) in a field, and an empty field
         (b"GET / HTTP/1.1\r\nHost: a.example\r\nX-Name: J\xfcrgen\r\nX-Empty:\r\n\r\n", &["GET a.example /"]),
         // a body that looks like a request
         (
@@ -74,7 +74,7 @@ const SOCKET: &[u8] =
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
 #[test]
-fn a_web_socket_opens_when_the_server_says_so() {
+fn a_web_socket_opens_when_the_server_accepts_it() {
     let frames = [SOCKET, b"\x82\x05\0\r\n\xff."].concat();
     for answer in [
         &b"HTTP/1.1 101 Switching Protocols\r\n"[..],
@@ -117,7 +117,7 @@ fn a_head_goes_on_before_its_body_is_there() {
 }
 
 #[test]
-fn a_request_says_what_it_is() {
+fn a_request_is_parsed_into_its_parts() {
     let bytes = b"POST http://A.Example:8080/x/y?q HTTP/1.1\r\nHost: a.example:8080\r\nTransfer-Encoding: chunked\r\n\
         X-HTTP-Method-Override: DELETE\r\nUpgrade: h2c\r\n\r\n";
     let Ok(Step::Decide(request)) = RequestStream::new().read(bytes) else { panic!("it is whole") };

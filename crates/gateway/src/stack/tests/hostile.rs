@@ -8,37 +8,37 @@ use smoltcp::wire::TcpControl;
 use super::*;
 
 const PART: usize = 60_000;
-/// Longer than the first time after which an opening segment is sent again.
+/// Longer than the first retransmission timeout of a SYN.
 const RETRY: Duration = Duration::from_millis(1100);
 
-/// Sends more than twice what the stack has buffer space for, before it sends anything itself: first far ahead, so that a gap
-/// is left, and then from the beginning.
+/// Sends more than twice what the stack's buffer holds, before it acknowledges anything: first far ahead, so that a
+/// gap is left, and then from the beginning.
 fn overflow(pair: &mut Pair) {
     let first = pair.guest.next;
-    for start in [ROOM + PART, ROOM, ROOM - PART, 0] {
+    for start in [BUFFER_SIZE + PART, BUFFER_SIZE, BUFFER_SIZE - PART, 0] {
         pair.guest.next = first + start;
-        while pair.guest.next - first < 2 * ROOM + PART {
+        while pair.guest.next - first < 2 * BUFFER_SIZE + PART {
             let part = pair.guest.packet(TcpControl::None, &vec![7; PART]);
             pair.stack.on_packet(&part, pair.now, &mut pair.link);
         }
     }
     pair.guest.next = first;
     let taken = pair.stack.tcp().recv_queue();
-    assert!(taken > 0 && taken <= ROOM, "{taken}");
+    assert!(taken > 0 && taken <= BUFFER_SIZE, "{taken}");
 }
 
 /// Fills the link, so that nothing can be sent before the guest has read it.
 fn fill(guest: &mut Guest, link: &mut Link) {
     let packet = guest.ack();
-    while link.has_room() {
-        link.send(Kind::V4, packet.len(), |place| place.copy_from_slice(&packet));
+    while link.has_space() {
+        link.send(EtherType::V4, packet.len(), |place| place.copy_from_slice(&packet));
     }
 }
 
 #[test]
 fn v15_a_challenge_ack_before_the_connection_is_established_opens_no_window() {
-    for ends in [V4, V6] {
-        let mut pair = Pair::waiting(ends);
+    for tuple in [V4, V6] {
+        let mut pair = Pair::waiting(tuple);
         let syn = pair.guest.syn();
         pair.on_packet(&syn);
         pair.guest.segments();
@@ -50,7 +50,7 @@ fn v15_a_challenge_ack_before_the_connection_is_established_opens_no_window() {
         let challenge = pair.guest.segments();
         assert!(challenge.len() == 1 && challenge[0].ack() && !challenge[0].syn());
         pair.now += RETRY;
-        pair.stack.speak(pair.now, &mut pair.link);
+        pair.stack.transmit(pair.now, &mut pair.link);
         let again = pair.guest.segments();
         assert!(again.len() == 1 && again[0].syn() && again[0].ack(), "its window is not scaled");
         let ack = pair.guest.ack();
@@ -68,16 +68,16 @@ fn v15_no_more_is_taken_than_there_is_buffer_space_for_whatever_window_was_sent(
         pair.on_packet(&syn);
         for _ in 0..retries {
             pair.now += RETRY * 4;
-            pair.stack.speak(pair.now, &mut pair.link);
+            pair.stack.transmit(pair.now, &mut pair.link);
         }
         pair.guest.segments();
         let ack = pair.guest.ack();
         // Before the stack has sent anything with a scaled window.
         pair.stack.on_packet(&ack, pair.now, &mut pair.link);
         overflow(&mut pair);
-        // What was read makes buffer space, which is offered and can be used.
+        // Reading frees buffer space, which is advertised and can be used.
         let taken = pair.stack.tcp().recv(|bytes| (bytes.len(), bytes.len())).unwrap();
-        pair.stack.speak(pair.now, &mut pair.link);
+        pair.stack.transmit(pair.now, &mut pair.link);
         pair.guest.next += taken;
         let more = pair.guest.packet(TcpControl::None, &[7; 1000]);
         pair.on_packet(&more);
@@ -95,7 +95,7 @@ fn v15_a_connection_that_was_reset_while_it_opened_does_not_open_again() {
         let reset = pair.guest.packet(TcpControl::Rst, &[]);
         pair.stack.on_packet(&reset, pair.now, &mut pair.link);
         assert_eq!(pair.state(), RESET);
-        // With the numbers of another connection, before the first one was removed.
+        // With sequence numbers of another connection, before the first one was removed.
         pair.guest.next.0 = pair.guest.next.0.wrapping_add(distance);
         let acknowledged = pair.guest.acknowledged.take();
         let syn = pair.guest.syn();
@@ -113,21 +113,21 @@ fn v15_a_guest_cannot_open_a_connection_that_the_stack_has_not_begun_yet() {
     for with_window_scale in [true, false] {
         let (mut guest, mut link) = Guest::new(V4);
         fill(&mut guest, &mut link);
-        let stack = Stack::calling(V4, ROOM, Clock::new(), &mut link).unwrap();
+        let stack = Stack::connect(V4, BUFFER_SIZE, Clock::new(), &mut link).unwrap();
         let mut pair = Pair { stack, guest, link, now: Instant::now() };
-        pair.stack.speak(pair.now, &mut pair.link);
+        pair.stack.transmit(pair.now, &mut pair.link);
         let mut syn = pair.guest.syn();
         if !with_window_scale {
-            // Behind the header and the option for the segment's size.
+            // Behind the header and the MSS option.
             syn[IPV4_HEADER + TCP_HEADER + 4..].fill(1);
         }
         pair.on_packet(&syn);
         let _ = pair.stack.due(pair.now);
-        while !pair.link.has_room() {
+        while !pair.link.has_space() {
             pair.guest.segments();
             pair.link.flush();
         }
-        pair.stack.speak(pair.now, &mut pair.link);
+        pair.stack.transmit(pair.now, &mut pair.link);
         assert_eq!(pair.state(), OPENING);
         pair.guest.next = TcpSeqNumber(1000);
         pair.guest.segments();
@@ -141,9 +141,9 @@ fn v15_a_guest_cannot_open_a_connection_that_the_stack_has_not_begun_yet() {
 #[test]
 fn v15_both_sides_may_begin_at_once() {
     let (guest, mut link) = Guest::new(V4);
-    let stack = Stack::calling(V4, ROOM, Clock::new(), &mut link).unwrap();
+    let stack = Stack::connect(V4, BUFFER_SIZE, Clock::new(), &mut link).unwrap();
     let mut pair = Pair { stack, guest, link, now: Instant::now() };
-    pair.stack.speak(pair.now, &mut pair.link);
+    pair.stack.transmit(pair.now, &mut pair.link);
     let syn = pair.guest.syn();
     pair.on_packet(&syn);
     assert_eq!(pair.stack.tcp().state(), State::SynReceived);
@@ -154,7 +154,7 @@ fn v15_both_sides_may_begin_at_once() {
     overflow(&mut pair);
 }
 
-/// Numbers without a pattern, the same in each run.
+/// A deterministic pseudo-random generator.
 struct Numbers(u64);
 
 impl Numbers {
@@ -170,11 +170,11 @@ impl Numbers {
     }
 }
 
-/// One thing that a guest, the other side, or time does.
+/// One random action of the guest, the peer, or the clock.
 fn happen(pair: &mut Pair, numbers: &mut Numbers) {
     match numbers.below(16) {
         0 => pair.now += Duration::from_millis(numbers.choose(&[1, 50, 1100, 3000, 31_000])),
-        1 => drop(pair.stack.tcp().send_slice(&vec![1; numbers.choose(&[1, 1000, ROOM])])),
+        1 => drop(pair.stack.tcp().send_slice(&vec![1; numbers.choose(&[1, 1000, BUFFER_SIZE])])),
         2 => drop(pair.stack.tcp().recv(|bytes| (bytes.len(), ()))),
         3 => drop(pair.stack.tcp().recv(|bytes| (bytes.len() / 2, ()))),
         4 if numbers.below(8) == 0 => pair.stack.tcp().close(),
@@ -183,7 +183,7 @@ fn happen(pair: &mut Pair, numbers: &mut Numbers) {
     }
     pair.link.flush();
     if numbers.below(2) == 0 {
-        pair.stack.speak(pair.now, &mut pair.link);
+        pair.stack.transmit(pair.now, &mut pair.link);
     }
     let _ = pair.stack.due(pair.now);
 }
@@ -217,16 +217,16 @@ fn send_any(pair: &mut Pair, numbers: &mut Numbers) {
 fn v15_no_order_of_segments_and_times_fails_an_assertion() {
     for seed in 1..80 {
         let mut numbers = Numbers(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15));
-        let ends = numbers.choose(&[V4, V6]);
-        let (guest, mut link) = Guest::new(ends);
-        let room = numbers.choose(&[4096, 70_000, ROOM]);
-        let make = numbers.choose(&[Stack::answering, Stack::calling]);
-        let stack = make(ends, room, Clock::new(), &mut link).unwrap();
+        let tuple = numbers.choose(&[V4, V6]);
+        let (guest, mut link) = Guest::new(tuple);
+        let buffer_size = numbers.choose(&[4096, 70_000, BUFFER_SIZE]);
+        let make = numbers.choose(&[Stack::listen, Stack::connect]);
+        let stack = make(tuple, buffer_size, Clock::new(), &mut link).unwrap();
         let mut pair = Pair { stack, guest, link, now: Instant::now() };
         for _ in 0..60 {
             happen(&mut pair, &mut numbers);
             let taken = pair.stack.tcp().recv_queue();
-            assert!(taken <= room, "{seed}: {taken} of {room}");
+            assert!(taken <= buffer_size, "{seed}: {taken} of {buffer_size}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The operator's policy.
+//! The operator's ceiling narrows what a sandbox may reach.
 
 use super::{SERVER, name, names, policy, tcp, tls, udp};
-use crate::{Author, Policies, Preset, Read, Verdict};
+use crate::{Access, Author, Inspected, Policies, Preset};
 
 #[test]
 fn a_sandbox_cannot_widen_the_operators_policy() {
@@ -18,9 +18,9 @@ fn a_sandbox_cannot_widen_the_operators_policy() {
     ];
     for (to, by) in table {
         let decision = policies.connect(&to);
-        assert_eq!((decision.verdict, decision.by.to_string().as_str()), (Verdict::Deny, by));
+        assert_eq!((decision.access, decision.by.to_string().as_str()), (Access::Deny, by));
         assert_eq!(decision.by.author, Author::Operator);
-        assert_eq!(policies.cure(&to, None), None, "no rule of the sandbox helps");
+        assert_eq!(policies.fix(&to, None), None, "no rule of the sandbox helps");
     }
     assert_eq!(policies.connect(&tcp(SERVER, 443, &[])).by.to_string(), "allow any");
     assert_eq!(policies.ceilings(), [policy(Preset::Public, &["deny 93.0.0.0/8:22"])]);
@@ -32,8 +32,8 @@ fn a_sandbox_can_narrow_it() {
         Policies::new(Some(policy(Preset::Open, &[])), policy(Preset::AllowList, &["allow 10.0.0.5"]));
     assert!(policies.connect(&tcp("10.0.0.5", 443, &[])).allows());
     let decision = policies.connect(&tcp(SERVER, 443, &[]));
-    assert_eq!((decision.verdict, decision.by.author), (Verdict::Deny, Author::Sandbox));
-    assert_eq!(policies.cure(&tcp(SERVER, 443, &[]), None).as_deref(), Some("tcp://93.184.216.34:443"));
+    assert_eq!((decision.access, decision.by.author), (Access::Deny, Author::Sandbox));
+    assert_eq!(policies.fix(&tcp(SERVER, 443, &[]), None).as_deref(), Some("tcp://93.184.216.34:443"));
 }
 
 #[test]
@@ -47,20 +47,20 @@ fn the_operators_names_hold_for_a_sandbox_that_allows_all() {
     let to = tcp(SERVER, 443, &known);
     let before = policies.connect(&to);
     assert_eq!(
-        (before.verdict, before.by.to_string().as_str()),
-        (Verdict::IfRead, "operator: allow api.example:443")
+        (before.access, before.by.to_string().as_str()),
+        (Access::InspectFirst, "operator: allow api.example:443")
     );
-    assert!(policies.judge(&to, &tls(&api)).allows());
-    assert!(!policies.judge(&to, &tls(&evil)).allows());
-    assert!(!policies.judge(&to, &Read::Other).allows());
+    assert!(policies.decide(&to, &tls(&api)).allows());
+    assert!(!policies.decide(&to, &tls(&evil)).allows());
+    assert!(!policies.decide(&to, &Inspected::Other).allows());
     assert!(policies.resolve(&api).allows());
     assert_eq!(policies.resolve(&evil).by.to_string(), "operator: preset allow-list");
-    assert_eq!(policies.cure(&to, Some(&evil)), None);
-    assert_eq!(policies.cure_name(&evil), None);
+    assert_eq!(policies.fix(&to, Some(&evil)), None);
+    assert_eq!(policies.fix_for_name(&evil), None);
 }
 
 #[test]
-fn the_stricter_of_both_is_what_has_to_be_read() {
+fn the_strictest_policy_decides_about_inspection() {
     let known = names(&["api.example"]);
     let to = tcp(SERVER, 443, &known);
     let by_name = policy(Preset::AllowList, &["allow api.example:443"]);
@@ -68,15 +68,15 @@ fn the_stricter_of_both_is_what_has_to_be_read() {
     let free = policy(Preset::Public, &[]);
     let nothing = policy(Preset::AllowList, &[]);
     let table = [
-        (&free, &free, Verdict::Allow),
-        (&free, &unless, Verdict::UnlessRead),
-        (&unless, &by_name, Verdict::IfRead),
-        (&by_name, &free, Verdict::IfRead),
-        (&by_name, &nothing, Verdict::Deny),
+        (&free, &free, Access::Allow),
+        (&free, &unless, Access::AllowAndInspect),
+        (&unless, &by_name, Access::InspectFirst),
+        (&by_name, &free, Access::InspectFirst),
+        (&by_name, &nothing, Access::Deny),
     ];
-    for (one, other, verdict) in table {
-        assert_eq!(Policies::new(Some(one.clone()), other.clone()).connect(&to).verdict, verdict);
-        assert_eq!(Policies::new(Some(other.clone()), one.clone()).connect(&to).verdict, verdict);
+    for (one, other, access) in table {
+        assert_eq!(Policies::new(Some(one.clone()), other.clone()).connect(&to).access, access);
+        assert_eq!(Policies::new(Some(other.clone()), one.clone()).connect(&to).access, access);
     }
 }
 

@@ -1,7 +1,7 @@
-//! Which addresses are reached without names.
+//! Which addresses are reachable without names.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, names, policies, tcp, tls, udp};
-use crate::{Destination, Preset, Protocol, Verdict};
+use crate::{Access, Destination, Preset, Protocol};
 
 /// Addresses that must be named, and the narrowest class that names them.
 const OWN_MACHINE: [(&str, &str); 22] = [
@@ -68,10 +68,10 @@ fn n2_nothing_but_public_addresses_is_public() {
             Destination { protocol: Protocol::Icmp, ..tcp(text, 0, &[]) },
         ] {
             let public = policies(Preset::Public, &[]).connect(&to);
-            assert_eq!(public.verdict, Verdict::Deny, "N2 {text}: preset public");
+            assert_eq!(public.access, Access::Deny, "N2 {text}: preset public");
             assert_eq!(public.by.to_string(), "preset public");
             let rule = allow_list(&["allow public"]).connect(&to);
-            assert_eq!(rule.verdict, Verdict::Deny, "N2 {text}: allow public");
+            assert_eq!(rule.access, Access::Deny, "N2 {text}: allow public");
         }
     }
     for text in [SERVER, SERVER_V6] {
@@ -84,7 +84,7 @@ fn n2_nothing_but_public_addresses_is_public() {
 fn n2_loopback_and_metadata_need_to_be_named() {
     for (text, class) in OWN_MACHINE {
         let to = tcp(text, 80, &[]);
-        assert_eq!(policies(Preset::Open, &[]).connect(&to).verdict, Verdict::Deny, "N2 {text}: preset open");
+        assert_eq!(policies(Preset::Open, &[]).connect(&to).access, Access::Deny, "N2 {text}: preset open");
         let wide = [
             "allow any",
             "allow private",
@@ -94,7 +94,7 @@ fn n2_loopback_and_metadata_need_to_be_named() {
             "allow 0.0.0.0/0",
             "allow ::/0",
         ];
-        assert_eq!(policies(Preset::Open, &wide).connect(&to).verdict, Verdict::Deny, "N2 {text}: {wide:?}");
+        assert_eq!(policies(Preset::Open, &wide).connect(&to).access, Access::Deny, "N2 {text}: {wide:?}");
         let nets = [
             "allow 169.254.0.0/16",
             "allow 100.64.0.0/10",
@@ -102,10 +102,10 @@ fn n2_loopback_and_metadata_need_to_be_named() {
             "allow fc00::/7",
             "allow 64:ff9b::/96",
         ];
-        assert_eq!(policies(Preset::Open, &nets).connect(&to).verdict, Verdict::Deny, "N2 {text}: {nets:?}");
-        let single = allow_list(&[&format!("allow {}", address(text).to_canonical())]).connect(&to).verdict;
+        assert_eq!(policies(Preset::Open, &nets).connect(&to).access, Access::Deny, "N2 {text}: {nets:?}");
+        let single = allow_list(&[&format!("allow {}", address(text).to_canonical())]).connect(&to).access;
         let mapped = text.starts_with("::ffff:");
-        assert_eq!(single, if mapped { Verdict::Deny } else { Verdict::Allow }, "N2 {text}: itself");
+        assert_eq!(single, if mapped { Access::Deny } else { Access::Allow }, "N2 {text}: itself");
         for other in ["loopback", "metadata"] {
             let by_class = allow_list(&[&format!("allow {other}")]).connect(&to);
             assert_eq!(by_class.allows(), other == class, "N2 {text}: {other}");
@@ -115,7 +115,7 @@ fn n2_loopback_and_metadata_need_to_be_named() {
     for text in ["127.0.0.1", "169.254.169.254", "fd00:ec2::254"] {
         assert!(networks.connect(&tcp(text, 80, &[])).allows(), "{text}");
     }
-    assert_eq!(networks.connect(&tcp("127.0.0.1", 81, &[])).verdict, Verdict::Deny);
+    assert_eq!(networks.connect(&tcp("127.0.0.1", 81, &[])).access, Access::Deny);
 }
 
 #[test]
@@ -152,20 +152,20 @@ fn n2_the_hosts_own_addresses_need_to_be_named() {
             "allow ::/0",
         ];
         let denied = policies(Preset::Open, &wide).connect(&host);
-        assert_eq!(denied.verdict, Verdict::Deny, "N2 {text}");
+        assert_eq!(denied.access, Access::Deny, "N2 {text}");
         for rule in ["allow host".to_owned(), format!("allow {text}")] {
             assert!(allow_list(&[&rule]).connect(&host).allows(), "N2 {text}: {rule}");
         }
         let named = names(&["api.example"]);
         let host = Destination { names: &named, ..host };
         let by_name = allow_list(&["allow api.example"]);
-        assert_eq!(by_name.connect(&host).verdict, Verdict::Deny, "N3 {text}: a name leads to the host");
-        assert!(!by_name.judge(&host, &tls(&name("api.example"))).allows());
+        assert_eq!(by_name.connect(&host).access, Access::Deny, "N3 {text}: a name leads to the host");
+        assert!(!by_name.decide(&host, &tls(&name("api.example"))).allows());
     }
     let loopback = Destination { is_host: true, ..tcp("127.0.0.1", 80, &[]) };
     assert!(
         !allow_list(&["allow host"]).connect(&loopback).allows(),
-        "what listens there wants nobody from outside"
+        "services there expect no remote clients"
     );
     assert!(allow_list(&["allow loopback"]).connect(&loopback).allows());
 }
@@ -188,11 +188,7 @@ fn n1_a_deny_rule_sees_every_reading() {
         let to = tcp(text, 443, &[]);
         assert!(allow_list(&[allow]).connect(&to).allows(), "N1 {text}: {allow}");
         let decision = allow_list(&[deny, allow]).connect(&to);
-        assert_eq!(
-            (decision.verdict, decision.by.to_string()),
-            (Verdict::Deny, deny.to_owned()),
-            "N1 {text}"
-        );
+        assert_eq!((decision.access, decision.by.to_string()), (Access::Deny, deny.to_owned()), "N1 {text}");
     }
 }
 
@@ -203,16 +199,16 @@ fn the_first_rule_that_matches_decides() {
         &["allow 10.0.0.5:443", "deny private", "allow 10.0.0.6", "deny 8.8.8.8:80"],
     );
     let table = [
-        ("10.0.0.5", 443, Verdict::Allow, "allow 10.0.0.5:443"),
-        ("10.0.0.5", 80, Verdict::Deny, "deny private"),
-        ("10.0.0.6", 443, Verdict::Deny, "deny private"),
-        ("8.8.8.8", 80, Verdict::Deny, "deny 8.8.8.8:80"),
-        ("8.8.8.8", 443, Verdict::Allow, "preset public"),
-        ("169.254.1.1", 443, Verdict::Deny, "preset public"),
+        ("10.0.0.5", 443, Access::Allow, "allow 10.0.0.5:443"),
+        ("10.0.0.5", 80, Access::Deny, "deny private"),
+        ("10.0.0.6", 443, Access::Deny, "deny private"),
+        ("8.8.8.8", 80, Access::Deny, "deny 8.8.8.8:80"),
+        ("8.8.8.8", 443, Access::Allow, "preset public"),
+        ("169.254.1.1", 443, Access::Deny, "preset public"),
     ];
-    for (text, port, verdict, by) in table {
+    for (text, port, access, by) in table {
         let decision = policies.connect(&tcp(text, port, &[]));
-        assert_eq!((decision.verdict, decision.by.to_string().as_str()), (verdict, by), "{text}:{port}");
+        assert_eq!((decision.access, decision.by.to_string().as_str()), (access, by), "{text}:{port}");
     }
 }
 

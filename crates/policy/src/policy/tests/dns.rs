@@ -1,10 +1,10 @@
-//! Which names may be asked for, and which addresses may be told.
+//! Which names are resolved, and which addresses are revealed.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, policies, policy};
-use crate::{Policies, Preset, Verdict};
+use crate::{Access, Policies, Preset};
 
 #[test]
-fn n4_names_outside_of_the_policy_are_not_asked_for() {
+fn n4_names_outside_of_the_policy_are_not_resolved() {
     let table = [
         (Preset::Public, &[][..], "any.example", true, "preset public"),
         (Preset::Open, &[], "any.example", true, "preset open"),
@@ -33,8 +33,8 @@ fn n4_names_outside_of_the_policy_are_not_asked_for() {
         (Preset::Public, &["deny tcp://evil.example"], "evil.example", true, "preset public"),
         (Preset::Public, &["deny in any"], "any.example", true, "preset public"),
         (Preset::Public, &["deny private"], "any.example", true, "preset public"),
-        (Preset::Public, &[], "nas.local", false, "preset public: name of an inner network"),
-        (Preset::Public, &[], "printer", false, "preset public: name of an inner network"),
+        (Preset::Public, &[], "nas.local", false, "preset public: internal name"),
+        (Preset::Public, &[], "printer", false, "preset public: internal name"),
         (Preset::Public, &["allow nas.local"], "nas.local", true, "allow nas.local"),
         (Preset::Open, &[], "nas.local", true, "preset open"),
     ];
@@ -56,7 +56,7 @@ fn n2_names_of_metadata_services_need_to_be_named() {
             [&[][..], &["allow any"], &["allow 169.254.169.254"], &["allow public"], &["allow 0.0.0.0/0"]]
         {
             let decision = policies(preset, rules).resolve(&metadata);
-            assert_eq!(decision.verdict, Verdict::Deny, "N2 {preset} {rules:?}");
+            assert_eq!(decision.access, Access::Deny, "N2 {preset} {rules:?}");
             assert_eq!(decision.by.to_string(), format!("preset {preset}: name of a metadata service"));
         }
     }
@@ -67,8 +67,8 @@ fn n2_names_of_metadata_services_need_to_be_named() {
 }
 
 #[test]
-fn n3_answers_that_point_inward_are_not_told() {
-    let inward = [
+fn n3_responses_that_point_inward_are_not_revealed() {
+    let inbound = [
         "10.0.0.1",
         "127.0.0.1",
         "169.254.169.254",
@@ -82,7 +82,7 @@ fn n3_answers_that_point_inward_are_not_told() {
         "2002:a00:1::",
         "224.0.0.251",
     ];
-    for text in inward {
+    for text in inbound {
         for policies in [policies(Preset::Public, &[]), allow_list(&["allow a.example", "allow public"])] {
             assert!(!policies.reveal(&name("a.example"), address(text), false), "N3 {text}");
         }
@@ -97,7 +97,7 @@ fn n3_answers_that_point_inward_are_not_told() {
 }
 
 #[test]
-fn answers_are_told_if_something_could_come_of_them() {
+fn addresses_are_revealed_if_they_could_be_reached() {
     let a = name("a.example");
     let table = [
         (Preset::Open, &[][..], "10.0.0.1", true),

@@ -3,7 +3,7 @@
 use super::{SERVER, allow_list, tcp};
 use crate::Destination;
 
-/// An address, whether it is one of the host's, and what comes of it.
+/// An address, whether it is one of the host's, and whether it is allowed.
 type Row = (&'static str, bool, bool);
 
 #[track_caller]

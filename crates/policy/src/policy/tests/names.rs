@@ -1,13 +1,13 @@
-//! Names: what was resolved, what the client says, and what the rules say.
+//! Names: what was resolved, what the client sends, and what the rules say.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, names, policies, rule, tcp, tls, udp};
-use crate::{Destination, HostName, HttpSeen, Policies, Preset, Protocol, Read, Verdict};
+use crate::{Access, Destination, HostName, Inspected, InspectedRequest, Policies, Preset, Protocol};
 
 const RULE: &str = "allow api.example:443";
 
-fn http(host: Option<&HostName>) -> Read<'_> {
-    let request = HttpSeen { method: "GET", path: Some("/"), rewrites: false };
-    Read::Http { host, host_is_address: host.is_none(), request }
+fn http(host: Option<&HostName>) -> Inspected<'_> {
+    let request = InspectedRequest { method: "GET", path: Some("/"), rewrites: false };
+    Inspected::Http { host, host_is_address: host.is_none(), request }
 }
 
 #[test]
@@ -17,34 +17,34 @@ fn n6_a_name_rule_needs_the_resolved_name_from_the_client() {
     let policies = allow_list(&[RULE]);
     let to = tcp(SERVER, 443, &known);
     let before = policies.connect(&to);
-    assert_eq!((before.verdict, before.by.to_string().as_str()), (Verdict::IfRead, RULE));
+    assert_eq!((before.access, before.by.to_string().as_str()), (Access::InspectFirst, RULE));
 
-    let not_resolved = "the name given, evil.example, was not resolved to this address";
-    let no_name = "the client gave no name, allow api.example:443 does not apply";
+    let not_resolved = "the client's host name, evil.example, was not resolved to this address";
+    let no_name = "the client sent no host name, allow api.example:443 does not apply";
     let table = [
-        ("N6 the name", tls(&api), Verdict::Allow, RULE),
-        ("N6 the name in HTTP", http(Some(&api)), Verdict::Allow, RULE),
-        ("N6 no SNI", Read::Tls { name: None, encrypted_hello: false }, Verdict::Deny, no_name),
-        ("N6 no Host, or an address", http(None), Verdict::Deny, no_name),
-        ("N6 another name of the address", tls(&other), Verdict::Deny, "preset allow-list"),
-        ("N6 a name of another address", tls(&evil), Verdict::Deny, not_resolved),
-        ("N6 Host of another address", http(Some(&evil)), Verdict::Deny, not_resolved),
+        ("N6 the name", tls(&api), Access::Allow, RULE),
+        ("N6 the name in HTTP", http(Some(&api)), Access::Allow, RULE),
+        ("N6 no SNI", Inspected::Tls { name: None, encrypted_hello: false }, Access::Deny, no_name),
+        ("N6 no Host, or an address", http(None), Access::Deny, no_name),
+        ("N6 another name of the address", tls(&other), Access::Deny, "preset allow-list"),
+        ("N6 a name of another address", tls(&evil), Access::Deny, not_resolved),
+        ("N6 Host of another address", http(Some(&evil)), Access::Deny, not_resolved),
         (
             "N6 ECH",
-            Read::Tls { name: Some(&api), encrypted_hello: true },
-            Verdict::Deny,
-            "the name given is encrypted, allow api.example:443 does not apply",
+            Inspected::Tls { name: Some(&api), encrypted_hello: true },
+            Access::Deny,
+            "the host name is encrypted, allow api.example:443 does not apply",
         ),
         (
             "N6 neither TLS nor HTTP",
-            Read::Other,
-            Verdict::Deny,
-            "neither TLS nor HTTP was spoken, allow api.example:443 does not apply",
+            Inspected::Other,
+            Access::Deny,
+            "neither TLS nor HTTP, allow api.example:443 does not apply",
         ),
     ];
-    for (id, read, verdict, by) in table {
-        let decision = policies.judge(&to, &read);
-        assert_eq!((decision.verdict, decision.by.to_string().as_str()), (verdict, by), "{id}");
+    for (id, inspected, access, by) in table {
+        let decision = policies.decide(&to, &inspected);
+        assert_eq!((decision.access, decision.by.to_string().as_str()), (access, by), "{id}");
     }
 }
 
@@ -53,10 +53,13 @@ fn n6_a_name_that_the_rule_means_counts_only_if_it_was_resolved_here() {
     let known = names(&["a.api.example"]);
     let policies = allow_list(&["allow *.api.example:443"]);
     let to = tcp(SERVER, 443, &known);
-    assert!(policies.judge(&to, &tls(&name("a.api.example"))).allows());
-    let decision = policies.judge(&to, &tls(&name("b.api.example")));
-    assert_eq!(decision.verdict, Verdict::Deny, "N6: SNI allowed, address not from our answer");
-    assert_eq!(decision.by.to_string(), "the name given, b.api.example, was not resolved to this address");
+    assert!(policies.decide(&to, &tls(&name("a.api.example"))).allows());
+    let decision = policies.decide(&to, &tls(&name("b.api.example")));
+    assert_eq!(decision.access, Access::Deny, "N6: SNI allowed, address not from our answer");
+    assert_eq!(
+        decision.by.to_string(),
+        "the client's host name, b.api.example, was not resolved to this address"
+    );
 }
 
 #[test]
@@ -78,8 +81,8 @@ fn n6_a_name_rule_alone_opens_nothing_else() {
     ];
     for (id, to, by) in table {
         let decision = allow_list(&[RULE]).connect(&to);
-        assert_eq!((decision.verdict, decision.by.to_string().as_str()), (Verdict::Deny, by), "N6 {id}");
-        assert_eq!(allow_list(&[RULE]).judge(&to, &tls(&api)).verdict, Verdict::Deny, "N6 {id}");
+        assert_eq!((decision.access, decision.by.to_string().as_str()), (Access::Deny, by), "N6 {id}");
+        assert_eq!(allow_list(&[RULE]).decide(&to, &tls(&api)).access, Access::Deny, "N6 {id}");
     }
 }
 
@@ -107,14 +110,14 @@ fn n3_a_name_never_leads_inward() {
         let to = tcp(text, 443, &known);
         for policies in [allow_list(&[RULE]), policies(Preset::Public, &[RULE])] {
             let decision = policies.connect(&to);
-            assert_eq!(decision.verdict, Verdict::Deny, "N3 {text}");
+            assert_eq!(decision.access, Access::Deny, "N3 {text}");
             assert!(
                 decision.by.to_string().starts_with("a name allows public addresses only"),
                 "{}",
                 decision.by
             );
-            assert_eq!(policies.judge(&to, &tls(&api)).verdict, Verdict::Deny, "N3 {text}");
-            assert!(!policies.reveal(&api, to.address, false), "N3 {text} is told");
+            assert_eq!(policies.decide(&to, &tls(&api)).access, Access::Deny, "N3 {text}");
+            assert!(!policies.reveal(&api, to.address, false), "N3 {text} is revealed");
         }
     }
     let both = allow_list(&[RULE, "allow 10.0.0.0/8:443"]);
@@ -143,38 +146,38 @@ fn n3_names_are_compared_as_a_whole() {
         let given = name(text);
         let known = [given.clone()];
         let to = tcp(SERVER, 443, &known);
-        assert_eq!(policies.judge(&to, &tls(&given)).allows(), allowed, "N3 {text}");
+        assert_eq!(policies.decide(&to, &tls(&given)).allows(), allowed, "N3 {text}");
         assert_eq!(policies.resolve(&given).allows(), allowed, "N3 {text}");
-        assert_eq!(policies.connect(&to).verdict == Verdict::IfRead, allowed, "N3 {text}");
+        assert_eq!(policies.connect(&to).access == Access::InspectFirst, allowed, "N3 {text}");
     }
 }
 
 #[test]
-fn a_denied_name_is_denied_where_it_can_be_seen() {
+fn a_denied_name_is_denied_where_it_can_be_inspected() {
     let (evil, good) = (name("evil.example"), name("good.example"));
     let (only, both) = (names(&["evil.example"]), names(&["evil.example", "good.example"]));
     let policies = policies(Preset::Public, &["deny evil.example"]);
-    let nameless = Read::Tls { name: None, encrypted_hello: false };
-    let hidden = Read::Tls { name: Some(&good), encrypted_hello: true };
+    let nameless = Inspected::Tls { name: None, encrypted_hello: false };
+    let hidden = Inspected::Tls { name: Some(&good), encrypted_hello: true };
 
     let at_once = policies.connect(&tcp(SERVER, 443, &only));
-    assert_eq!((at_once.verdict, at_once.by.to_string().as_str()), (Verdict::Deny, "deny evil.example"));
-    assert!(!policies.judge(&tcp(SERVER, 443, &only), &tls(&good)).allows(), "what was denied stays denied");
+    assert_eq!((at_once.access, at_once.by.to_string().as_str()), (Access::Deny, "deny evil.example"));
+    assert!(!policies.decide(&tcp(SERVER, 443, &only), &tls(&good)).allows(), "what was denied stays denied");
 
     let shared = tcp(SERVER, 443, &both);
-    assert_eq!(policies.connect(&shared).verdict, Verdict::UnlessRead);
-    assert!(policies.judge(&shared, &tls(&good)).allows());
-    assert!(policies.judge(&shared, &Read::Other).allows());
-    for read in [tls(&evil), http(Some(&evil)), nameless, http(None), hidden] {
-        assert_eq!(policies.judge(&shared, &read).verdict, Verdict::Deny, "{read:?}");
+    assert_eq!(policies.connect(&shared).access, Access::AllowAndInspect);
+    assert!(policies.decide(&shared, &tls(&good)).allows());
+    assert!(policies.decide(&shared, &Inspected::Other).allows());
+    for inspected in [tls(&evil), http(Some(&evil)), nameless, http(None), hidden] {
+        assert_eq!(policies.decide(&shared, &inspected).access, Access::Deny, "{inspected:?}");
     }
     assert!(!policies.connect(&udp(SERVER, 4433, &both)).allows(), "datagrams tell no name");
 
     let unknown = tcp(SERVER, 443, &[]);
-    assert_eq!(policies.connect(&unknown).verdict, Verdict::UnlessRead);
-    assert!(!policies.judge(&unknown, &tls(&evil)).allows(), "N6 by its address");
-    for read in [nameless, hidden, http(None), Read::Other, tls(&good)] {
-        assert!(policies.judge(&unknown, &read).allows(), "{read:?}");
+    assert_eq!(policies.connect(&unknown).access, Access::AllowAndInspect);
+    assert!(!policies.decide(&unknown, &tls(&evil)).allows(), "N6 by its address");
+    for inspected in [nameless, hidden, http(None), Inspected::Other, tls(&good)] {
+        assert!(policies.decide(&unknown, &inspected).allows(), "{inspected:?}");
     }
 }
 
@@ -182,8 +185,8 @@ fn a_denied_name_is_denied_where_it_can_be_seen() {
 fn n5_quic_is_denied_where_a_name_rule_decides() {
     let policies = policies(Preset::Public, &["deny evil.example"]);
     let decision = policies.connect(&udp(SERVER, 443, &[]));
-    assert_eq!(decision.verdict, Verdict::Deny, "N5 QUIC");
-    assert_eq!(decision.by.to_string(), "deny evil.example: names in QUIC cannot be read");
+    assert_eq!(decision.access, Access::Deny, "N5 QUIC");
+    assert_eq!(decision.by.to_string(), "deny evil.example: names in QUIC cannot be inspected");
     assert!(policies.connect(&udp(SERVER, 4433, &[])).allows());
     assert!(super::policies(Preset::Public, &[]).connect(&udp(SERVER, 443, &[])).allows());
     assert!(
@@ -199,9 +202,9 @@ fn exceptions_come_before_the_rule() {
     let (good, bad) = (name("good.example"), name("bad.example"));
     let both = names(&["good.example", "bad.example"]);
     let to = tcp(SERVER, 443, &both);
-    assert_eq!(policies.connect(&to).verdict, Verdict::IfRead);
-    assert!(policies.judge(&to, &tls(&good)).allows());
-    assert_eq!(policies.judge(&to, &tls(&bad)).by.to_string(), "deny bad.example");
+    assert_eq!(policies.connect(&to).access, Access::InspectFirst);
+    assert!(policies.decide(&to, &tls(&good)).allows());
+    assert_eq!(policies.decide(&to, &tls(&bad)).by.to_string(), "deny bad.example");
 }
 
 #[test]
@@ -218,11 +221,11 @@ fn n8_a_new_denial_holds_for_what_is_open() {
         (allow_list(&["allow 93.184.216.34"]), "deny 93.184.216.34"),
     ];
     for (before, denial) in table {
-        assert!(before.judge(&to, &tls(&api)).allows(), "N8 {denial}: before");
+        assert!(before.decide(&to, &tls(&api)).allows(), "N8 {denial}: before");
         let own = before.own().with_first(rule(denial)).expect("a policy");
         let after = Policies::new(None, own);
-        assert_eq!(after.connect(&to).verdict, Verdict::Deny, "N8 {denial}");
-        assert_eq!(after.judge(&to, &tls(&api)).by.to_string(), denial, "N8");
+        assert_eq!(after.connect(&to).access, Access::Deny, "N8 {denial}");
+        assert_eq!(after.decide(&to, &tls(&api)).by.to_string(), denial, "N8");
         assert_ne!(after.own(), before.own());
     }
 }

@@ -1,4 +1,4 @@
-//! What people ask for.
+//! Policies built from options.
 
 use super::{policy, rule};
 use crate::{MAX_RULES, NetworkPolicy, Policies, PolicyError, Preset};
@@ -76,9 +76,9 @@ fn rules_are_taken_back_and_the_preset_stays() {
 #[test]
 fn json_is_strict() {
     let text = r#"{"preset":"public","rules":["deny private","allow api.example:443"]}"#;
-    let read: NetworkPolicy = serde_json::from_str(text).expect("a policy");
-    assert_eq!(read, policy(Preset::Public, &["deny private", "allow api.example:443"]));
-    assert_eq!(serde_json::to_string(&read).expect("text"), text);
+    let inspected: NetworkPolicy = serde_json::from_str(text).expect("a policy");
+    assert_eq!(inspected, policy(Preset::Public, &["deny private", "allow api.example:443"]));
+    assert_eq!(serde_json::to_string(&inspected).expect("text"), text);
 
     let without: NetworkPolicy =
         serde_json::from_str(r#"{"rules":["allow api.example:443"]}"#).expect("a policy");

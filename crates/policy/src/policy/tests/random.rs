@@ -1,9 +1,9 @@
-//! Properties of all policies, tried on many that a generator makes. It makes the same ones each time.
+//! Properties of all policies, tested on many that a seeded generator makes.
 
 use super::{address, name};
 use crate::{
-    Destination, HostName, HttpSeen, NetworkPolicy, Policies, Preset, Protocol, Read, Reason, Rule, Target,
-    Verdict,
+    Access, Destination, HostName, Inspected, InspectedRequest, NetworkPolicy, Policies, Preset, Protocol,
+    Reason, Rule, Target,
 };
 
 const ROUNDS: usize = 500;
@@ -48,7 +48,7 @@ impl Random {
             };
             let action = self.pick(&["allow", "allow", "deny"]);
             let direction = self.pick(&["", "", "", "in ", "out "]);
-            // Some do not go together.
+            // Some combinations are not valid rules.
             if let Ok(rule) = format!("{action} {direction}{scheme}{target}{ports}{path}").parse() {
                 return rule;
             }
@@ -70,7 +70,7 @@ impl Random {
         }
     }
 
-    /// One that often leaves the decision to others.
+    /// A policy that often leaves the decision to others.
     fn ceiling(&mut self) -> NetworkPolicy {
         if self.below(2) == 0 {
             return self.policy();
@@ -143,18 +143,18 @@ const ADDRESSES: [&str; 20] = [
     "fd00::5",
 ];
 
-/// Everything that a client could say first.
-fn readings(names: &[HostName]) -> Vec<Read<'_>> {
-    let mut all = vec![Read::Other];
+/// Everything that a client could send first.
+fn readings(names: &[HostName]) -> Vec<Inspected<'_>> {
+    let mut all = vec![Inspected::Other];
     for given in names.iter().map(Some).chain([None]) {
         for encrypted_hello in [false, true] {
-            all.push(Read::Tls { name: given, encrypted_hello });
+            all.push(Inspected::Tls { name: given, encrypted_hello });
         }
         for (method, path) in
             [("GET", Some("/v1/x")), ("POST", Some("/admin")), ("GET", None), ("CONNECT", None)]
         {
-            let request = HttpSeen { method, path, rewrites: path.is_none() };
-            all.push(Read::Http { host: given, host_is_address: given.is_none(), request });
+            let request = InspectedRequest { method, path, rewrites: path.is_none() };
+            all.push(Inspected::Http { host: given, host_is_address: given.is_none(), request });
         }
     }
     all
@@ -184,49 +184,53 @@ fn a_ceiling_is_never_widened() {
         let to = random.destination(&names);
         let both = Policies::new([ceiling.clone(), second.clone()], own.clone());
         let alone = [ceiling, second, own].map(|policy| Policies::new(None, policy));
-        let stricter =
-            |ask: &dyn Fn(&Policies) -> Verdict| alone.iter().map(ask).max().expect("three verdicts");
+        let strictest =
+            |ask: &dyn Fn(&Policies) -> Access| alone.iter().map(ask).max().expect("three verdicts");
 
-        assert_eq!(both.connect(&to).verdict, stricter(&|one| one.connect(&to).verdict), "{both:?} {to:?}");
-        for read in readings(&all) {
-            let verdict = both.judge(&to, &read).verdict;
-            assert_eq!(verdict, stricter(&|one| one.judge(&to, &read).verdict), "{both:?} {to:?} {read:?}");
-            allowed += usize::from(verdict == Verdict::Allow);
+        assert_eq!(both.connect(&to).access, strictest(&|one| one.connect(&to).access), "{both:?} {to:?}");
+        for inspected in readings(&all) {
+            let access = both.decide(&to, &inspected).access;
+            assert_eq!(
+                access,
+                strictest(&|one| one.decide(&to, &inspected).access),
+                "{both:?} {to:?} {inspected:?}"
+            );
+            allowed += usize::from(access == Access::Allow);
         }
         for name in &all {
-            assert_eq!(both.resolve(name).verdict, stricter(&|one| one.resolve(name).verdict));
+            assert_eq!(both.resolve(name).access, strictest(&|one| one.resolve(name).access));
             let told = both.reveal(name, to.address, to.is_host);
             assert_eq!(told, alone.iter().all(|one| one.reveal(name, to.address, to.is_host)));
         }
-        let accepts = |one: &Policies| one.accept(to.address, to.protocol, to.port, to.is_host).verdict;
-        assert_eq!(accepts(&both), stricter(&accepts));
+        let accepts = |one: &Policies| one.accept(to.address, to.protocol, to.port, to.is_host).access;
+        assert_eq!(accepts(&both), strictest(&accepts));
         assert_eq!(both.has_network(), alone.iter().all(Policies::has_network));
     }
     assert!(allowed > ROUNDS, "the generator makes policies that allow something: {allowed}");
 }
 
 #[test]
-fn what_is_said_before_reading_is_kept_after_it() {
+fn bytes_before_inspection_are_inspected_too() {
     let all: Vec<HostName> = NAMES.iter().map(|text| name(text)).collect();
     let mut random = Random(3);
-    let mut seen = [0; 4];
+    let mut counts = [0; 4];
     for _ in 0..ROUNDS {
         let policies = Policies::new(None, random.policy());
         let names = random.names();
         let to = random.destination(&names);
-        let before = policies.connect(&to).verdict;
-        seen[before as usize] += 1;
-        for read in readings(&all) {
-            let after = policies.judge(&to, &read).verdict;
-            let kept = match (before, read) {
-                (Verdict::Allow, _) | (Verdict::UnlessRead, Read::Other) => after == Verdict::Allow,
-                (Verdict::Deny, _) | (Verdict::IfRead, Read::Other) => after == Verdict::Deny,
-                _ => matches!(after, Verdict::Allow | Verdict::Deny),
+        let before = policies.connect(&to).access;
+        counts[before as usize] += 1;
+        for inspected in readings(&all) {
+            let after = policies.decide(&to, &inspected).access;
+            let kept = match (before, inspected) {
+                (Access::Allow, _) | (Access::AllowAndInspect, Inspected::Other) => after == Access::Allow,
+                (Access::Deny, _) | (Access::InspectFirst, Inspected::Other) => after == Access::Deny,
+                _ => matches!(after, Access::Allow | Access::Deny),
             };
-            assert!(kept, "{policies:?} {to:?}: {before:?}, {read:?}: {after:?}");
+            assert!(kept, "{policies:?} {to:?}: {before:?}, {inspected:?}: {after:?}");
         }
     }
-    assert!(seen.iter().all(|count| *count > ROUNDS / 200), "each verdict is tried: {seen:?}");
+    assert!(counts.iter().all(|count| *count > ROUNDS / 200), "each decision is tried: {counts:?}");
 }
 
 #[test]
@@ -240,48 +244,48 @@ fn n8_a_denial_in_front_never_allows_more() {
         let rules = std::iter::once(denial).chain(policy.rules.clone()).collect();
         let after = Policies::new(None, NetworkPolicy { preset: policy.preset, rules });
         let before = Policies::new(None, policy);
-        assert!(after.connect(&to).verdict >= before.connect(&to).verdict, "{after:?} {to:?}");
-        for read in readings(&all) {
+        assert!(after.connect(&to).access >= before.connect(&to).access, "{after:?} {to:?}");
+        for inspected in readings(&all) {
             assert!(
-                after.judge(&to, &read).verdict >= before.judge(&to, &read).verdict,
-                "{after:?} {to:?} {read:?}"
+                after.decide(&to, &inspected).access >= before.decide(&to, &inspected).access,
+                "{after:?} {to:?} {inspected:?}"
             );
         }
     }
 }
 
 #[test]
-fn n3_what_can_be_reached_by_a_name_is_resolved_and_told_and_nothing_else() {
+fn n3_what_can_be_reached_by_a_name_is_resolved_and_revealed_and_nothing_else() {
     let mut random = Random(5);
     for _ in 0..ROUNDS {
         let policies = Policies::new(None, random.policy());
         let names = [name(random.pick(&NAMES))];
         let to = random.destination(&names);
         let decision = policies.connect(&to);
-        if decision.verdict == Verdict::Deny {
+        if decision.access == Access::Deny {
             continue;
         }
         assert!(policies.reveal(&names[0], to.address, to.is_host), "{policies:?} {to:?}");
         let by_name =
             matches!(&decision.by.reason, Reason::Rule(rule) if matches!(rule.target(), Target::Name(_)));
-        if by_name && decision.verdict == Verdict::IfRead {
+        if by_name && decision.access == Access::InspectFirst {
             assert!(policies.resolve(&names[0]).allows(), "{policies:?} {to:?}");
         }
     }
 }
 
 #[test]
-fn a_cure_is_a_rule_that_can_be_written() {
+fn a_fix_is_a_rule_that_can_be_parsed() {
     let mut random = Random(6);
     for _ in 0..ROUNDS {
         let policies = Policies::new(Some(random.policy()), random.policy());
         let names = random.names();
         let to = random.destination(&names);
-        let Some(cure) = policies.cure(&to, names.first()) else { continue };
-        let rule = Rule::parse(crate::Action::Allow, &cure).expect("a rule");
+        let Some(fix) = policies.fix(&to, names.first()) else { continue };
+        let rule = Rule::parse(crate::Action::Allow, &fix).expect("a rule");
         let rules = std::iter::once(rule).chain(policies.own().rules.iter().cloned()).collect();
         let own = NetworkPolicy { preset: policies.own().preset, rules };
         let cured = Policies::new(policies.ceilings().to_vec(), own);
-        assert_ne!(cured.connect(&to).verdict, Verdict::Deny, "{policies:?} {to:?} {cure}");
+        assert_ne!(cured.connect(&to).access, Access::Deny, "{policies:?} {to:?} {fix}");
     }
 }

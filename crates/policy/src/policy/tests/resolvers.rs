@@ -1,7 +1,7 @@
 //! Other resolvers than the gateway's.
 
 use super::{SERVER, allow_list, name, names, policies, tcp, tls, udp};
-use crate::{Destination, Preset, Protocol, Verdict};
+use crate::{Access, Destination, Preset, Protocol};
 
 const PORTS: [(&str, u16); 4] = [("DNS", 53), ("DoT and DoQ", 853), ("mDNS", 5353), ("LLMNR", 5355)];
 
@@ -12,13 +12,13 @@ fn n4_other_resolvers_are_denied_unless_their_port_is_mentioned() {
             [tcp("8.8.8.8", port, &[]), udp("8.8.8.8", port, &[]), udp("2001:4860:4860::8888", port, &[])]
         {
             let by_preset = policies(Preset::Public, &[]).connect(&to);
-            assert_eq!(by_preset.verdict, Verdict::Deny, "N4 {id} {to:?}");
+            assert_eq!(by_preset.access, Access::Deny, "N4 {id} {to:?}");
             assert_eq!(by_preset.by.to_string(), "preset public: other resolvers");
             for wide in
                 ["allow public", "allow any", "allow 8.8.8.8", "allow any:1-65535", "allow any:1-60000"]
             {
                 let decision = allow_list(&[wide]).connect(&to);
-                assert_eq!(decision.verdict, Verdict::Deny, "N4 {id}: {wide}");
+                assert_eq!(decision.access, Access::Deny, "N4 {id}: {wide}");
                 assert_eq!(decision.by.to_string(), "preset allow-list: other resolvers");
             }
             let mentioned = format!("allow {}://{}:{port}", to.protocol, bracketed(&to));
@@ -43,10 +43,10 @@ fn n4_a_name_rule_opens_no_resolver() {
     for (id, port) in PORTS {
         let to = tcp(SERVER, port, &known);
         let all_ports = allow_list(&["allow dns.example"]);
-        assert_eq!(all_ports.connect(&to).verdict, Verdict::Deny, "N4 {id}");
-        assert_eq!(all_ports.judge(&to, &tls(&resolver)).verdict, Verdict::Deny, "N4 {id}");
+        assert_eq!(all_ports.connect(&to).access, Access::Deny, "N4 {id}");
+        assert_eq!(all_ports.decide(&to, &tls(&resolver)).access, Access::Deny, "N4 {id}");
         let mentioned = allow_list(&[&format!("allow dns.example:{port}")]);
-        assert!(mentioned.judge(&to, &tls(&resolver)).allows(), "N4 {id}");
+        assert!(mentioned.decide(&to, &tls(&resolver)).allows(), "N4 {id}");
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::{Action, Rule};
 
-/// Text, the column of the first wrong character, and words of the advice.
+/// Text, the column of the first wrong character, and a part of the advice.
 type Row = (&'static str, usize, &'static str);
 
 const TABLE: [Row; 58] = [

@@ -1,5 +1,5 @@
 use super::rule;
-use crate::{HttpSeen, plain_path};
+use crate::{InspectedRequest, plain_path};
 
 #[test]
 fn paths_have_one_spelling_or_none() {
@@ -45,10 +45,10 @@ fn paths_have_one_spelling_or_none() {
     }
 }
 
-fn takes(text: &str, method: &str, path: Option<&str>, rewrites: bool) -> bool {
+fn matches_port(text: &str, method: &str, path: Option<&str>, rewrites: bool) -> bool {
     let rule = rule(text);
     let http = rule.http().expect("a rule for requests");
-    let request = HttpSeen { method, path, rewrites };
+    let request = InspectedRequest { method, path, rewrites };
     if text.starts_with("allow") { http.allows(&request) } else { http.denies(&request) }
 }
 
@@ -68,17 +68,17 @@ fn an_allow_rule_takes_requests_letter_by_letter() {
         ("GET", None, false),
     ];
     for (method, path, taken) in table {
-        assert_eq!(takes(rule, method, path, false), taken, "{method} {path:?}");
-        assert!(!takes(rule, method, path, true), "{method} {path:?} that asks for something else");
+        assert_eq!(matches_port(rule, method, path, false), taken, "{method} {path:?}");
+        assert!(!matches_port(rule, method, path, true), "{method} {path:?} that asks for something else");
     }
-    assert!(takes("allow http://a.example", "PURGE", None, true));
+    assert!(matches_port("allow http://a.example", "PURGE", None, true));
 }
 
 #[test]
 fn n5_a_tunnel_is_allowed_only_by_its_name() {
-    assert!(!takes("allow http://a.example", "CONNECT", None, false));
-    assert!(takes("allow CONNECT http://a.example", "CONNECT", None, false));
-    assert!(takes("deny http://a.example", "CONNECT", None, false));
+    assert!(!matches_port("allow http://a.example", "CONNECT", None, false));
+    assert!(matches_port("allow CONNECT http://a.example", "CONNECT", None, false));
+    assert!(matches_port("deny http://a.example", "CONNECT", None, false));
 }
 
 #[test]
@@ -95,8 +95,8 @@ fn a_deny_rule_takes_every_request_that_a_server_may_take_for_it() {
         ("GET", Some("/admin/x"), false),
     ];
     for (method, path, taken) in table {
-        assert_eq!(takes(rule, method, path, false), taken, "{method} {path:?}");
-        assert!(takes(rule, method, path, true), "{method} {path:?} that asks for something else");
+        assert_eq!(matches_port(rule, method, path, false), taken, "{method} {path:?}");
+        assert!(matches_port(rule, method, path, true), "{method} {path:?} that asks for something else");
     }
-    assert!(takes("deny GET http://a.example/x", "GET", Some("/X/"), false));
+    assert!(matches_port("deny GET http://a.example/x", "GET", Some("/X/"), false));
 }

@@ -1,10 +1,10 @@
-//! Published ports.
+//! Inbound peers at published ports.
 
 use super::{address, policies, policy};
-use crate::{Policies, Preset, Protocol, Verdict};
+use crate::{Access, Policies, Preset, Protocol};
 
 #[test]
-fn published_ports_take_who_gets_to_them_unless_a_rule_says_otherwise() {
+fn published_ports_accept_every_peer_unless_a_rule_says_otherwise() {
     let table = [
         (Preset::Public, &[][..], "127.0.0.1", 80, true, "published port"),
         (Preset::AllowList, &[], "8.8.8.8", 80, true, "published port"),
@@ -50,7 +50,7 @@ fn published_ports_take_who_gets_to_them_unless_a_rule_says_otherwise() {
     }
     let own =
         policies(Preset::Public, &["deny in host"]).accept(address("10.0.0.1"), Protocol::Udp, 53, true);
-    assert_eq!(own.verdict, Verdict::Deny);
+    assert_eq!(own.access, Access::Deny);
 }
 
 #[test]
@@ -59,8 +59,8 @@ fn the_operator_can_close_published_ports() {
     let policies = Policies::new(Some(ceiling), policy(Preset::Public, &["allow in any"]));
     let decision = policies.accept(address("8.8.8.8"), Protocol::Tcp, 80, false);
     assert_eq!(
-        (decision.verdict, decision.by.to_string().as_str()),
-        (Verdict::Deny, "operator: deny in public")
+        (decision.access, decision.by.to_string().as_str()),
+        (Access::Deny, "operator: deny in public")
     );
     assert_eq!(policies.accept(address("10.0.0.1"), Protocol::Tcp, 80, false).by.to_string(), "allow in any");
 }

@@ -1,10 +1,11 @@
-//! Whether a stream that does not start like HTTP is another protocol, or HTTP as an easy-going server takes it.
+//! Protocol sniffing: whether a stream that is not well-formed HTTP is another protocol, or HTTP as a lenient
+//! server accepts it.
 //!
-//! Another protocol may be allowed where a request is not. So what any server could take for a request must not pass for
-//! another protocol: empty lines or spaces before it, small letters, other spaces, other line ends, no version.
+//! A policy may allow other protocols where it denies a request. So what any server could accept as a request must
+//! not pass for another protocol: leading empty lines or spaces, lower case, other whitespace, other line ends, no
+//! version.
 
-/// How many bytes are looked at.
-const MAX_DOUBT: usize = 1024;
+const MAX_SNIFFED: usize = 1024;
 
 /// The methods that some server acts on.
 const METHODS: [&str; 18] = [
@@ -28,12 +29,12 @@ const METHODS: [&str; 18] = [
     "UNLOCK",
 ];
 
-/// Whether `start` is meant as HTTP, as soon as that is clear.
-pub(super) fn is_meant_as_http(start: &[u8]) -> Option<bool> {
-    let within = start.get(..MAX_DOUBT).unwrap_or(start);
+/// Whether `start` may be an HTTP request, or `None` while more bytes are needed.
+pub(super) fn looks_like_http(start: &[u8]) -> Option<bool> {
+    let within = start.get(..MAX_SNIFFED).unwrap_or(start);
     let text = within.trim_ascii_start();
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r');
-    // Behind the method some servers take any byte that is no control character.
+    // After the method, some servers accept any byte that is not a control character.
     let mut in_word = true;
     let end = text.iter().position(|byte| {
         in_word &= !is_space(byte);
@@ -45,14 +46,14 @@ pub(super) fn is_meant_as_http(start: &[u8]) -> Option<bool> {
     let (word, rest) = word_end.and_then(|end| line.split_at_checked(end)).unwrap_or_default();
     let is_method = METHODS.iter().any(|method| word.eq_ignore_ascii_case(method.as_bytes()));
     let has_version = line.windows(5).any(|part| part.eq_ignore_ascii_case(b"HTTP/"));
-    // Servers answer methods that they do not know, and go on with what comes behind.
+    // Servers answer unknown methods, and parse what follows as the next request.
     let has_target = matches!(rest.trim_ascii_start(), [b'/' | b'*', ..]);
     if is_method || has_version || has_target {
         return Some(true);
     }
-    // Only the line counts, however much came with it: how a stream is cut is the client's choice.
+    // Only the line counts, not what arrived with it: the client chooses the segmentation.
     match end {
         Some(_) => Some(false),
-        None => (within.len() == MAX_DOUBT).then_some(true),
+        None => (within.len() == MAX_SNIFFED).then_some(true),
     }
 }

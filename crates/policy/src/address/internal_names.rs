@@ -1,8 +1,8 @@
-//! Names that only mean something inside of a network, and lead nowhere from outside.
+//! Names that are only valid inside a private network.
 
 use crate::HostName;
 
-/// Domains that are not in the public tree: reserved for inner networks, or used there by custom.
+/// Domains outside the public tree: reserved for private networks, or used there by custom.
 const DOMAINS: [&str; 10] = [
     "corp",
     "home",
@@ -16,8 +16,8 @@ const DOMAINS: [&str; 10] = [
     "private",
 ];
 
-/// Whether a name is one of an inner network. Whoever asks for it asks the host's resolvers about that network.
-pub fn is_inner_name(name: &HostName) -> bool {
+/// Whether a name belongs to a private network. The host's resolvers would answer it from the host's own network.
+pub fn is_internal_name(name: &HostName) -> bool {
     let name = name.as_str();
     let below =
         |domain: &str| name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_inner_networks() {
+    fn names_of_private_networks() {
         for name in [
             "printer",
             "nas.local",
@@ -38,10 +38,10 @@ mod tests {
             "router.lan",
             "a.home.arpa",
         ] {
-            assert!(is_inner_name(&name.parse().unwrap()), "{name}");
+            assert!(is_internal_name(&name.parse().unwrap()), "{name}");
         }
         for name in ["example.com", "local.example.com", "mylocal.example", "arpa.net", "internal.dev"] {
-            assert!(!is_inner_name(&name.parse().unwrap()), "{name}");
+            assert!(!is_internal_name(&name.parse().unwrap()), "{name}");
         }
     }
 }

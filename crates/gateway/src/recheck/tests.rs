@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use bathy_policy::Protocol;
 
-use super::{Again, again, denial_of_flow};
+use super::{Recheck, denial_of_flow, recheck};
 use crate::connection::Connection;
-use crate::flows::{Flows, Way};
-use crate::inspect::Found;
+use crate::flows::{FlowSocket, Flows};
+use crate::inspect::ParsedTarget;
 use crate::link::Link;
 use crate::policy_check::{Endpoint, PolicyCheck};
-use crate::stack::{Clock, Ends, Stack};
+use crate::stack::{Clock, FourTuple, Stack};
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(93, 184, 216, 34)), 443);
-const ENDS: Ends = Ends { guest_port: 30000, remote: SERVER };
+const TUPLE: FourTuple = FourTuple { guest_port: 30000, remote: SERVER };
 
 fn policy_check(rules: &[&str]) -> PolicyCheck {
     let own = serde_json::json!({"preset": "allow-list", "rules": rules});
@@ -28,62 +28,62 @@ fn socket() -> OwnedFd {
 }
 
 fn stack() -> Stack {
-    Stack::answering(ENDS, 4096, Clock::new(), &mut Link::new(socket())).unwrap()
+    Stack::listen(TUPLE, 4096, Clock::new(), &mut Link::new(socket())).unwrap()
 }
 
 fn reading() -> Connection {
-    Connection::reading(ENDS, stack(), Instant::now())
+    Connection::reading(TUPLE, stack(), Instant::now())
 }
 
-fn dialling() -> Connection {
-    Connection::dialling(ENDS, socket(), Vec::new(), Instant::now())
+fn dialing() -> Connection {
+    Connection::dialing(TUPLE, socket(), Vec::new(), Instant::now())
 }
 
 fn inbound() -> Connection {
-    Connection::inbound(ENDS, SERVER, socket(), stack(), Instant::now())
+    Connection::inbound(TUPLE, SERVER, socket(), stack(), Instant::now())
 }
 
-/// An established connection whose client was never read.
+/// An established connection whose client was never inspected.
 fn open() -> Connection {
     let mut connection = inbound();
     connection.inbound = false;
     connection
 }
 
-/// An established connection whose client is read from its first byte on, and has said nothing yet.
+/// An established connection whose client is inspected from its first byte on, and has sent nothing yet.
 fn open_and_read() -> Connection {
     let mut connection = open();
     connection.inspect();
     connection
 }
 
-/// An established connection whose client gave this name.
+/// An established connection whose client has sent this name.
 fn named(name: &str) -> Connection {
     let mut connection = open();
-    connection.found = Some(Found::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false });
+    connection.target = Some(ParsedTarget::Tls { name: Some(name.parse().unwrap()), encrypted_hello: false });
     connection
 }
 
 fn fate(rules: &[&str], connection: &Connection) -> String {
-    match again(&policy_check(rules), connection) {
-        Again::Stays => "stays".to_owned(),
-        Again::IsRead => "is read".to_owned(),
-        Again::Ends(decision) => format!("ends: {}", decision.by),
+    match recheck(&policy_check(rules), connection) {
+        Recheck::Keep => "stays".to_owned(),
+        Recheck::Inspect => "is read".to_owned(),
+        Recheck::Close(decision) => format!("ends: {}", decision.by),
     }
 }
 
 #[test]
 fn connections_that_the_new_policy_decides_without_reading() {
-    let answering = Connection::answering(ENDS, stack(), Vec::new(), Instant::now());
-    let asking = Connection::asking(ENDS, stack(), Instant::now());
+    let answering = Connection::answering(TUPLE, stack(), Vec::new(), Instant::now());
+    let asking = Connection::resolving(TUPLE, stack(), Instant::now());
     let nothing: &[&str] = &[];
     let table = [
         ("an answer of the gateway", answering, nothing, "stays"),
         ("queries for names", asking, nothing, "stays"),
-        ("allowed", dialling(), &["allow any"], "stays"),
-        ("denied while dialling", dialling(), &["deny any"], "ends: deny any"),
+        ("allowed", dialing(), &["allow any"], "stays"),
+        ("denied while dialing", dialing(), &["deny any"], "ends: deny any"),
         ("denied while it is read", reading(), &["deny any"], "ends: deny any"),
-        ("denied whatever was said", named("good.example"), &["deny any"], "ends: deny any"),
+        ("denied whatever was sent", named("good.example"), &["deny any"], "ends: deny any"),
         ("a peer of a published port", inbound(), nothing, "stays"),
         ("a denied peer", inbound(), &["deny in any"], "ends: deny in any"),
         ("a peer of another port", inbound(), &["deny in any:80"], "stays"),
@@ -94,13 +94,13 @@ fn connections_that_the_new_policy_decides_without_reading() {
 }
 
 #[test]
-fn n8_where_a_name_is_denied_what_was_said_decides() {
+fn n8_where_a_name_is_denied_what_the_client_sent_decides() {
     let rules = &["deny bad.example", "allow any"];
     let table = [
-        ("nothing could be said yet", dialling(), "is read"),
-        ("what is said first is read", reading(), "stays"),
-        ("what is said next is read", open_and_read(), "stays"),
-        ("what was said is not known", open(), "ends: deny bad.example"),
+        ("nothing could be sent yet", dialing(), "is read"),
+        ("the first bytes are inspected", reading(), "stays"),
+        ("the next bytes are inspected", open_and_read(), "stays"),
+        ("what was sent is not known", open(), "ends: deny bad.example"),
         ("another name", named("good.example"), "stays"),
         ("the denied name", named("bad.example"), "ends: deny bad.example"),
     ];
@@ -110,18 +110,18 @@ fn n8_where_a_name_is_denied_what_was_said_decides() {
 }
 
 #[test]
-fn n8_where_a_name_is_allowed_only_a_client_that_said_it_stays() {
+fn n8_where_a_name_is_allowed_only_a_client_that_sent_it_stays() {
     let rule = "allow good.example";
     let table = [
-        ("what is said first is read", reading(), true),
-        ("it is dialled already, unread", dialling(), false),
-        ("what was said is not known", open(), false),
+        ("the first bytes are inspected", reading(), true),
+        ("it is dialed already, not inspected", dialing(), false),
+        ("what was sent is not known", open(), false),
         ("it may have been established before it was read", open_and_read(), false),
         ("the allowed name", named("good.example"), true),
         ("another name", named("bad.example"), false),
     ];
     for (what, mut connection, stays) in table {
-        connection.names = vec!["good.example".parse().unwrap()];
+        connection.endpoint.names = vec!["good.example".parse().unwrap()];
         let fate = fate(&[rule], &connection);
         assert_eq!(fate == "stays", stays, "{what}: {fate}");
         assert_eq!(fate.starts_with("ends: "), !stays, "{what}: {fate}");
@@ -131,7 +131,7 @@ fn n8_where_a_name_is_allowed_only_a_client_that_said_it_stays() {
 #[test]
 fn n8_a_flow_ends_when_the_policy_denies_it() {
     let now = Instant::now();
-    let place = |address: IpAddr| Endpoint {
+    let endpoint = |address: IpAddr| Endpoint {
         protocol: Protocol::Udp,
         remote: SocketAddr::new(address, 443),
         is_host: false,
@@ -152,8 +152,8 @@ fn n8_a_flow_ends_when_the_policy_denies_it() {
     for (rules, out, back) in table {
         let policy_check = policy_check(rules);
         let mut flows = Flows::new(now);
-        let outward = flows.add(ENDS, place(SERVER.ip()), Way::Out(socket()), now);
-        let inward = flows.add(ENDS, place(peer), Way::Back(0, SERVER), now);
+        let outward = flows.add(TUPLE, endpoint(SERVER.ip()), FlowSocket::Outbound(socket()), now);
+        let inward = flows.add(TUPLE, endpoint(peer), FlowSocket::Inbound(0, SERVER), now);
         for (number, expected) in [(outward, out), (inward, back)] {
             let denial = denial_of_flow(&policy_check, flows.get_mut(number).unwrap());
             let by = denial.map(|decision| decision.by.to_string());
