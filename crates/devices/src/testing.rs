@@ -143,6 +143,11 @@ impl<'mem> Driver<'mem> {
         self.mem.write_obj(index.to_le(), GuestAddress(address)).expect("inside the ring");
     }
 
+    /// How many chains were made available in all.
+    pub fn available_index(&self) -> u16 {
+        self.available
+    }
+
     /// How many chains the device has given back in all.
     pub fn used_index(&self) -> u16 {
         let index: u16 = self.mem.read_obj(GuestAddress(self.used_ring() + 2)).expect("inside the ring");

@@ -76,6 +76,11 @@ pub struct Spawned {
 }
 
 impl Spawned {
+    /// A process that reports on `report` what kept its program from running.
+    pub fn new(pid: u32, pidfd: OwnedFd, report: OwnedFd) -> Self {
+        Self { pid, pidfd, report }
+    }
+
     /// What the child said before its program ran, if it failed. Waits until the program runs or the child is gone.
     pub fn failure(&self) -> Option<String> {
         let mut words = [0u8; 1024];
@@ -176,7 +181,7 @@ fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> 
         drop(go);
         let _ = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
     }
-    result.map(|()| Spawned { pid: child.pid, pidfd: child.pidfd, report })
+    result.map(|()| Spawned::new(child.pid, child.pidfd, report))
 }
 
 fn let_go(process: &Program<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnError> {
@@ -333,7 +338,7 @@ pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
             sys::leave(125)
         }
         Side::Parent(child) => {
-            let spawned = Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read };
+            let spawned = Spawned::new(child.pid, child.pidfd, report_read);
             Ok(Waiting { spawned, go: go_write })
         }
     }

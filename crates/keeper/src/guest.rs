@@ -35,7 +35,7 @@ pub enum Guest {
 }
 
 impl Guest {
-    /// Becomes readable when the guest has ended.
+    /// A descriptor that becomes readable when the guest has ended.
     pub fn ended(&self) -> BorrowedFd<'_> {
         match self {
             Self::Process(process) => process.pidfd.as_fd(),
@@ -100,7 +100,7 @@ impl Guest {
 }
 
 /// What a guest is made of; dropped, and so closed on our side, once the guest has it.
-pub struct Parts {
+pub struct GuestParts {
     pub kernel: OwnedFd,
     pub initramfs: OwnedFd,
     pub models: Models,
@@ -110,7 +110,7 @@ pub struct Parts {
     pub largest_file: u64,
 }
 
-impl Parts {
+impl GuestParts {
     /// Starts a guest that is a process, after closing the keeper's jail.
     pub fn start_process(
         self,

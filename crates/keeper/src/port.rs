@@ -20,8 +20,8 @@ pub enum PortError {
 }
 
 impl PortError {
-    /// Whether the guest has only gone.
-    pub fn is_gone(&self) -> bool {
+    /// Whether the guest has only closed its end.
+    pub fn is_closed(&self) -> bool {
         matches!(self, Self::Socket(VhostError::Socket(SocketError::Closed)))
     }
 }

@@ -55,7 +55,7 @@ impl Hub {
         self.timeline.mounted = ready.mounted_unix_ns;
         self.timeline.kernel = cut(ready.kernel);
         self.timeline.ready = now;
-        self.tell_all(&FromKeeper::Ready(self.timeline.clone()));
+        self.broadcast(&FromKeeper::Ready(self.timeline.clone()));
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Hub {
             self.answer(holder, answer);
             self.forget(holder);
         }
-        self.tell_owner(&FromKeeper::WorkEnded { tag: stream.tag, job: stream.job, end });
+        self.send_to_owner(&FromKeeper::WorkEnded { tag: stream.tag, job: stream.job, end });
     }
 }
 

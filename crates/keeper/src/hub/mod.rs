@@ -15,9 +15,8 @@ use std::collections::BTreeMap;
 
 use bathy_protocol::message::encode;
 use bathy_protocol::{
-    CONNECTION, Cause, Channel, Decoder, FrameError, FromKeeper, Hello, INITIAL_WINDOW, MAX_PAYLOAD,
-    MAX_REQUEST, MAX_STREAMS, MessageError, Restriction, StdChannel, Timeline, ToGuest, Usage, VERSION,
-    WindowError,
+    CONNECTION, Channel, Decoder, FrameError, FromKeeper, Hello, INITIAL_WINDOW, MAX_PAYLOAD, MAX_REQUEST,
+    MAX_STREAMS, MessageError, Restriction, StdChannel, Timeline, ToGuest, Usage, VERSION, WindowError,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -153,7 +152,7 @@ impl Client {
     }
 
     /// Our own messages always encode; a failure would leave the client with a stream that never ends, no more.
-    fn say<M: Serialize>(&mut self, stream: u32, message: &M) {
+    fn send<M: Serialize>(&mut self, stream: u32, message: &M) {
         let _ = encode(stream, message, &mut self.outbox);
     }
 }
@@ -207,7 +206,7 @@ impl Hub {
     /// Asks the agent for a sign of life.
     pub fn ping(&mut self) {
         if !std::mem::replace(&mut self.pinged, true) {
-            self.tell_guest(CONNECTION, &ToGuest::Ping);
+            self.send_to_guest(CONNECTION, &ToGuest::Ping);
         }
     }
 
@@ -292,7 +291,7 @@ impl Hub {
         }
         let mut client = Client::new();
         if self.is_ready() {
-            client.say(CONNECTION, &FromKeeper::Ready(self.timeline.clone()));
+            client.send(CONNECTION, &FromKeeper::Ready(self.timeline.clone()));
         }
         self.clients.insert(id, client);
         true
@@ -312,7 +311,7 @@ impl Hub {
         stream.holder = None;
         if stream.job.is_none() {
             stream.abandoned = true;
-            self.tell_guest(number, &ToGuest::Abandon);
+            self.send_to_guest(number, &ToGuest::Abandon);
             return;
         }
         self.reopen(number);
@@ -325,33 +324,28 @@ impl Hub {
         for channel in [StdChannel::Stdout, StdChannel::Stderr] {
             let Some(stream) = self.state.streams.get_mut(&number) else { return };
             if let Some(bytes) = stream.output(channel).reopen() {
-                self.tell_guest(number, &ToGuest::Grant { channel, bytes });
+                self.send_to_guest(number, &ToGuest::Grant { channel, bytes });
             }
         }
     }
 
-    fn tell_guest(&mut self, stream: u32, message: &ToGuest) {
+    fn send_to_guest(&mut self, stream: u32, message: &ToGuest) {
         // Our own messages always encode.
         let _ = encode(stream, message, &mut self.to_guest);
     }
 
-    /// Says something to every client on the keeper's own behalf.
-    pub fn tell_all(&mut self, message: &FromKeeper) {
+    /// Sends a message of the keeper's own to every client.
+    pub fn broadcast(&mut self, message: &FromKeeper) {
         for client in self.clients.values_mut() {
-            client.say(CONNECTION, message);
+            client.send(CONNECTION, message);
         }
     }
 
-    /// Says something to the owner.
-    pub fn tell_owner(&mut self, message: &FromKeeper) {
+    /// Sends a message of the keeper's own to the owner.
+    pub fn send_to_owner(&mut self, message: &FromKeeper) {
         if let Some(owner) = self.clients.get_mut(&OWNER) {
-            owner.say(CONNECTION, message);
+            owner.send(CONNECTION, message);
         }
-    }
-
-    /// Tells everybody how the sandbox ended.
-    pub fn tell_end(&mut self, cause: Cause, console: String) {
-        self.tell_all(&FromKeeper::Ended { cause, console });
     }
 
     /// What the hub knows about the sandbox's use.
@@ -394,7 +388,7 @@ impl Hub {
         let Some(stream) = self.state.streams.get_mut(&number) else { return };
         *stream.owed(channel) += bytes - now;
         if let Some(grant) = stream.output(channel).consumed(now as usize) {
-            self.tell_guest(number, &ToGuest::Grant { channel, bytes: grant });
+            self.send_to_guest(number, &ToGuest::Grant { channel, bytes: grant });
         }
     }
 }

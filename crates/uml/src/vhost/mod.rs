@@ -13,6 +13,8 @@
 mod backend;
 mod message;
 mod socket;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod vring;

@@ -11,11 +11,12 @@ use bathy_devices::testing::{Driver, TestClock, readable, writable};
 use bathy_devices::{GuestRam, Outcome};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{BackendState, SocketError, VhostError};
-use super::frontend::{
-    Frontend, GET_CONFIG, GET_FEATURES, GET_VRING_BASE, SET_CONFIG, SET_FEATURES, SET_OWNER, SET_VRING_BASE,
-    SET_VRING_CALL, SET_VRING_ENABLE, VERSION, is_abandoned, longs, message, words,
+use super::super::testing::{
+    GET_CONFIG, GET_FEATURES, GET_VRING_BASE, SET_CONFIG, SET_FEATURES, SET_OWNER, SET_VRING_BASE,
+    SET_VRING_CALL, SET_VRING_ENABLE, VERSION, longs, message, words,
 };
+use super::super::{BackendState, SocketError, VhostError};
+use super::frontend::{Frontend, is_abandoned};
 
 const QUEUE: u64 = 0x20000;
 const HEADER: u64 = 0x40000;
