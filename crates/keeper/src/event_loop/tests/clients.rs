@@ -130,9 +130,10 @@ fn a_client_is_disconnected_even_if_its_socket_has_a_copy() {
 fn c8_a_client_too_many_is_hung_up_and_the_others_stay() {
     let mut bench = Bench::ready(false);
     let mut clients: Vec<_> = (0..MAX_CLIENTS).map(|_| bench.connect()).collect();
-    let mut refused = bench.connect_unheeded();
+    let (mut refused, socket) = TestClient::new();
+    bench.announce(&ToKeeper::Client, &socket);
     bench.settle();
-    assert!(refused.is_disconnected());
+    assert!(refused.is_disconnected(), "though the monitor has a copy of the socket");
     clients.pop();
     bench.settle();
     bench.connect();
@@ -186,6 +187,36 @@ fn c7_a_client_that_floods_small_frames_leaves_others_their_turn() {
 }
 
 #[test]
+fn c7_what_is_left_of_a_flood_is_handled_without_another_event() {
+    let mut bench = Bench::ready(false);
+    let mut client = bench.connect();
+    // Requests on a stream that is not open send the guest nothing.
+    client.socket.write_all(&flood(3 * MAX_FRAMES)).unwrap();
+    client.send(2, &start(9, None));
+    bench.settle();
+    let received = bench.guest.messages();
+    assert!(matches!(received[..], [(_, ToGuest::Exec(_))]), "{received:?}");
+}
+
+#[test]
+fn c7_a_guest_that_floods_small_frames_leaves_others_their_turn() {
+    let mut bench = Bench::ready(false);
+    let (mut client, mut other) = (bench.connect(), bench.connect());
+    let number = run_command(&mut bench, &mut client);
+    let many = 4 * MAX_FRAMES + 7;
+    let mut wire = Vec::new();
+    (0..many).for_each(|_| frame::encode(number, Channel::Stdout, b"x", &mut wire));
+    assert_eq!(bench.guest.write(&wire), wire.len());
+    other.send(1, &start(9, None));
+    bench.turn().unwrap();
+    let received = client.receive().len();
+    assert!(received <= MAX_FRAMES, "{received} frames in one turn");
+    assert!(matches!(bench.guest.messages()[..], [(_, ToGuest::Exec(_))]));
+    bench.settle();
+    assert_eq!(received + client.receive().len(), many);
+}
+
+#[test]
 fn c7_while_the_guest_takes_nothing_clients_are_held_back_and_the_owner_is_served() {
     let mut bench = Bench::ready(false);
     let mut client = bench.connect();
@@ -193,11 +224,8 @@ fn c7_while_the_guest_takes_nothing_clients_are_held_back_and_the_owner_is_serve
     let wire = flood(1000);
     let mut sent = 0;
     // The socket is full in the end, and not the keeper.
-    loop {
-        match client.socket.write(&wire) {
-            Ok(count) => sent += count,
-            Err(_) => break,
-        }
+    while let Ok(count) = client.socket.write(&wire) {
+        sent += count;
         bench.settle();
         assert!(sent < 64 << 20, "the client is never held back");
     }
@@ -207,7 +235,7 @@ fn c7_while_the_guest_takes_nothing_clients_are_held_back_and_the_owner_is_serve
     bench.owner.receive();
     bench.owner.send(CONNECTION, &ToKeeper::Usage);
     bench.settle();
-    assert!(matches!(bench.to_owner()[..], [FromKeeper::Usage(_)]));
+    assert!(matches!(bench.sent_to_owner()[..], [FromKeeper::Usage(_)]));
     // A client that leaves meanwhile is noticed.
     drop(client);
     bench.settle();
@@ -278,7 +306,7 @@ fn usage_counts_clients_commands_and_occupied_memory() {
     bench.owner.receive();
     bench.owner.send(CONNECTION, &ToKeeper::Usage);
     bench.settle();
-    let messages = bench.to_owner();
+    let messages = bench.sent_to_owner();
     let [FromKeeper::Usage(usage)] = &messages[..] else { panic!("{messages:?}") };
     assert_eq!((usage.clients, usage.commands), (1, 1));
     assert!((1..=RAM).contains(&usage.memory), "{usage:?}");

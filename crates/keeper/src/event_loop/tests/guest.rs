@@ -149,8 +149,8 @@ fn the_end_is_reported_to_every_client_with_the_last_lines_of_the_console() {
     let cause = bench.keeper.guest.cause();
     bench.keeper.report_end(cause);
     let ended = FromKeeper::Ended { cause: Cause::GuestExited(7), console: "the last line".to_owned() };
-    assert_eq!(bench.to_owner(), [ended.clone()]);
-    assert_eq!(client.receive(), [Received::Keeper(ended)]);
+    assert_eq!(client.receive(), [Received::Keeper(ended.clone())]);
+    assert_eq!(bench.sent_to_owner(), [ended]);
 }
 
 #[test]

@@ -251,7 +251,7 @@ impl Bench {
     }
 
     /// What the owner received, as the keeper's own messages.
-    fn to_owner(&mut self) -> Vec<FromKeeper> {
+    fn sent_to_owner(&mut self) -> Vec<FromKeeper> {
         let own = |received| match received {
             Received::Keeper(message) => Some(message),
             _ => None,

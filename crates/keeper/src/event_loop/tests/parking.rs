@@ -20,7 +20,7 @@ fn parked_memory_is_free_and_comes_back() {
         bench.owner.send(CONNECTION, &message);
     }
     bench.settle();
-    let messages = bench.to_owner();
+    let messages = bench.sent_to_owner();
     let [FromKeeper::Parked { bytes: out }, FromKeeper::Usage(usage), FromKeeper::Parked { bytes: back }] =
         &messages[..]
     else {
@@ -80,7 +80,7 @@ fn a_guest_can_be_paused_without_moving_its_memory() {
     bench.owner.send(CONNECTION, &ToKeeper::Usage);
     bench.owner.send(CONNECTION, &ToKeeper::Unpark);
     bench.settle();
-    let messages = bench.to_owner();
+    let messages = bench.sent_to_owner();
     let [FromKeeper::Parked { bytes: 0 }, FromKeeper::Usage(usage), FromKeeper::Parked { bytes: 0 }] =
         &messages[..]
     else {
@@ -97,7 +97,7 @@ fn parking_twice_and_unparking_what_runs_change_nothing() {
     }
     bench.settle();
     let parked: Vec<_> = bench
-        .to_owner()
+        .sent_to_owner()
         .into_iter()
         .map(|message| match message {
             FromKeeper::Parked { bytes } => bytes > 0,
@@ -114,7 +114,7 @@ fn the_memory_of_an_ephemeral_sandbox_stays_where_it_is() {
     bench.owner.send(CONNECTION, &PARK);
     bench.owner.send(CONNECTION, &ToKeeper::Unpark);
     bench.settle();
-    let messages = bench.to_owner();
+    let messages = bench.sent_to_owner();
     assert!(
         matches!(&messages[..], [FromKeeper::NotParked(reason), FromKeeper::Parked { bytes: 0 }] if reason.contains("not persistent")),
         "{messages:?}"
