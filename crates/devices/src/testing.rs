@@ -77,6 +77,15 @@ impl<'mem> Driver<'mem> {
         driver
     }
 
+    /// The queue as the device of another process finds it, at the place where `queue` is: what a transport restores.
+    pub fn restored_queue(&self, queue: &Queue) -> Queue {
+        let mut restored = self.device_queue();
+        restored.set_next_avail(queue.next_avail());
+        restored.set_next_used(queue.next_used());
+        restored.set_event_idx(queue.event_idx_enabled());
+        restored
+    }
+
     /// The same queue as a device sees it, ready to be used.
     pub fn device_queue(&self) -> Queue {
         let mut queue = Queue::new(self.size).expect("a power of two");

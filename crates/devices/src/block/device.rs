@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fdatasync};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -17,8 +18,8 @@ use vm_memory::GuestMemoryBackend;
 use super::request::{Clears, Extent, HEADER_BYTES, Limits, ParseError, Request, Status, parse};
 use super::throttle::{Charge, Throttle};
 use super::{
-    BlockConfig, BlockError, BlockLimits, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES,
-    MAX_SEGMENT_BYTES, MAX_SEGMENTS, SECTOR,
+    BlockConfig, BlockError, BlockLimits, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES,
+    MAX_SEGMENTS, SECTOR,
 };
 use crate::bucket::Clock;
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
@@ -40,19 +41,19 @@ const DISCARD_ALIGNMENT: u32 = 8;
 /// A file as a disk.
 #[derive(Debug)]
 pub struct Block {
-    file: File,
-    config: BlockConfig,
-    sectors: u64,
-    acked_features: u64,
-    host_error: Option<io::ErrorKind>,
-    host_errors: u64,
-    traffic: Traffic,
-    throttle: Throttle,
-    chain: Chain,
+    pub(super) file: File,
+    pub(super) config: BlockConfig,
+    pub(super) sectors: u64,
+    pub(super) acked_features: u64,
+    pub(super) host_error: Option<io::ErrorKind>,
+    pub(super) host_errors: u64,
+    pub(super) traffic: Traffic,
+    pub(super) throttle: Throttle,
+    pub(super) chain: Chain,
 }
 
 /// How much a disk has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Bytes read.
     pub read: u64,
@@ -95,33 +96,6 @@ impl Block {
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.throttle = Throttle::with_clock(self.config.limits, clock);
         self
-    }
-
-    /// Makes the disk that `state` describes again, on the same file or a copy of it.
-    ///
-    /// # Errors
-    /// When the file has another size, or does not fit otherwise.
-    pub fn restore(file: File, state: BlockState) -> Result<Self, BlockError> {
-        let BlockState { sectors, read_only, volatile, id, acked_features, throttle } = state;
-        let mut block = Self::new(file, BlockConfig { read_only, volatile, id, limits: throttle.limits })?;
-        if block.sectors != sectors {
-            return Err(BlockError::OtherDisk { saved: sectors, actual: block.sectors });
-        }
-        block.acked_features = acked_features & block.features();
-        block.throttle = Throttle::restore(throttle);
-        Ok(block)
-    }
-
-    /// The state between requests.
-    pub fn save(&self) -> BlockState {
-        BlockState {
-            sectors: self.sectors,
-            read_only: self.config.read_only,
-            volatile: self.config.volatile,
-            id: self.config.id.clone(),
-            acked_features: self.acked_features,
-            throttle: self.throttle.save(),
-        }
     }
 
     /// Takes all limits off, for good; requests that wait are done with the next round of work.

@@ -6,6 +6,7 @@
 
 mod device;
 mod request;
+mod state;
 #[cfg(test)]
 mod tests;
 mod throttle;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use device::{Block, Traffic};
+pub use state::{BlockState, ThrottleState};
 
 /// Requests address the disk in units of this many bytes.
 pub const SECTOR: u64 = 512;
@@ -95,34 +97,4 @@ pub struct BlockConfig {
     pub id: String,
     /// How fast it may be used.
     pub limits: BlockLimits,
-}
-
-/// What is left of a disk's limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThrottleState {
-    /// The limits.
-    pub limits: BlockLimits,
-    /// Bytes that may be written without waiting.
-    pub write_tokens: u64,
-    /// Bytes that may be read without waiting.
-    pub read_tokens: u64,
-    /// Flushes that need not wait.
-    pub flush_tokens: u64,
-}
-
-/// A block device's state between requests, apart from its file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockState {
-    /// The disk's size.
-    pub sectors: u64,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// Flushing is a no-op.
-    pub volatile: bool,
-    /// The disk's name.
-    pub id: String,
-    /// What the driver accepted.
-    pub acked_features: u64,
-    /// What is left of its limits.
-    pub throttle: ThrottleState,
 }

@@ -8,14 +8,15 @@
 mod device;
 mod request;
 mod session;
+mod state;
 #[cfg(test)]
 mod tests;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use device::Console;
 pub use session::Hangup;
+pub use state::ConsoleState;
 
 /// The queue with the guest's buffers for data from the host.
 pub const RX_QUEUE: usize = 0;
@@ -56,27 +57,4 @@ pub enum ConsoleError {
     /// A saved state with more in its buffers than they hold.
     #[error("The saved console state does not fit its buffers")]
     State,
-}
-
-/// A console's state between rounds of work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConsoleState {
-    /// Data that the guest has not received yet.
-    pub to_guest: Vec<u8>,
-    /// Data that the host has not taken yet.
-    pub from_guest: Vec<u8>,
-    /// Control messages that the guest has not received yet.
-    pub control: Vec<Vec<u8>>,
-    /// The guest's driver has set the port up.
-    pub port_ready: bool,
-    /// A guest process has the port open.
-    pub guest_open: bool,
-    /// The guest was told that the host has its end open.
-    pub host_open: bool,
-    /// How far a hang-up has come.
-    pub hangup: Hangup,
-    /// How often the port was opened.
-    pub sessions: u64,
-    /// What the driver accepted.
-    pub acked_features: u64,
 }

@@ -35,7 +35,8 @@ pub(super) struct Session {
     pub(super) host_open: bool,
     pub(super) hangup: Hangup,
     pub(super) sessions: u64,
-    work: [bool; 4],
+    /// Which queues have work to do.
+    pub(super) work: [bool; 4],
 }
 
 impl Session {

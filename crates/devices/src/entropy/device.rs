@@ -8,7 +8,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::Queue;
 
-use super::{BURST_BYTES, BYTES_PER_SECOND, EntropyError, EntropyState};
+use super::{BURST_BYTES, BYTES_PER_SECOND, EntropyError};
 use crate::bucket::{Bucket, Clock, monotonic};
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
@@ -19,10 +19,10 @@ const WORTHWHILE_BYTES: u64 = 1024;
 
 /// Random bytes from the host's kernel.
 pub struct Entropy {
-    bucket: Bucket,
-    clock: Clock,
-    acked_features: u64,
-    chain: Chain,
+    pub(super) bucket: Bucket,
+    pub(super) clock: Clock,
+    pub(super) acked_features: u64,
+    pub(super) chain: Chain,
 }
 
 impl fmt::Debug for Entropy {
@@ -47,19 +47,6 @@ impl Entropy {
     pub fn with_clock(clock: Clock) -> Self {
         let bucket = Bucket::new(BURST_BYTES, BYTES_PER_SECOND, clock());
         Self { bucket, clock, acked_features: 0, chain: Chain::new() }
-    }
-
-    /// Makes the device that `state` describes again.
-    pub fn restore(state: EntropyState) -> Self {
-        let mut device = Self::new();
-        device.bucket.set_tokens(state.tokens);
-        device.acked_features = state.acked_features & device.features();
-        device
-    }
-
-    /// The state between requests.
-    pub fn save(&self) -> EntropyState {
-        EntropyState { tokens: self.bucket.tokens(), acked_features: self.acked_features }
     }
 
     /// Answers requests; returns how long to wait when the bucket is empty.

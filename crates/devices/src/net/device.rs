@@ -7,10 +7,7 @@ use virtio_queue::Queue;
 use super::counters::{Counters, Reason};
 use super::frames::Frames;
 use super::header::{Accepted, FEATURES, FromGuest, HEADER_BYTES};
-use super::{
-    BUFFER_FRAMES, MAX_FRAME_BYTES, MAX_LARGE_FRAME_BYTES, MIN_FRAME_BYTES, MTU, NetError, NetState,
-    RX_QUEUE, Refused, TX_QUEUE,
-};
+use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, MTU, NetError, RX_QUEUE, Refused, TX_QUEUE};
 use crate::device::{DeviceError, MAX_QUEUE_SIZE, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
 use crate::ring::{Chain, Done, Ring, run_round};
@@ -23,22 +20,22 @@ use crate::ring::{Chain, Done, Ring, run_round};
 /// the queues that [`follow_up`](VirtioDevice::follow_up) names.
 #[derive(Debug)]
 pub struct Net {
-    mac: [u8; 6],
-    link_up: bool,
-    to_guest: Frames,
-    from_guest: Frames,
-    counters: Counters,
-    acked_features: u64,
+    pub(super) mac: [u8; 6],
+    pub(super) link_up: bool,
+    pub(super) to_guest: Frames,
+    pub(super) from_guest: Frames,
+    pub(super) counters: Counters,
+    pub(super) acked_features: u64,
     /// A frame stayed in the transmit queue because the buffer was full.
-    stalled: bool,
+    pub(super) stalled: bool,
     /// Which queues have work to do.
-    work: [bool; 2],
-    chains: Chains,
+    pub(super) work: [bool; 2],
+    pub(super) chains: Chains,
 }
 
 /// What a frame's chains are copied to, kept so that no frame allocates.
 #[derive(Debug, Default)]
-struct Chains {
+pub(super) struct Chains {
     first: Chain,
     next: Chain,
     done: Vec<Done>,
@@ -67,33 +64,6 @@ impl Net {
             stalled: false,
             work: [false; 2],
             chains: Chains::new(),
-        }
-    }
-
-    /// Makes the device that `state` describes again.
-    ///
-    /// # Errors
-    /// When the state holds more than a device can, or frames that no device takes.
-    pub fn restore(state: &NetState) -> Result<Self, NetError> {
-        let mut net = Self::new(state.mac);
-        fill(&mut net.to_guest, &state.to_guest, MAX_FRAME_BYTES)?;
-        fill(&mut net.from_guest, &state.from_guest, MAX_LARGE_FRAME_BYTES)?;
-        net.link_up = state.link_up;
-        net.counters = state.counters;
-        net.acked_features = state.acked_features & net.features();
-        net.work = [true; 2];
-        Ok(net)
-    }
-
-    /// The state between rounds of work.
-    pub fn save(&self) -> NetState {
-        NetState {
-            mac: self.mac,
-            link_up: self.link_up,
-            to_guest: self.to_guest.iter().map(<[u8]>::to_vec).collect(),
-            from_guest: self.from_guest.iter().map(<[u8]>::to_vec).collect(),
-            counters: self.counters,
-            acked_features: self.acked_features,
         }
     }
 
@@ -286,13 +256,6 @@ fn room_behind(header: u32, chain: &Chain) -> Result<usize, NetError> {
 
 fn check_length(length: usize) -> Result<(), Refused> {
     if (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&length) { Ok(()) } else { Err(Refused::Length(length)) }
-}
-
-fn fill(frames: &mut Frames, saved: &[Vec<u8>], longest: usize) -> Result<(), NetError> {
-    let fits = |frame: &Vec<u8>| (MIN_FRAME_BYTES..=longest).contains(&frame.len());
-    let complete =
-        saved.len() <= BUFFER_FRAMES && saved.iter().all(|frame| fits(frame) && frames.push(frame));
-    if complete { Ok(()) } else { Err(NetError::State) }
 }
 
 impl VirtioDevice for Net {

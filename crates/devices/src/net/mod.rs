@@ -12,14 +12,15 @@ mod counters;
 mod device;
 mod frames;
 mod header;
+mod state;
 #[cfg(test)]
 mod tests;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use counters::{Counters, Dropped, Traffic};
 pub use device::Net;
+pub use state::NetState;
 
 /// The queue with the guest's buffers for frames from the host.
 pub const RX_QUEUE: usize = 0;
@@ -73,21 +74,4 @@ pub enum Refused {
     /// No frame has this length.
     #[error("A frame of {0} bytes is shorter than {MIN_FRAME_BYTES} or longer than {MAX_FRAME_BYTES}")]
     Length(usize),
-}
-
-/// A network device's state between rounds of work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NetState {
-    /// The guest's address on the link.
-    pub mac: [u8; 6],
-    /// The link is up.
-    pub link_up: bool,
-    /// Frames that the guest has not received yet.
-    pub to_guest: Vec<Vec<u8>>,
-    /// Frames from the guest that were not taken yet.
-    pub from_guest: Vec<Vec<u8>>,
-    /// What has happened so far.
-    pub counters: Counters,
-    /// What the driver accepted.
-    pub acked_features: u64,
 }

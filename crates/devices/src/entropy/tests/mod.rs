@@ -1,5 +1,7 @@
 //! The entropy device, its rate limit by an artificial clock.
 
+mod state;
+
 use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
