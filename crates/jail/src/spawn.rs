@@ -18,7 +18,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
 use crate::cgroup::Entrance;
-use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT};
+use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT, KILLS};
 use crate::limits::{self, Limit};
 use crate::newborn::{Newborn, Plan, fail, newborn};
 use crate::sys::{self, Gate, Side, Transition};
@@ -148,6 +148,11 @@ pub fn gateway(program: &Program<'_>) -> Result<Spawned, SpawnError> {
 }
 
 fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> {
+    if !KILLS {
+        eprintln!(
+            "bathy: WARNING: built with log-filter: this sandbox is NOT CONFINED by its system call filters"
+        );
+    }
     let null =
         fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
     let mut copies = Vec::with_capacity(process.descriptors.len() + 3);

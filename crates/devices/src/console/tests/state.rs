@@ -61,7 +61,7 @@ fn bytes_from_the_guest_arrive_once_and_in_order_though_its_queue_was_held_back(
     while received.len() < sent.len() {
         bench.move_to_another_process();
         bench.serve_all();
-        let taken = bench.console.take(7_000);
+        let taken = bench.console.take(50_000);
         assert!(!taken.is_empty(), "{} bytes arrived", received.len());
         received.extend(taken);
     }
