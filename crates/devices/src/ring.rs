@@ -230,7 +230,7 @@ pub struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Guest memory.
+    /// The guest's memory, in which the queue lies.
     pub fn mem(&self) -> &GuestMemory {
         self.mem
     }

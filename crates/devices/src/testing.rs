@@ -18,12 +18,12 @@ const F_WRITE: u16 = 2;
 pub struct TestClock(Arc<Mutex<Duration>>);
 
 impl TestClock {
-    /// The time.
+    /// How far the clock has come.
     pub fn get(&self) -> Duration {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the time.
+    /// Moves the clock to `time`.
     pub fn set(&self, time: Duration) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = time;
     }
@@ -38,7 +38,7 @@ impl TestClock {
 /// One buffer of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Where it is.
+    /// The guest-physical address at which it starts.
     pub address: u64,
     /// How long it claims to be.
     pub length: u32,

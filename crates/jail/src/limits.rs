@@ -12,12 +12,12 @@ pub struct LimitsError {
     source: rustix::io::Errno,
 }
 
-/// One limit.
+/// A resource limit, soft and hard alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
-    /// What is limited.
+    /// The resource that is limited.
     pub resource: Resource,
-    /// To how much.
+    /// The limit, in the resource's own unit.
     pub value: u64,
 }
 

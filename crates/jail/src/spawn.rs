@@ -65,7 +65,7 @@ pub enum SpawnError {
     Child(String),
 }
 
-/// A started process.
+/// A process that was started, and may have ended since.
 #[derive(Debug)]
 pub struct Spawned {
     /// Its number, as seen by the process that started it.
@@ -95,9 +95,9 @@ impl Spawned {
 pub enum Identity {
     /// An ordinary user can only map itself.
     Own {
-        /// The caller's user.
+        /// The user id that is mapped to uid 0.
         uid: u32,
-        /// The caller's group.
+        /// The group id that is mapped to gid 0.
         gid: u32,
     },
     /// Root gives the keeper and the guest two otherwise unused numbers.
@@ -112,9 +112,9 @@ pub enum Identity {
     },
     /// An ordinary user gives numbers that the system set aside for it in /etc/subuid and /etc/subgid.
     Subordinate {
-        /// The first user.
+        /// The first of the user ids.
         uid: u32,
-        /// The first group.
+        /// The first of the group ids.
         gid: u32,
         /// How many of each: two for a keeper and its guest, one for a gateway.
         count: u32,
@@ -123,13 +123,13 @@ pub enum Identity {
 
 /// A program to start as a keeper or a gateway.
 pub struct Program<'a> {
-    /// The program.
+    /// The executable, which is started by its descriptor.
     pub program: BorrowedFd<'a>,
-    /// Its arguments.
+    /// The program's arguments, its name among them.
     pub args: &'a [CString],
     /// Its descriptors from 3 on; 0, 1 and 2 are /dev/null.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Its users.
+    /// The users of the process's namespace.
     pub identity: Identity,
     /// The control groups that it is in from its first instruction on.
     pub entrance: Option<&'a Entrance>,
@@ -251,7 +251,7 @@ pub fn try_namespaces() -> Result<(), SpawnError> {
 /// What became of a filter that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// It was installed.
+    /// The kernel installed the filter.
     Installed,
     /// The kernel refused it.
     Refused,
@@ -294,15 +294,15 @@ fn try_in_child(limit: Duration, work: impl FnOnce() -> bool) -> Result<Tried, S
 
 /// A guest kernel to start from inside the keeper's jail.
 pub struct Guest<'a> {
-    /// The program.
+    /// The executable, which is started by its descriptor.
     pub program: BorrowedFd<'a>,
-    /// Its arguments.
+    /// The program's arguments, its name among them.
     pub args: &'a [CString],
     /// All its descriptors, from 0 on.
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Its limits, besides the common ones.
     pub limits: &'a [Limit],
-    /// Its filter.
+    /// The system call filter, installed before the program starts.
     pub filter: &'a GuestFilter,
     /// The one processor it may use.
     pub cpu: u32,

@@ -15,9 +15,7 @@ pub struct Child {
 
 /// Which side of the process creation we are.
 pub enum Side {
-    /// The creator.
     Parent(Child),
-    /// The new process.
     Child,
 }
 
@@ -65,7 +63,6 @@ pub fn enter_group(tasks: RawFd) -> Result<(), c_int> {
 
 /// What a child needs to become another program; all of it prepared before the process was created.
 pub struct Transition<'a> {
-    /// The program.
     pub program: BorrowedFd<'a>,
     /// Its arguments, ended by a null pointer.
     pub argv: &'a [*const c_char],
@@ -176,13 +173,11 @@ impl Gate {
         -result
     }
 
-    /// As [`last_words`].
     pub fn last_words(&self, fd: RawFd, words: &[u8]) {
         let length = c_long::try_from(words.len()).unwrap_or_default();
         self.0(libc::SYS_write, fd.into(), pointer(words.as_ptr()), length, 0, 0, 0);
     }
 
-    /// As [`leave`].
     pub fn leave(&self, code: c_int) -> ! {
         loop {
             self.0(libc::SYS_exit_group, code.into(), 0, 0, 0, 0, 0);

@@ -45,7 +45,6 @@ impl Clients {
         Ok(())
     }
 
-    /// Disconnects a client.
     pub fn remove(&mut self, id: ClientId) {
         let Some(socket) = self.sockets.remove(&id) else { return };
         // The monitor holds a copy of the socket, to know when the client leaves: closing ours would not end the connection.

@@ -26,7 +26,6 @@ use crate::devices::{Devices, GuestEnds, Models};
 /// Descriptors of the keeper, besides one for each virtual processor.
 const DESCRIPTORS: u64 = 256;
 
-/// A running guest.
 pub enum Guest {
     /// A process of its own.
     Process(Spawned),

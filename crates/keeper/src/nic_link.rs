@@ -23,7 +23,6 @@ pub struct NicLink {
 pub enum Moved {
     /// Nothing can be moved now.
     Done,
-    /// There is more.
     More,
     /// The host has no memory for a frame now, and reports no event when it has.
     NoMemory,
@@ -37,7 +36,6 @@ impl NicLink {
         Self { socket, readable: true, writable: true }
     }
 
-    /// What to watch.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

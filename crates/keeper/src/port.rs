@@ -11,10 +11,8 @@ use thiserror::Error;
 /// The guest broke a rule.
 #[derive(Debug, Error)]
 pub enum PortError {
-    /// On a socket.
     #[error(transparent)]
     Socket(#[from] VhostError),
-    /// On the bus.
     #[error(transparent)]
     Bus(#[from] MmioError),
 }
@@ -26,7 +24,6 @@ impl PortError {
     }
 }
 
-/// One device.
 #[expect(clippy::large_enum_variant, reason = "a guest has a handful of them")]
 pub enum Port<D: VirtioDevice> {
     /// For a guest that is a process.

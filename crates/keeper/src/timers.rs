@@ -20,7 +20,6 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// The first deadline.
     pub fn next(&self) -> Option<Instant> {
         let all = [self.devices, self.console, self.ready, self.log, self.watchdog, self.disk_limits];
         all.into_iter().flatten().min()

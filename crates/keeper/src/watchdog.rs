@@ -21,7 +21,6 @@ pub enum Due {
     Nothing,
     /// Something runs in it, which may be silent as long as the agent is alive.
     SignOfLife,
-    /// An answer.
     Answer,
 }
 

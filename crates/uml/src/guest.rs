@@ -11,11 +11,9 @@ use rustix::process::Resource;
 
 /// Where the guest kernel finds what it was given. 0 is an input that never ends, 1 and 2 are the console.
 pub mod fd {
-    /// Guest memory.
     pub const RAM: usize = 3;
     /// An empty file for the program that runs guest code.
     pub const STUB: usize = 4;
-    /// The initramfs.
     pub const INITRAMFS: usize = 5;
     /// The first device's socket; the others follow in the order of [`super::DEVICES`].
     pub const DEVICES: usize = 6;

@@ -31,7 +31,6 @@ const INITRAMFS_ROOM: u64 = 2 << 20;
 /// What keeps a guest from being booted.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// The kernel's file.
     #[error(
         "The guest kernel is not an ELF kernel image, or it is damaged. `bathy setup --engine kvm` builds the right one"
     )]
@@ -56,32 +55,24 @@ pub enum BootError {
         "The guest's {memory} bytes of memory do not hold its kernel and agent, which take {needed}. Use a larger --memory"
     )]
     Memory {
-        /// What it has.
         memory: u64,
-        /// What they take.
         needed: u64,
     },
-    /// The initramfs.
     #[error("The agent's initramfs cannot be read")]
     Initramfs(#[source] io::Error),
     /// It cannot be copied.
     #[error("Guest memory cannot be written")]
     Write(#[from] GuestMemoryError),
-    /// The tables.
     #[error("The guest's boot information cannot be written")]
     Tables(#[source] configurator::Error),
-    /// Too many words.
     #[error("The guest kernel's command line has {0} characters, more than fit")]
     CommandLine(usize),
 }
 
 /// What a guest is booted with.
 pub struct Parts<'a> {
-    /// An uncompressed kernel.
     pub kernel: &'a File,
-    /// The agent.
     pub initramfs: &'a File,
-    /// The kernel's words.
     pub command_line: &'a str,
     /// How many processors the tables describe.
     pub cpus: u8,

@@ -37,7 +37,6 @@ pub enum MachineError {
     /// Not KVM, or one from another time.
     #[error("/dev/kvm speaks version {0} of its interface, not {KVM_VERSION}. Use --engine uml")]
     Version(i32),
-    /// Something is missing.
     #[error("This machine's KVM offers no {0}, which the kvm engine needs. Use --engine uml")]
     Lacks(&'static str),
     /// More processors than KVM can have.
@@ -45,12 +44,9 @@ pub enum MachineError {
         "A guest with {wanted} processors is more than this machine's KVM can have: {most}. Use fewer --cpus"
     )]
     Processors {
-        /// Asked for.
         wanted: u8,
-        /// Possible.
         most: usize,
     },
-    /// A request failed.
     #[error("KVM refused to {0}. `bathy doctor` tests it; --engine uml does without it")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
     /// What the processors are told does not fit.
@@ -61,7 +57,6 @@ pub enum MachineError {
     Descriptor(#[source] std::io::Error),
 }
 
-/// A virtual machine.
 #[derive(Debug)]
 pub struct Machine {
     vm: VmFd,

@@ -16,7 +16,6 @@ const LINE: usize = 256;
 /// How much is kept for a log that takes nothing at present.
 const LATE: usize = 4096;
 
-/// The port.
 #[derive(Debug)]
 pub struct SerialPort(Serial<Line, NoEvents, Lines>);
 

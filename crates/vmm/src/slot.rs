@@ -24,10 +24,8 @@ pub enum SlotError {
     /// Its interrupt or its notifications.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// Its queues.
     #[error("The device cannot be served")]
     Mmio(#[from] MmioError),
-    /// A descriptor.
     #[error("A descriptor cannot be made or watched")]
     Descriptor(#[source] io::Error),
 }

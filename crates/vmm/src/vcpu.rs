@@ -35,13 +35,10 @@ const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Processors could not be started.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// A thread.
     #[error("A virtual processor's thread cannot be started")]
     Thread(#[source] io::Error),
-    /// A descriptor.
     #[error("A descriptor cannot be made")]
     Descriptor(#[source] io::Error),
-    /// Its filter.
     #[error("A virtual processor's system calls cannot be filtered")]
     Filter(#[from] FilterError),
 }

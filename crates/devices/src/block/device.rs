@@ -55,9 +55,9 @@ pub struct Block {
 /// How much a disk has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Bytes read.
+    /// Bytes that the guest read from the disk.
     pub read: u64,
-    /// Bytes written.
+    /// Bytes that the guest wrote to the disk.
     pub written: u64,
 }
 

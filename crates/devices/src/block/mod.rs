@@ -80,7 +80,7 @@ pub const BURST_SECONDS: u64 = 4;
 pub struct BlockLimits {
     /// Bytes written. Ranges that are discarded or zeroed count as data, by what they cost the host.
     pub write_bandwidth: Option<u64>,
-    /// Bytes read.
+    /// Bytes that may be read per second.
     pub read_bandwidth: Option<u64>,
     /// Flushes that reach stable storage; those of a disk that does not outlive its sandbox cost nothing.
     pub flushes: Option<u64>,
@@ -89,7 +89,7 @@ pub struct BlockLimits {
 /// What the host decides about a disk.
 #[derive(Clone, Debug, Default)]
 pub struct BlockConfig {
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// The disk does not outlive the sandbox, so flushing it to stable storage would be wasted.
     pub volatile: bool,

@@ -13,7 +13,7 @@ use crate::device::VirtioDevice;
 /// A block device's state between requests, apart from its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockState {
-    /// The disk's size.
+    /// The disk's size in sectors of 512 bytes.
     pub sectors: u64,
     /// Whether writes are refused.
     pub read_only: bool,

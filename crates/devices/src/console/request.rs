@@ -15,7 +15,6 @@ const PORT_READY: u16 = 3;
 const PORT_OPEN: u16 = 6;
 const PORT_NAME: u16 = 7;
 
-/// The only port.
 const PORT: u32 = 0;
 
 /// What the guest's driver tells us.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Frames that went one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// How many frames.
+    /// How many frames were counted.
     pub frames: u64,
     /// How many bytes they had, without the headers of virtio.
     pub bytes: u64,

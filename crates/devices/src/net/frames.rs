@@ -24,7 +24,6 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// The oldest frame.
     pub(super) fn first(&self) -> Option<&[u8]> {
         self.places.front().and_then(|place| self.slice(*place))
     }

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 /// How many folders of one tree are looked through for groups that were left behind.
 const SEARCH_LIMIT: usize = 20_000;
 
-/// One mounted tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tree {
     /// The controllers of a version 1 tree; `None` for the version 2 tree.
@@ -33,14 +32,13 @@ pub struct Hierarchies {
 /// The kernel fills a new group's folder with files, and lets it be removed with them; a tree that a test made up cannot.
 #[derive(Clone, Copy, Debug)]
 pub struct Folders {
-    /// Makes a group.
     pub make: fn(&Path) -> io::Result<()>,
     /// Removes a group that has no processes.
     pub unmake: fn(&Path) -> io::Result<()>,
 }
 
 impl Folders {
-    /// The kernel's.
+    /// The real control groups of this machine.
     pub const KERNEL: Self = Self { make: make_folder, unmake: remove_folder };
 }
 

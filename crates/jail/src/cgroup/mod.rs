@@ -54,10 +54,10 @@ pub const MAX_QUOTA: f64 = 1024.0;
 /// What went wrong with a group.
 #[derive(Debug, Error)]
 pub enum CgroupError {
-    /// Not a name.
+    /// A name that no control group may have.
     #[error("{0:?} cannot name a control group. Use up to 64 letters, digits, '-', '_' and '.'")]
     Id(String),
-    /// Not a share.
+    /// A CPU quota outside of the possible range.
     #[error("A CPU quota of {0} is not possible. It is between {MIN_QUOTA} and {MAX_QUOTA} CPUs")]
     Quota(f64),
     /// A group of this name has processes.
@@ -69,11 +69,11 @@ pub enum CgroupError {
     /// A process could not be moved.
     #[error("Cannot move process {pid} into the control group {folder}")]
     Move {
-        /// The process.
+        /// The process that could not be moved.
         pid: u32,
-        /// The group.
+        /// The folder of the control group.
         folder: PathBuf,
-        /// Why.
+        /// The kernel's reason.
         source: io::Error,
     },
     /// There is nothing to freeze with.
@@ -91,7 +91,7 @@ pub enum CgroupError {
     /// Processes that do not end.
     #[error("{0} processes of the sandbox's control group do not end")]
     Alive(usize),
-    /// A group stays.
+    /// A control group could not be removed.
     #[error("Cannot remove the control group {0}")]
     Remove(PathBuf, #[source] io::Error),
 }
@@ -105,7 +105,7 @@ pub struct CgroupLimits {
     pub cpu_weight: bool,
     /// Bytes of memory, of all processes together and without swapping.
     pub memory: Option<u64>,
-    /// Processes and threads.
+    /// The number of processes and threads.
     pub pids: Option<u64>,
 }
 
@@ -116,11 +116,11 @@ pub struct Enforcement {
     pub cpu: String,
     /// That the guest's processes compete as one.
     pub weight: String,
-    /// Memory.
+    /// What enforces the memory limit.
     pub memory: String,
-    /// Processes.
+    /// What enforces the limit of processes.
     pub processes: String,
-    /// Stopping all processes.
+    /// What stops all processes at once.
     pub freezer: String,
 }
 
@@ -129,9 +129,9 @@ pub struct Enforcement {
 pub struct CgroupUsage {
     /// Nanoseconds of CPU time, of ended processes too.
     pub cpu_ns: Option<u64>,
-    /// Bytes of memory.
+    /// Bytes of memory in use.
     pub memory: Option<u64>,
-    /// Processes and threads.
+    /// The number of processes and threads.
     pub pids: Option<u64>,
 }
 

@@ -72,7 +72,7 @@ const MOVE: Group = Group {
     ],
 };
 
-/// A gateway's filter.
+/// The filter of the gateway's process, which has one thread.
 pub const GATEWAY: Filter = Filter {
     name: "gateway",
     otherwise: Otherwise::Kill,

@@ -21,7 +21,7 @@ use super::{ByAddress, Condition, Filter, FilterError, Group, Otherwise, Test, U
 const NEW_NAMESPACES: i32 =
     CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
 
-/// `personality(0xffffffff)` only asks.
+/// The argument of `personality` that changes nothing and returns the present one.
 const ASK: i32 = -1;
 
 /// Thread-local storage of a guest program.

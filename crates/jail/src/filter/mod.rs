@@ -93,7 +93,7 @@ pub struct Rule {
 pub struct Group {
     /// What the process needs them for.
     pub purpose: &'static str,
-    /// The calls.
+    /// The system calls of this group.
     pub rules: &'static [Rule],
 }
 
@@ -110,14 +110,14 @@ pub enum Otherwise {
 /// Whether filters kill, as they have to. A build with the feature `log-filter` logs instead.
 pub const KILLS: bool = !cfg!(feature = "log-filter");
 
-/// A filter.
+/// The system call filter of one kind of process.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
     /// Which process kind it is for.
     pub name: &'static str,
-    /// What is allowed.
+    /// The calls that are allowed.
     pub groups: &'static [Group],
-    /// What happens otherwise.
+    /// What happens to any other call.
     pub otherwise: Otherwise,
 }
 

@@ -44,10 +44,8 @@ const LOGGED_PER_PERIOD: u32 = 1024 * 1024;
 /// How a peer broke the protocol.
 #[derive(Debug, Error)]
 pub enum HubError {
-    /// A malformed frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A malformed message.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// A window was ignored.
@@ -102,7 +100,6 @@ pub struct HubState {
 /// What the owner wants the loop to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// End the sandbox.
     Kill,
     /// The guest was asked to shut itself down.
     PowerOff {
@@ -115,27 +112,21 @@ pub enum Demand {
     Link,
     /// Report what the sandbox uses.
     Usage,
-    /// Stand still.
     Park {
         /// Move the guest's memory to the parking file.
         release_memory: bool,
     },
-    /// Go on.
     Unpark,
 }
 
 /// Output of a job, to be written to the log.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// The job's number.
     pub job: u32,
-    /// Which output.
     pub channel: StdChannel,
-    /// What it wrote.
     pub bytes: Vec<u8>,
 }
 
-/// One connected client.
 struct Client {
     decoder: Decoder,
     /// The decoder has whole frames.
@@ -157,7 +148,6 @@ impl Client {
     }
 }
 
-/// The relay.
 pub struct Hub {
     state: HubState,
     timeline: Timeline,

@@ -30,7 +30,6 @@ pub enum SocketError {
     /// The peer asks and does not read the answers.
     #[error("The guest does not read the answers to its requests")]
     Unread,
-    /// The socket failed.
     #[error("The device's connection failed")]
     Io(#[source] io::Error),
 }

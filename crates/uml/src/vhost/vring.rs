@@ -49,7 +49,6 @@ pub enum VringError {
 /// A queue's state, as plain numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VringState {
-    /// Entries.
     pub entries: u16,
     /// Guest-physical address of the descriptor table.
     pub descriptors: u64,
@@ -65,7 +64,6 @@ pub struct VringState {
     pub running: bool,
 }
 
-/// One queue.
 #[derive(Debug)]
 pub(super) struct Vring {
     queue: Queue,

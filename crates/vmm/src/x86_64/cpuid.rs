@@ -5,7 +5,6 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 /// What one processor is told.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Its number.
     pub number: u8,
     /// How many there are.
     pub count: u8,

@@ -44,7 +44,6 @@ impl<'mem> Bench<'mem> {
         bytes
     }
 
-    /// Empties the bucket.
     fn exhaust(&mut self) {
         self.driver.push(&[writable(DATA, BURST)]);
         assert_eq!(self.process().unwrap().retry_after, None);

@@ -34,7 +34,7 @@ const ENTRIES: u16 = 256;
 /// How many buffers the driver posts for bytes from the host.
 const POSTED: usize = 32;
 
-/// VIRTIO_F_VERSION_1 and VIRTIO_CONSOLE_F_MULTIPORT.
+/// The driver accepts VIRTIO_F_VERSION_1 and VIRTIO_CONSOLE_F_MULTIPORT.
 const FEATURES: u64 = 1 << 32 | 1 << 1;
 
 const DEVICE_READY: u16 = 0;
@@ -247,7 +247,6 @@ impl FakeGuest {
         self.process.take().expect("it exits once")
     }
 
-    /// The guest's memory.
     pub fn memory(&self) -> &GuestMemory {
         self.ram.memory()
     }
