@@ -46,7 +46,7 @@ pub enum DevicesError {
     Slot(#[from] SlotError),
 }
 
-/// What the guest's devices are, before it is said how the guest reaches them.
+/// The guest's devices before they are connected to a transport.
 pub struct Models {
     image: Block,
     disk: Block,
@@ -54,8 +54,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// A read-only image and a writable disk, whose content is worth nothing after the guest unless it is kept, and maybe
-    /// a network card.
+    /// A read-only image and a writable disk, which is flushed only if the sandbox is persistent, and maybe a network card.
     pub fn new(image: File, disk: File, launch: &Launch) -> Result<Self, DevicesError> {
         let wanted = launch.disk_limits;
         let limits = BlockLimits {
@@ -207,7 +206,7 @@ impl Devices {
         self.control.with(|control| control.sessions())
     }
 
-    /// Bytes from the agent; to be followed by [`Self::service_control`], which makes use of the room.
+    /// Bytes from the agent; to be followed by [`Self::service_control`], which refills the buffer.
     pub fn take_from_agent(&mut self, most: usize) -> Vec<u8> {
         self.control.with(|control| control.take(most))
     }

@@ -60,7 +60,7 @@ impl Guest {
         }
     }
 
-    /// What kept the guest's program from running, if something did.
+    /// Why the guest's program did not start, if it did not.
     pub fn failure(&self) -> Option<String> {
         match self {
             Self::Process(process) => process.failure(),
@@ -76,21 +76,21 @@ impl Guest {
         }
     }
 
-    /// Passes on what the guest's kernel said last, if there was no room for it before.
+    /// Writes the rest of the guest kernel's output that did not fit the pipe before.
     pub fn finish_console(&self) {
         if let Self::Machine(processors) = self {
             processors.finish_console();
         }
     }
 
-    /// Makes the guest stand still, if that is not done from outside.
+    /// Pauses a virtual machine. A guest that is a process is frozen from outside.
     pub fn pause(&self) {
         if let Self::Machine(processors) = self {
             processors.pause();
         }
     }
 
-    /// Lets the guest go on.
+    /// Resumes a virtual machine.
     pub fn resume(&self) {
         if let Self::Machine(processors) = self {
             processors.resume();
@@ -103,7 +103,7 @@ pub struct GuestParts {
     pub kernel: OwnedFd,
     pub initramfs: OwnedFd,
     pub models: Models,
-    /// Where the kernel's own words go.
+    /// Where the kernel's console output goes.
     pub console: OwnedFd,
     /// The largest file that the keeper writes from now on.
     pub largest_file: u64,

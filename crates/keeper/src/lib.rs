@@ -40,7 +40,7 @@ use crate::devices::{DevicesError, Models};
 use crate::event_loop::{Epolls, Keeper, KeeperResources};
 use crate::guest::GuestParts;
 
-/// What kept the sandbox from starting.
+/// Why the sandbox did not start.
 #[derive(Debug, Error)]
 enum StartError {
     #[error("The keeper's configuration is damaged")]
@@ -101,7 +101,7 @@ impl Persistent {
 /// The whole life of a keeper.
 ///
 /// # Safety
-/// The descriptors of [`bathy_protocol::descriptors`] must be open and belong to nobody else in this process.
+/// The descriptors of [`bathy_protocol::descriptors`] must be open and have no other owner in this process.
 pub unsafe fn run() -> ExitCode {
     let started = unix_ns();
     // SAFETY: by the function's contract. Each number is asked for once; the owner's is in one of two branches.

@@ -1,6 +1,6 @@
 //! How a guest of this engine is started: its command line, its descriptors, its limits.
 //!
-//! The keeper writes every word of the command line; nothing of it comes from a caller or from an image (attack U3).
+//! The keeper writes all of the command line; nothing of it comes from a client or from an image (attack U3).
 
 use std::ffi::CString;
 
@@ -38,7 +38,7 @@ const HELPERS: u64 = 8;
 /// is far above that (attack U7).
 const DESCRIPTORS: u64 = 1024;
 
-/// The guest kernel's words.
+/// The guest kernel's command line.
 pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
     let mut words = vec![
         "bathysphere-guest".to_owned(),

@@ -1,4 +1,4 @@
-//! What is in the guest's memory before its first instruction: the kernel, the initramfs, the kernel's words, and the
+//! What is in the guest's memory before its first instruction: the kernel, the initramfs, its command line, and the
 //! tables that tell it about the machine. The kernel is entered by the PVH protocol, at an address that it names itself.
 
 use std::fs::File;
@@ -54,10 +54,7 @@ pub enum BootError {
     #[error(
         "The guest's {memory} bytes of memory do not hold its kernel and agent, which take {needed}. Use a larger --memory"
     )]
-    Memory {
-        memory: u64,
-        needed: u64,
-    },
+    Memory { memory: u64, needed: u64 },
     #[error("The agent's initramfs cannot be read")]
     Initramfs(#[source] io::Error),
     /// It cannot be copied.
@@ -174,7 +171,7 @@ fn memory_map(size: u64) -> Vec<hvm_memmap_table_entry> {
     ranges.into_iter().map(entry).collect()
 }
 
-/// The kernel's words. The keeper writes every one of them; nothing of it comes from a caller or from an image.
+/// The kernel's command line. The keeper writes all of it; nothing comes from a client or from an image.
 pub fn command_line(launch: &Launch, devices: usize) -> String {
     let mut words: Vec<String> = [
         "console=ttyS0",

@@ -1,7 +1,7 @@
 //! One thread per virtual processor: it enters the guest, and does what the guest left for.
 //!
-//! These threads speak to nobody. What a guest asks of a device's registers they answer under the device's lock; the
-//! devices' work is done by the keeper's own thread. They have the tightest system call filter of all.
+//! These threads do no other I/O. They answer accesses to a device's registers under the device's lock; the devices' work is
+//! done by the keeper's own thread. They have the tightest system call filter of all.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -61,7 +61,7 @@ pub enum Stop {
     /// The processor refused the guest's state.
     #[error("the processor refused to enter the guest (reason {0:#x})")]
     Entry(u64),
-    /// KVM says something that it never should here.
+    /// KVM reported an exit that cannot happen here.
     #[error("KVM left the guest for a reason that we do not handle ({0})")]
     Unknown(u32),
     /// The call itself failed.
@@ -83,7 +83,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// How many threads are out of the guest, because they were told to.
+    /// How many threads are out of the guest, because they were asked to.
     waiting: usize,
     /// Why the guest has ended; the first reason counts.
     stop: Option<Stop>,
@@ -92,7 +92,7 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic ends the whole process: nobody is left to find the lock poisoned.
+        // A panic ends the whole process: no thread is left to find the lock poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -202,7 +202,7 @@ impl Processors {
                 Ok((state, _)) => state,
                 Err(poisoned) => poisoned.into_inner().0,
             };
-            // Whoever is still in the guest, or was just about to enter it, is asked again.
+            // A thread that is still in the guest, or was just about to enter it, is interrupted again.
             for thread in &self.threads {
                 sys::interrupt(thread.number, KICK_SIGNAL);
             }
@@ -235,7 +235,7 @@ impl Processors {
         self.shared.state().stop
     }
 
-    /// Passes on what the guest's kernel said last, if there was no room for it before.
+    /// Writes the rest of the guest kernel's output that did not fit the pipe before.
     pub fn finish_console(&self) {
         self.shared.bus.finish();
     }
@@ -250,7 +250,7 @@ impl Processors {
 /// is not entered: it is left before its first instruction.
 fn prepare(cpu: &mut VcpuFd, flag: ExitFlag) {
     flag.set(true);
-    // What it says is no use yet: if it is unable to run the guest, it will say so again.
+    // The result is ignored here: if KVM cannot run the guest, the next call fails too.
     let _ = cpu.run();
     flag.set(false);
 }

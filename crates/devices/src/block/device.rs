@@ -35,7 +35,7 @@ const ROUND_BYTES: u64 = 16 << 20;
 const FLUSH_COST: u64 = ROUND_BYTES / 4;
 const RANGE_COST: u64 = ROUND_BYTES / 64;
 
-/// How the driver is told to align discards: to the pages that the host's file systems give back.
+/// The alignment of discards that the driver is asked for: the pages that the host's file systems free.
 const DISCARD_ALIGNMENT: u32 = 8;
 
 /// A file as a disk.
@@ -105,7 +105,7 @@ impl Block {
     }
 
     /// The latest error of the host's that made a request fail, if there was one since the last call. The guest saw
-    /// an I/O error; the host may want to say that its disk is full.
+    /// an I/O error; the host may want to report that its disk is full.
     pub fn take_host_error(&mut self) -> Option<io::ErrorKind> {
         self.host_error.take()
     }
@@ -185,7 +185,7 @@ impl Block {
         }
     }
 
-    /// Whether somebody relies on what was written after the sandbox's end.
+    /// Whether what was written has to outlive the sandbox.
     fn is_durable(&self) -> bool {
         !self.config.volatile && !self.config.read_only
     }

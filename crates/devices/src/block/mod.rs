@@ -64,7 +64,7 @@ pub enum BlockError {
         /// Sectors of the file.
         actual: u64,
     },
-    /// The chain has no room for a request's header.
+    /// The chain is too short for a request's header.
     #[error("The guest's request has {0} bytes, less than a header")]
     NoHeader(u32),
     /// The chain has no byte to write the status to.

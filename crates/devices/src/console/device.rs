@@ -133,7 +133,7 @@ impl Console {
         Ok(())
     }
 
-    fn tell_guest(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
+    fn send_control(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
         while !self.session.waiting.is_empty() && ring.pop(chain)? {
             let Some(message) = self.session.waiting.pop_front() else { break };
             let written = chain.write(ring.mem(), 0, &message)?;
@@ -191,7 +191,7 @@ impl VirtioDevice for Console {
         let outcome = match index {
             RX_QUEUE => run_round(queue, mem, |ring| self.fill_guest(ring, &mut chain)),
             TX_QUEUE => run_round(queue, mem, |ring| self.drain_guest(ring, &mut chain)),
-            CONTROL_RX_QUEUE => run_round(queue, mem, |ring| self.tell_guest(ring, &mut chain)),
+            CONTROL_RX_QUEUE => run_round(queue, mem, |ring| self.send_control(ring, &mut chain)),
             CONTROL_TX_QUEUE => run_round(queue, mem, |ring| self.on_control_message(ring, &mut chain)),
             _ => Err(DeviceError::NoSuchQueue(index)),
         };

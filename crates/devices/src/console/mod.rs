@@ -42,7 +42,7 @@ pub enum ConsoleError {
     /// A chain of data that is longer than the device takes.
     #[error("The guest sent {0} bytes in one chain, more than {MAX_CHAIN_BYTES}")]
     LongChain(u32),
-    /// A chain for data or messages from the host that has no room for them.
+    /// A chain that is too small for data or messages from the host.
     #[error("The guest offered a buffer of {0} bytes, too small to be used")]
     SmallBuffer(u32),
     /// A control message that is cut short.
@@ -51,7 +51,7 @@ pub enum ConsoleError {
     /// A control message about a port that was never offered.
     #[error("The guest named port {0}, which does not exist")]
     NoSuchPort(u32),
-    /// A control message that only the host may send, or that nobody knows.
+    /// A control message that only the host may send, or that virtio does not define.
     #[error("The guest sent control event {0}, which no driver sends")]
     UnknownControl(u16),
     /// A saved state with more in its buffers than they hold.

@@ -17,7 +17,7 @@ const PORT_NAME: u16 = 7;
 
 const PORT: u32 = 0;
 
-/// What the guest's driver tells us.
+/// A control message from the guest's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FromGuest {
     DeviceReady(bool),
@@ -42,7 +42,7 @@ impl FromGuest {
     }
 }
 
-/// What we tell the guest's driver.
+/// A control message to the guest's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToGuest {
     AddPort,

@@ -1,4 +1,5 @@
-//! Who is on the line: the port's two ends, and how the host hangs up so that nothing of one session reaches the next.
+//! The session: which of the port's two ends are open, and how the host hangs up so that no byte of one session reaches the
+//! next.
 
 use std::collections::VecDeque;
 
@@ -9,7 +10,7 @@ use super::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, PORT_NAME, RX_QUEUE, TX_QUEUE};
 
 /// The most control messages that wait for the guest.
 pub(super) const MAX_WAITING: usize = 16;
-/// Above this many, messages of the guest's wait: there has to be room for the two that answer one of them, and for
+/// Above this many, messages of the guest's wait: there has to be space for the two that answer one of them, and for
 /// the two of a hang-up.
 const MAX_BEFORE_ANSWERING: usize = MAX_WAITING - 4;
 
@@ -19,7 +20,7 @@ pub enum Hangup {
     /// None is under way.
     #[default]
     None,
-    /// The guest was told that the host is gone, and has to close its end.
+    /// The guest was informed that the host closed its end, and has to close its own.
     AwaitClose,
     /// The guest closed its end; what it sent before is thrown away, then the host is back.
     Drain,
@@ -31,7 +32,7 @@ pub(super) struct Session {
     pub(super) waiting: VecDeque<Vec<u8>>,
     pub(super) port_ready: bool,
     pub(super) guest_open: bool,
-    /// What the guest was last told about the host's end.
+    /// Whether the last message to the guest said that the host's end is open.
     pub(super) host_open: bool,
     pub(super) hangup: Hangup,
     pub(super) sessions: u64,
@@ -92,7 +93,7 @@ impl Session {
         self.mark(TX_QUEUE);
     }
 
-    /// All data of the old session is gone: the host is back on the line.
+    /// All data of the old session has been discarded: the host opens its end again.
     pub(super) fn drained(&mut self) {
         self.hangup = Hangup::None;
         if self.port_ready && !self.host_open {

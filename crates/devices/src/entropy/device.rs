@@ -55,14 +55,14 @@ impl Entropy {
         while ring.pop(chain)? {
             let wanted = u64::from(chain.writable_bytes());
             if wanted == 0 {
-                return Err(EntropyError::NoRoom.into());
+                return Err(EntropyError::NoBuffer.into());
             }
             let worthwhile = wanted.min(WORTHWHILE_BYTES);
             if self.bucket.tokens() < worthwhile {
                 ring.put_back();
                 return Ok(Some(self.bucket.time_until(worthwhile)));
             }
-            // A request need not be filled: the guest is told how much it got.
+            // A request need not be filled: its length in the used ring is what the guest got.
             let granted = wanted.min(self.bucket.tokens());
             let written = fill(chain, ring.mem(), granted)?;
             self.bucket.take(u64::from(written));

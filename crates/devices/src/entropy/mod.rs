@@ -23,9 +23,9 @@ pub const BYTES_PER_SECOND: u64 = 1 << 20;
 /// What stops the entropy device.
 #[derive(Debug, Error)]
 pub enum EntropyError {
-    /// A request without room for a single byte.
-    #[error("The guest asked for random bytes and left no room for them")]
-    NoRoom,
+    /// A request with no byte that the device may write.
+    #[error("The guest asked for random bytes and gave no buffer for them")]
+    NoBuffer,
     /// The host's source failed.
     #[error("The host has no random bytes")]
     Source(#[source] io::Error),

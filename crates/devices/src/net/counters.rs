@@ -25,7 +25,7 @@ pub struct Dropped {
     pub short: u64,
     /// From the guest: longer than the link allows.
     pub long: u64,
-    /// From the guest: to be segmented in a way that nobody knows.
+    /// From the guest: to be segmented in a way that virtio does not define.
     pub unknown_gso: u64,
     /// From the guest: to be segmented or completed though the driver never accepted that.
     pub not_negotiated: u64,

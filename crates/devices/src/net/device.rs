@@ -33,7 +33,7 @@ pub struct Net {
     pub(super) chains: Chains,
 }
 
-/// What a frame's chains are copied to, kept so that no frame allocates.
+/// Copies of a frame's chains, reused so that no frame allocates.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     first: Chain,
@@ -79,7 +79,7 @@ impl Net {
         }
     }
 
-    /// Whether there is room for another frame to the guest, of any length.
+    /// Whether the buffer has space for another frame to the guest, of any length.
     pub fn wants_frames(&self) -> bool {
         self.to_guest.has_room(MAX_FRAME_BYTES)
     }
@@ -87,7 +87,7 @@ impl Net {
     /// Hands over a frame for the guest; its checksums have to be right. While the link is down it is dropped.
     ///
     /// # Errors
-    /// When there is no room, which [`wants_frames`](Self::wants_frames) tells beforehand, or no frame has this length.
+    /// When the buffer is full, which [`wants_frames`](Self::wants_frames) tells beforehand, or no frame has this length.
     pub fn offer(&mut self, frame: &[u8]) -> Result<(), Refused> {
         check_length(frame.len())?;
         let space = self.space().and_then(|space| space.get_mut(..frame.len())).ok_or(Refused::Full)?;
@@ -95,7 +95,7 @@ impl Net {
         self.commit(frame.len())
     }
 
-    /// Where the next frame for the guest will lie: room for the longest one, or nothing while there is none. What is
+    /// Where the next frame for the guest will lie: space for the longest one, or `None` while the buffer is full. What is
     /// written there is handed over with [`commit`](Self::commit).
     pub fn space(&mut self) -> Option<&mut [u8]> {
         self.to_guest.space(MAX_FRAME_BYTES)
@@ -131,8 +131,8 @@ impl Net {
 
     /// Takes the link down or up. Taken down, it loses all frames that wait on it, and those that come later.
     ///
-    /// The guest finds the state in the configuration space, where its driver looks when it starts. It is not told of a
-    /// change: no transport here sends an interrupt for that.
+    /// The guest finds the state in the configuration space, where its driver looks when it starts. No
+    /// transport here sends an interrupt when it changes.
     pub fn set_link(&mut self, up: bool) {
         self.link_up = up;
         if !up {

@@ -50,7 +50,7 @@ impl Frames {
         self.start_for(length).is_some()
     }
 
-    /// The bytes where the next frame will lie, if there is room for one of `length` bytes. They hold whatever was
+    /// The bytes where the next frame will lie, if the buffer has space for one of `length` bytes. They hold whatever was
     /// there before.
     pub(super) fn space(&mut self, length: usize) -> Option<&mut [u8]> {
         let start = self.start_for(length)?;
@@ -70,7 +70,7 @@ impl Frames {
         place.is_some()
     }
 
-    /// Adds a copy of a frame; `false` when there is no room for it.
+    /// Adds a copy of a frame; `false` when the buffer has no space for it.
     pub(super) fn push(&mut self, frame: &[u8]) -> bool {
         let Some(space) = self.space(frame.len()) else { return false };
         space.copy_from_slice(frame);

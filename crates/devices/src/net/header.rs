@@ -75,7 +75,7 @@ pub(super) struct FromGuest {
 
 impl FromGuest {
     pub(super) fn parse(raw: [u8; HEADER_BYTES]) -> Self {
-        // Between these are the headers' length and the segments' size, which nobody needs.
+        // Between these are the headers' length and the segments' size, which are not used.
         let [flags, gso_type, _, _, _, _, s0, s1, o0, o1, n0, n1] = raw;
         Self {
             flags,

@@ -1,4 +1,4 @@
-//! The network device: whole Ethernet frames between the guest and whoever owns its link.
+//! The network device: whole Ethernet frames between the guest and the owner of its link.
 //!
 //! Frames are opaque here; who may talk to whom is decided elsewhere. Both directions have a bounded buffer. When the
 //! one from the guest is full, frames stay in the guest's own queue until some were taken out, so a guest that floods
@@ -57,7 +57,7 @@ pub enum NetError {
     /// A chain in the receive queue with a buffer that the device may only read.
     #[error("The guest put a readable buffer of {0} bytes where frames are received")]
     ReadableBuffer(u32),
-    /// A chain in the receive queue without room for what has to be there.
+    /// A chain in the receive queue that is too small for a header.
     #[error("The guest offered a buffer of {0} bytes, too small to receive anything")]
     SmallBuffer(u32),
     /// A saved state with more in its buffers than they hold.
@@ -68,7 +68,7 @@ pub enum NetError {
 /// Why a frame for the guest was not taken.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no room now: try again after the guest has received some.
+    /// The buffer is full: try again after the guest has received some frames.
     #[error("The buffer of frames for the guest is full")]
     Full,
     /// No frame has this length.

@@ -1,4 +1,4 @@
-//! Where this process stands in the machine's control groups.
+//! This process's place in the machine's control groups.
 //!
 //! Version 1 has a tree per controller or set of controllers, version 2 one tree for all; a machine can have both.
 
@@ -145,7 +145,7 @@ fn search_below(mount: &Path, name: &str, found: &mut Vec<PathBuf>) {
 /// The folder in which one of `trees` shows `group`.
 fn own_folder(trees: &[&Tree], group: Option<&str>) -> Result<PathBuf, String> {
     let group = group.ok_or("the kernel does not tell which group this process is in")?;
-    // A group above the namespace's own is told as `/..`, and there is no way to it.
+    // A group above the namespace's own is shown as `/..`, and cannot be reached.
     let shown = trees.iter().find_map(|tree| {
         let below = Path::new(group).strip_prefix(&tree.root).ok()?;
         (!group.contains("..")).then(|| tree.mount.join(below))

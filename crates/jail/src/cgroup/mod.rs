@@ -4,7 +4,7 @@
 //! which mechanism it is held, or why by none, and the sandbox's other limits stand by themselves.
 //!
 //! The keeper enters the guest's part before its first instruction ([`Entrance`]), and everything it starts is born there. Then
-//! [`Cgroup::leave_guest`] takes only the keeper out of what is the guest's alone: it answers while its guest stands still,
+//! [`Cgroup::leave_guest`] takes only the keeper out of what is the guest's alone: it answers while its guest is paused,
 //! does not wait for a processor that its guest spins on, and still shares the guest's limits.
 
 mod entrance;
@@ -73,13 +73,13 @@ pub enum CgroupError {
         pid: u32,
         /// The folder of the control group.
         folder: PathBuf,
-        /// The kernel's reason.
+        /// The error of the kernel when the process was moved.
         source: io::Error,
     },
     /// There is nothing to freeze with.
     #[error("This sandbox's processes cannot be frozen by a control group ({0})")]
     NoFreezer(String),
-    /// The freezer could not be told.
+    /// The freezer could not be written to.
     #[error("Cannot change whether the control group {0} is frozen")]
     Freezer(PathBuf, #[source] io::Error),
     /// The freezer did not do it in time.
@@ -227,7 +227,7 @@ impl Cgroup {
         self.freezer.as_ref().ok_or_else(why)
     }
 
-    /// Ends all processes, frozen or not, and waits until they are gone.
+    /// Ends all processes, frozen or not, and waits until they have exited.
     pub fn kill(&self) -> Result<(), CgroupError> {
         if self.all_folders().is_empty() {
             return Err(CgroupError::Unheld);
@@ -296,7 +296,7 @@ impl Cgroup {
         self.all_folders().into_iter().flat_map(folder::processes).collect()
     }
 
-    /// Removes the group; its processes are ending. A group that is gone already is as good.
+    /// Removes the group; its processes are ending. A group that does not exist any more is no error.
     pub fn remove(&mut self) -> Result<(), CgroupError> {
         let begin = Instant::now();
         loop {
@@ -356,7 +356,7 @@ impl Cgroup {
     }
 
     /// Removes empty groups, below this process's own and those above it, whose names begin with `bathysphere-` and `prefix`, and that have been there
-    /// for longer than it takes to put a process in. Whoever made them was killed.
+    /// for longer than it takes to put a process in. The process that made them was killed.
     pub fn remove_abandoned(prefix: &str) {
         Self::remove_abandoned_in(&Hierarchies::of_this_process(), prefix, ABANDONED_AFTER);
     }
@@ -393,7 +393,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Whoever wants to know calls `remove`.
+        // An error cannot be returned here; `remove` returns it.
         let _ = self.remove_once();
     }
 }

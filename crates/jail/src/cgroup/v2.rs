@@ -147,7 +147,7 @@ fn make_folders(
     Ok(Ok(()))
 }
 
-/// Nothing can be had: say why.
+/// The reason why no limit can be had.
 fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
     let enforced = &mut group.enforced;
     for (wanted, place) in [

@@ -1,4 +1,4 @@
-//! What clients ask for.
+//! Requests of clients.
 
 use bathy_protocol::cell::{ContextsRequest, Surroundings};
 use bathy_protocol::frame;

@@ -1,7 +1,7 @@
-//! The keeper's side of the protocol: passes frames between clients and the agent, and holds everybody to the rules.
+//! The keeper's side of the protocol: passes frames between clients and the agent, and enforces the protocol on both.
 //!
-//! The windows bound what the guest may have sent and a client not yet read, and everything else that the agent may say
-//! about a stream it may say once: so the keeper's buffers are bounded whatever the guest does. The guest's messages are
+//! The windows bound what the guest may have sent and a client not yet read. Every other message about a stream may be sent
+//! once. So the keeper's buffers are bounded whatever the guest does. The guest's messages are
 //! decoded and checked here, in a process that has nothing to lose, before a client sees them. A client that breaks
 //! the rules loses its connection; a guest that does ends its sandbox.
 
@@ -38,7 +38,7 @@ pub const MAX_FRAMES: usize = 512;
 /// How many clients one sandbox may have at once, the owner not counted.
 pub const MAX_CLIENTS: usize = 64;
 
-/// How much output of jobs that nobody is attached to is taken in one period.
+/// How much output of jobs without an attached client is accepted in one period.
 const LOGGED_PER_PERIOD: u32 = 1024 * 1024;
 
 /// How a peer broke the protocol.
@@ -60,7 +60,7 @@ pub enum HubError {
     /// A channel that this side never sends.
     #[error("The peer sent {0:?} bytes, which only the other side sends")]
     WrongDirection(Channel),
-    /// Something that may be said once was said twice.
+    /// A message that may be sent once was sent twice.
     #[error("The peer repeated itself on stream {0}")]
     Repeated(u32),
     /// A client speaks to the keeper itself, which only the owner may.
@@ -72,7 +72,7 @@ pub enum HubError {
     /// The agent speaks another version.
     #[error("The agent speaks version {0} of the protocol, this keeper {VERSION}")]
     Version(u16),
-    /// The agent closed its port while nobody asked it to.
+    /// The agent closed its port without being asked to.
     #[error("The agent hung up")]
     HungUp,
     /// The agent answered a greeting that was not sent.
@@ -287,7 +287,7 @@ impl Hub {
         true
     }
 
-    /// A client is gone: its jobs go on, everything else that it started is ended.
+    /// A client has disconnected: its jobs go on, everything else that it started is ended.
     pub fn drop_client(&mut self, id: ClientId) {
         let Some(client) = self.clients.remove(&id) else { return };
         for stream in client.streams.into_values() {
@@ -295,7 +295,7 @@ impl Hub {
         }
     }
 
-    /// Nobody holds this stream any more.
+    /// Releases a stream whose client has disconnected or detached.
     fn release(&mut self, number: u32) {
         let Some(stream) = self.state.streams.get_mut(&number) else { return };
         stream.holder = None;
@@ -307,7 +307,7 @@ impl Hub {
         self.reopen(number);
     }
 
-    /// The windows of a job begin anew: its output is for somebody else now.
+    /// Resets the windows of a job, whose output goes to another client or to the log from now on.
     fn reopen(&mut self, number: u32) {
         let Some(stream) = self.state.streams.get_mut(&number) else { return };
         stream.owed = [0; 2];
@@ -371,7 +371,7 @@ impl Hub {
         }
     }
 
-    /// Output of a job that nobody holds was logged: makes room for more, as far as the log's rate allows.
+    /// Output of a job without a client was logged: grants the agent as much again, as far as the log's rate allows.
     fn consume_logged(&mut self, number: u32, channel: StdChannel, bytes: u32) {
         let now = bytes.min(self.log_budget);
         self.log_budget -= now;

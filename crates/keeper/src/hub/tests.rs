@@ -188,7 +188,7 @@ fn every_kind_of_work() -> [Work; 4] {
 }
 
 #[test]
-fn r11_an_answer_is_due_until_the_work_is_said_to_run_whatever_it_is() {
+fn r11_an_answer_is_due_until_the_work_has_started_whatever_it_is() {
     for work in every_kind_of_work() {
         let mut hub = ready_hub();
         assert_eq!(hub.due(), Due::Nothing);
@@ -223,7 +223,7 @@ fn a_ping_is_sent_once_and_answered_once() {
 }
 
 #[test]
-fn clients_choose_their_own_numbers_and_hear_only_of_their_own_streams() {
+fn clients_choose_their_own_numbers_and_receive_only_their_own_streams() {
     let mut hub = hub();
     assert!(hub.add_client(OTHER));
     hub.on_client_bytes(OTHER, &message(1, &start(2, None))).unwrap();
@@ -259,24 +259,24 @@ fn r4_a_job_that_nobody_reads_is_slowed_down_to_the_logs_rate() {
     let mut taken = 0;
     while hub.on_guest_bytes(&data(1, Channel::Stdout, 4096), NOW).is_ok() {
         taken += 4096;
-        assert!(taken <= 2 * LOGGED_PER_PERIOD, "the rate is not kept");
+        assert!(taken <= 2 * LOGGED_PER_PERIOD, "the rate is exceeded");
     }
     assert!(taken >= LOGGED_PER_PERIOD && hub.owes_grants());
 }
 
 #[test]
-fn c1_a_guests_longest_words_fit_into_what_is_told_of_them() {
+fn c1_a_guests_longest_message_is_truncated_to_fit() {
     let mut hub = ready_hub();
     hub.on_client_bytes(OWNER, &message(1, &start(u64::MAX, Some(u32::MAX)))).unwrap();
     // Almost all that a frame can hold, of characters that are longer than a byte.
     let words = "é".repeat(32_760);
     let refused = Refused { kind: RefusalKind::NotFound, message: words };
     hub.on_guest_bytes(&message(1, &ToHost::Refused(refused)), NOW).unwrap();
-    let heard = answers(&mut hub, OWNER);
-    let told = |(stream, answer): &(u32, Option<Answer>)| {
+    let received = answers(&mut hub, OWNER);
+    let refusal = |(stream, answer): &(u32, Option<Answer>)| {
         *stream == 1 && matches!(answer, Some(Answer::Refused(refused)) if refused.message.len() == 4096)
     };
-    assert!(heard.iter().any(told), "{heard:?}");
+    assert!(received.iter().any(refusal), "{received:?}");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn one_client_at_a_time_holds_a_job() {
 }
 
 #[test]
-fn only_the_owner_speaks_to_the_keeper() {
+fn only_the_owner_may_send_to_the_keeper_itself() {
     let mut hub = ready_hub();
     assert!(hub.add_client(OTHER));
     let kill = message(CONNECTION, &ToKeeper::Kill);
@@ -309,7 +309,7 @@ fn only_the_owner_speaks_to_the_keeper() {
 }
 
 #[test]
-fn the_owner_hears_how_all_work_ended() {
+fn the_owner_receives_how_all_work_ended() {
     let mut hub = ready_hub();
     assert!(hub.add_client(OTHER));
     hub.on_client_bytes(OTHER, &message(1, &start(77, Some(2)))).unwrap();

@@ -85,7 +85,7 @@ pub struct BackendState {
 #[derive(Debug)]
 pub struct Backend<D: VirtioDevice> {
     device: D,
-    /// Gone once an error has ended the connection.
+    /// `None` once an error has ended the connection.
     socket: Option<Socket>,
     ram: Arc<GuestRam>,
     epoll: Rc<OwnedFd>,
@@ -95,7 +95,7 @@ pub struct Backend<D: VirtioDevice> {
     features: Option<u64>,
     protocol_features: u64,
     table: Option<Region>,
-    /// Kept open because the driver takes its closing for the end of the device.
+    /// Held open: the driver takes its closing for the end of the device.
     request_fd: Option<OwnedFd>,
 }
 

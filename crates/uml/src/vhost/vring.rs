@@ -131,7 +131,7 @@ impl Vring {
     /// Takes the new kick descriptor; returns the one that it replaces.
     pub(super) fn set_kick(&mut self, fd: OwnedFd) -> Result<Option<OwnedFd>, VringError> {
         let vring = self.stopped()?;
-        // Files and devices may have code behind `poll` that waits for somebody; an event counter has not.
+        // Files and devices may have a `poll` that blocks on another process; an event counter has not.
         let kind =
             fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode)).map_err(|_| VringError::Kick)?;
         match kind {
@@ -221,7 +221,7 @@ impl Region {
     }
 }
 
-/// Makes sure that a descriptor is of the one kind that can be written to without waiting for anybody.
+/// Makes sure that a descriptor is of the one kind that can be written to without blocking.
 pub(super) fn check_stream_socket(fd: impl AsFd) -> Result<(), ()> {
     let fd = fd.as_fd();
     match (socket_domain(fd), socket_type(fd)) {

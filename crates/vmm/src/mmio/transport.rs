@@ -314,7 +314,7 @@ impl<D: VirtioDevice> Mmio<D> {
     }
 
     fn reset(&mut self) {
-        // A driver resets the device before it does anything else, and the host may have had something to say by then.
+        // A driver resets the device before it does anything else, and the host may have queued data by then.
         if self.status.has_agreed() {
             self.device.reset();
         }

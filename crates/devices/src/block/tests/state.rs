@@ -35,7 +35,7 @@ fn requests_that_wait_for_a_limit_are_answered_once_each_after_a_move() {
     let ram = GuestRam::create(32 << 20).unwrap();
     let mut bench = Bench::new(&ram);
     bench.file.set_len(64 << 20).unwrap();
-    // The burst is four large requests; the clock of the first process stands still.
+    // The burst is four large requests; the clock of the first process does not move.
     let limits = BlockLimits { read_bandwidth: Some(4 << 20), ..BlockLimits::default() };
     let config = BlockConfig { limits, ..BlockConfig::default() };
     let clock = TestClock::default();

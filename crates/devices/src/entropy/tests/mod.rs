@@ -165,7 +165,7 @@ fn v11_request_without_room_stops_the_device_once() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
     bench.driver.push(&[readable(DATA, 64)]);
-    assert!(matches!(bench.process(), Err(DeviceError::Entropy(EntropyError::NoRoom))));
+    assert!(matches!(bench.process(), Err(DeviceError::Entropy(EntropyError::NoBuffer))));
     assert_eq!(bench.process().unwrap(), Outcome::default());
 }
 

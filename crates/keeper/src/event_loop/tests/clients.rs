@@ -1,4 +1,4 @@
-//! Clients and the gateway: how they are connected, kept apart, and disconnected.
+//! Clients and the gateway: how they are connected, isolated from each other, and disconnected.
 
 use std::io::Read as _;
 
@@ -33,7 +33,7 @@ fn clients_receive_only_what_is_on_their_own_streams() {
 }
 
 #[test]
-fn a_client_that_comes_before_the_guest_is_ready_is_told_when_it_is() {
+fn a_client_that_connects_before_the_guest_is_ready_is_notified_when_it_is() {
     let mut bench = Bench::new(false);
     let mut client = bench.connect_unheeded();
     client.send(1, &start(9, None));

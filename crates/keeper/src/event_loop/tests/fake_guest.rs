@@ -252,7 +252,7 @@ impl FakeGuest {
     }
 }
 
-/// The host process that stands for the guest kernel.
+/// The host process in place of the guest kernel.
 pub struct GuestProcess(Child);
 
 impl GuestProcess {

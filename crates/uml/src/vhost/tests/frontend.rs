@@ -44,7 +44,7 @@ pub(super) fn sockets(kind: SocketType) -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Whether nobody holds the other end of `fd` any more.
+/// Whether the other end of `fd` is closed.
 pub(super) fn is_abandoned(fd: impl AsFd) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::empty())];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
@@ -98,7 +98,7 @@ impl<D: VirtioDevice> Frontend<D> {
         self.pump().map(|_| ())
     }
 
-    /// Sends a request the way the driver does: it wants to be told that it was done.
+    /// Sends a request the way the driver does: it wants an acknowledgement.
     pub(super) fn tell_acked(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_raw(&message(request, VERSION | NEED_REPLY, payload), fds);
         self.pump().unwrap();

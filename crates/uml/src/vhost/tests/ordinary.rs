@@ -294,7 +294,7 @@ fn ended_connection_leaves_nothing_watched_and_nothing_open() {
     assert!(matches!(error, VhostError::Socket(SocketError::Closed)));
     assert!(frontend.backend.is_ended());
     assert!(is_abandoned(&frontend.queues[0].call));
-    // The guest still holds the kick, and nobody listens to it any more.
+    // The guest still holds the kick, which is not watched any more.
     rustix::io::write(&frontend.queues[0].kick, &1_u64.to_ne_bytes()).unwrap();
     assert_eq!(frontend.pending_events(), 0);
     assert_eq!(frontend.backend.service().unwrap(), Outcome::default());
