@@ -293,7 +293,7 @@ fn try_in_child(limit: Duration, work: impl FnOnce() -> bool) -> Result<Tried, S
 }
 
 /// A guest kernel to start from inside the keeper's jail.
-pub struct Guest<'a> {
+pub struct GuestProgram<'a> {
     /// The executable, which is started by its descriptor.
     pub program: BorrowedFd<'a>,
     /// The program's arguments, its name among them.
@@ -328,7 +328,7 @@ impl Waiting {
 /// which no user is mapped: whatever privilege it found there would be privilege over nothing.
 ///
 /// The caller has one thread, is in its empty root and still holds its namespace's privileges.
-pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
+pub fn guest(guest: &GuestProgram<'_>) -> Result<Waiting, SpawnError> {
     let (go_read, go_write) = high_pipe()?;
     let (report_read, report_write) = high_pipe()?;
     // SAFETY: this process has a single thread (see the function's contract), so the child may do what it likes.
@@ -349,7 +349,7 @@ pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
     }
 }
 
-fn guest_child(guest: &Guest<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infallible, SpawnError> {
+fn guest_child(guest: &GuestProgram<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infallible, SpawnError> {
     let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
     let copies = guest.descriptors.iter().map(|fd| copy(*fd)).collect::<Result<Vec<_>, _>>()?;
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();

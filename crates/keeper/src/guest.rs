@@ -181,7 +181,7 @@ impl Process<'_> {
         ];
         descriptors.extend(self.ends.iter());
         descriptors.push(input_write.as_fd());
-        let waiting = spawn::guest(&spawn::Guest {
+        let waiting = spawn::guest(&spawn::GuestProgram {
             program: self.kernel.as_fd(),
             args: &guest::command_line(launch, mode),
             descriptors: &descriptors,

@@ -68,7 +68,7 @@ enum StartError {
     #[error("A guest cannot have {0} virtual processors")]
     Processors(u32),
     #[error("The guest's virtual processors cannot be started")]
-    Threads(#[from] bathy_vmm::vcpu::StartError),
+    Threads(#[from] bathy_vmm::vcpu::VcpuError),
     #[error("The keeper cannot be limited")]
     Limits(#[from] LimitsError),
     #[error("The keeper cannot drop its privileges")]

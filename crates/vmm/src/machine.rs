@@ -168,7 +168,7 @@ fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, Mach
     let cpu = vm.create_vcpu(number.into()).map_err(refused("create a processor"))?;
     let offered =
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(refused("tell what its processors can do"))?;
-    let who = cpuid::Identity {
+    let who = cpuid::ProcessorId {
         number,
         count,
         deadline_timer: vm.check_extension(Cap::TscDeadlineTimer),

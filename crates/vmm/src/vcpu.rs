@@ -34,7 +34,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Processors could not be started.
 #[derive(Debug, Error)]
-pub enum StartError {
+pub enum VcpuError {
     #[error("A virtual processor's thread cannot be started")]
     Thread(#[source] io::Error),
     #[error("A descriptor cannot be made")]
@@ -156,21 +156,21 @@ impl Processors {
     ///
     /// # Errors
     /// When a thread cannot be started or confined.
-    pub fn start(machine: Machine, bus: Bus) -> Result<Self, StartError> {
+    pub fn start(machine: Machine, bus: Bus) -> Result<Self, VcpuError> {
         let (vm, cpus, ram) = machine.into_parts();
-        sys::make_harmless(KICK_SIGNAL).map_err(StartError::Thread)?;
+        sys::make_harmless(KICK_SIGNAL).map_err(VcpuError::Thread)?;
         let shared = Arc::new(Shared {
             bus,
             ram,
             held: AtomicBool::new(true),
             state: Mutex::default(),
             changed: Condvar::new(),
-            ended: sys::event().map_err(StartError::Descriptor)?,
+            ended: sys::event().map_err(VcpuError::Descriptor)?,
         });
         let filter = Arc::new(VCPU.compile()?);
         let mut threads = Vec::with_capacity(cpus.len());
         for (number, mut cpu) in cpus.into_iter().enumerate() {
-            let flag = ExitFlag::of(&cpu).map_err(StartError::Descriptor)?;
+            let flag = ExitFlag::of(&cpu).map_err(VcpuError::Descriptor)?;
             let (sender, receiver) = std::sync::mpsc::sync_channel(1);
             let (shared, filter) = (Arc::clone(&shared), Arc::clone(&filter));
             let body = move || {
@@ -185,8 +185,8 @@ impl Processors {
                 run(cpu, &shared, flag)
             };
             let builder = thread::Builder::new().name(format!("vcpu{number}")).stack_size(STACK);
-            builder.spawn(body).map_err(StartError::Thread)?;
-            let number = receiver.recv().map_err(|_| StartError::Thread(io::ErrorKind::BrokenPipe.into()))?;
+            builder.spawn(body).map_err(VcpuError::Thread)?;
+            let number = receiver.recv().map_err(|_| VcpuError::Thread(io::ErrorKind::BrokenPipe.into()))?;
             threads.push(Thread { number, flag });
         }
         let processors = Self { shared, threads, _vm: vm };

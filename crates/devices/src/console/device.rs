@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use virtio_queue::Queue;
 
-use super::request::{CONTROL_BYTES, FromGuest};
+use super::request::{CONTROL_BYTES, DriverMessage};
 use super::session::{Hangup, Session};
 use super::{
     BUFFER_BYTES, CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, ConsoleError, MAX_CHAIN_BYTES, RX_QUEUE, TX_QUEUE,
@@ -152,7 +152,7 @@ impl Console {
             if chain.read(ring.mem(), 0, &mut raw)? != raw.len() {
                 return Err(ConsoleError::ShortControl(chain.readable_bytes()).into());
             }
-            self.session.handle(FromGuest::parse(raw)?);
+            self.session.handle(DriverMessage::parse(raw)?);
             ring.complete(chain, 0)?;
         }
         Ok(())

@@ -19,13 +19,13 @@ const PORT: u32 = 0;
 
 /// A control message from the guest's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FromGuest {
+pub(super) enum DriverMessage {
     DeviceReady(bool),
     PortReady(bool),
     PortOpen(bool),
 }
 
-impl FromGuest {
+impl DriverMessage {
     pub(super) fn parse(raw: [u8; CONTROL_BYTES]) -> Result<Self, ConsoleError> {
         let [p0, p1, p2, p3, e0, e1, v0, v1] = raw;
         let port = u32::from_le_bytes([p0, p1, p2, p3]);
@@ -44,13 +44,13 @@ impl FromGuest {
 
 /// A control message to the guest's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ToGuest {
+pub(super) enum HostMessage {
     AddPort,
     NamePort(&'static str),
     SetOpen(bool),
 }
 
-impl ToGuest {
+impl HostMessage {
     pub(super) fn encode(self) -> Vec<u8> {
         let (event, value, payload) = match self {
             Self::AddPort => (PORT_ADD, 1, ""),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::request::{FromGuest, ToGuest};
+use super::request::{DriverMessage, HostMessage};
 use super::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, PORT_NAME, RX_QUEUE, TX_QUEUE};
 
 /// The most control messages that wait for the guest.
@@ -52,24 +52,24 @@ impl Session {
         self.hangup != Hangup::Drain && self.waiting.len() <= MAX_BEFORE_ANSWERING
     }
 
-    pub(super) fn handle(&mut self, message: FromGuest) {
+    pub(super) fn handle(&mut self, message: DriverMessage) {
         match message {
-            FromGuest::DeviceReady(true) => self.say(ToGuest::AddPort),
-            FromGuest::PortReady(true) => {
+            DriverMessage::DeviceReady(true) => self.say(HostMessage::AddPort),
+            DriverMessage::PortReady(true) => {
                 self.port_ready = true;
-                self.say(ToGuest::NamePort(PORT_NAME));
+                self.say(HostMessage::NamePort(PORT_NAME));
                 self.set_host_open(true);
             }
-            FromGuest::DeviceReady(false) | FromGuest::PortReady(false) => {
+            DriverMessage::DeviceReady(false) | DriverMessage::PortReady(false) => {
                 self.port_ready = false;
                 self.guest_open = false;
             }
-            FromGuest::PortOpen(true) => {
+            DriverMessage::PortOpen(true) => {
                 self.guest_open = true;
                 self.sessions = self.sessions.wrapping_add(1);
                 self.mark(RX_QUEUE);
             }
-            FromGuest::PortOpen(false) => {
+            DriverMessage::PortOpen(false) => {
                 self.guest_open = false;
                 if self.hangup == Hangup::AwaitClose {
                     self.hangup = Hangup::Drain;
@@ -104,10 +104,10 @@ impl Session {
 
     fn set_host_open(&mut self, open: bool) {
         self.host_open = open;
-        self.say(ToGuest::SetOpen(open));
+        self.say(HostMessage::SetOpen(open));
     }
 
-    fn say(&mut self, message: ToGuest) {
+    fn say(&mut self, message: HostMessage) {
         self.waiting.push_back(message.encode());
         self.mark(CONTROL_RX_QUEUE);
     }

@@ -6,7 +6,7 @@ use virtio_queue::Queue;
 
 use super::counters::{Counters, Reason};
 use super::frames::Frames;
-use super::header::{Accepted, FEATURES, FromGuest, HEADER_BYTES};
+use super::header::{Accepted, FEATURES, FrameHeader, HEADER_BYTES};
 use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, MTU, NetError, RX_QUEUE, Refused, TX_QUEUE};
 use crate::device::{DeviceError, MAX_QUEUE_SIZE, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
@@ -161,7 +161,7 @@ impl Net {
                 return Err(NetError::ShortHeader(chain.readable_bytes()).into());
             }
             let length = (chain.readable_bytes() as usize).saturating_sub(HEADER_BYTES);
-            let verdict = FromGuest::parse(raw).check(length, accepted);
+            let verdict = FrameHeader::parse(raw).check(length, accepted);
             match if self.link_up { verdict } else { Err(Reason::LinkDown) } {
                 Err(reason) => self.counters.dropped.count(reason),
                 Ok(()) => {

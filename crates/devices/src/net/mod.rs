@@ -18,7 +18,7 @@ mod tests;
 
 use thiserror::Error;
 
-pub use counters::{Counters, Dropped, Traffic};
+pub use counters::{Counters, Dropped, FrameCount};
 pub use device::Net;
 pub use state::NetState;
 

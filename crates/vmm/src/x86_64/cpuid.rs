@@ -4,7 +4,7 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// Which of the guest's processors a table is for.
 #[derive(Clone, Copy, Debug)]
-pub struct Identity {
+pub struct ProcessorId {
     pub number: u8,
     /// How many there are.
     pub count: u8,
@@ -99,7 +99,7 @@ const SEVERAL_PROCESSORS: u32 = 1 << 28;
 const ARRANGEMENT: [u32; 2] = [0xb, 0x1f];
 
 /// Turns what KVM offers into the table of the processor `who`.
-pub fn filtered(offered: &CpuId, who: Identity) -> Result<CpuId, vmm_sys_util::fam::Error> {
+pub fn filtered(offered: &CpuId, who: ProcessorId) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut entries: Vec<kvm_cpuid_entry2> = Vec::new();
     for entry in offered.as_slice().iter().filter(|entry| !ARRANGEMENT.contains(&entry.function)) {
         let mut entry = *entry;
@@ -122,7 +122,7 @@ pub fn filtered(offered: &CpuId, who: Identity) -> Result<CpuId, vmm_sys_util::f
 }
 
 /// One level of how processors are arranged: threads of a core, cores of the package, and nothing above.
-fn arrangement(function: u32, level: u32, who: Identity) -> kvm_cpuid_entry2 {
+fn arrangement(function: u32, level: u32, who: ProcessorId) -> kvm_cpuid_entry2 {
     let count = u32::from(who.count);
     let (eax, ebx, kind) = match level {
         0 => (0, 1, 1),
@@ -156,7 +156,7 @@ fn remove(entry: &mut kvm_cpuid_entry2, removals: &[Removal]) {
 }
 
 /// Which processor it is, of how many: all of them cores of one package, one thread each.
-fn identify(entry: &mut kvm_cpuid_entry2, who: Identity) {
+fn identify(entry: &mut kvm_cpuid_entry2, who: ProcessorId) {
     let (number, count) = (u32::from(who.number), u32::from(who.count));
     match entry.function {
         0x1 => {
@@ -195,7 +195,7 @@ mod tests {
         kvm_cpuid_entry2 { function, index, eax: all, ebx: all, ecx: all, edx: all, ..Default::default() }
     }
 
-    fn seen(function: u32, index: u32, who: Identity) -> kvm_cpuid_entry2 {
+    fn seen(function: u32, index: u32, who: ProcessorId) -> kvm_cpuid_entry2 {
         // As hosts do: the highest leaf, one entry of its own, and an arrangement that says nothing.
         let highest = kvm_cpuid_entry2 { eax: 0x1f, ..Default::default() };
         let silent = kvm_cpuid_entry2 { function: 0xb, ..Default::default() };
@@ -204,8 +204,8 @@ mod tests {
         *all.as_slice().iter().find(|entry| (entry.function, entry.index) == (function, index)).unwrap()
     }
 
-    const SECOND_OF_TWO: Identity =
-        Identity { number: 1, count: 2, deadline_timer: true, no_extended_state: false };
+    const SECOND_OF_TWO: ProcessorId =
+        ProcessorId { number: 1, count: 2, deadline_timer: true, no_extended_state: false };
 
     #[test]
     fn no_guest_is_offered_to_run_guests_or_to_count_events() {
@@ -228,16 +228,16 @@ mod tests {
         let threads = seen(0xb, 0, SECOND_OF_TWO);
         assert_eq!((threads.eax, threads.ebx, threads.ecx, threads.edx), (0, 1, 0x100, 1));
         assert_eq!(seen(0xb, 2, SECOND_OF_TWO).ecx, 2, "nothing above the package");
-        let third_of_five = Identity { number: 2, count: 5, ..SECOND_OF_TWO };
+        let third_of_five = ProcessorId { number: 2, count: 5, ..SECOND_OF_TWO };
         assert_eq!(seen(0x1f, 1, third_of_five).eax, 3, "three bits tell five apart");
-        let alone = Identity { number: 0, count: 1, ..SECOND_OF_TWO };
+        let alone = ProcessorId { number: 0, count: 1, ..SECOND_OF_TWO };
         assert_eq!(seen(0xb, 1, alone).eax, 0);
         assert_eq!(seen(0x1, 0, alone).edx & SEVERAL_PROCESSORS, 0);
     }
 
     #[test]
     fn extended_state_goes_with_all_that_needs_it() {
-        let who = Identity { no_extended_state: true, ..SECOND_OF_TWO };
+        let who = ProcessorId { no_extended_state: true, ..SECOND_OF_TWO };
         assert_eq!(seen(0x1, 0, who).ecx & (1 << 26 | 1 << 28), 0, "XSAVE and AVX");
         assert_eq!(seen(0x7, 0, who).ebx & (1 << 5 | 1 << 16), 0, "AVX2 and AVX-512");
         assert_eq!(seen(0xd, 0, who).eax, 0);
