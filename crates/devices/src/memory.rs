@@ -62,7 +62,7 @@ impl GuestRam {
         Self::create_around(size, NO_HOLE)
     }
 
-    /// Makes memory of `size` bytes, none of it at the addresses of `hole`: what has no room below is above it.
+    /// Makes memory of `size` bytes, none of it at the addresses of `hole`: what does not fit below is above it.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -156,7 +156,7 @@ impl GuestRam {
     }
 
     /// Has the host use large pages for what lies in `range`, if it can: for memory that is about to be used, and that the
-    /// guest does not have yet. Whoever touches it then finds it there, without a fault for each page.
+    /// guest does not have yet. The guest then finds it there, without a fault for each page.
     pub fn use_large_pages(&self, range: Range<u64>) {
         for (start, mapping) in &self.mappings {
             let place = |address: u64| usize::try_from(address.saturating_sub(*start)).unwrap_or(usize::MAX);
@@ -240,14 +240,14 @@ mod tests {
     #[test]
     fn large_pages_change_no_byte_and_reach_no_further_than_asked() {
         let ram = GuestRam::create_around(64 << 20, 32 << 20..1 << 32).unwrap();
-        rustix::io::pwrite(ram.fd(), b"kept", 4 << 20).unwrap();
+        rustix::io::pwrite(ram.fd(), b"same", 4 << 20).unwrap();
         ram.use_large_pages(3 << 20..9 << 20);
         // Two of them lie wholly in there, if the host makes any; otherwise one page of each was touched.
         let occupied = ram.occupied();
         assert!(occupied == 4 << 20 || occupied == 2 * 4096, "{occupied}");
         let mut seen = [0; 4];
         ram.memory().read_slice(&mut seen, GuestAddress(4 << 20)).unwrap();
-        assert_eq!(&seen, b"kept");
+        assert_eq!(&seen, b"same");
         ram.use_large_pages(u64::MAX - 5..u64::MAX);
         ram.use_large_pages(0..4096);
         assert_eq!(ram.occupied(), occupied);

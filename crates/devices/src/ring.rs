@@ -1,7 +1,7 @@
 //! Taking descriptor chains out of a queue that a hostile guest writes to, and giving them back.
 //!
 //! The guest can change any byte of its queue at any time. So each descriptor is copied once and only the copy is
-//! judged and used; a chain is followed for at most as many steps as the queue has entries; and whatever is not a
+//! checked and used; a chain is followed for at most as many steps as the queue has entries; and whatever is not a
 //! well-formed chain inside guest memory is an error, never a shorter chain.
 
 #[cfg(test)]
@@ -230,7 +230,7 @@ pub struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Guest memory.
+    /// The guest's memory, in which the queue lies.
     pub fn mem(&self) -> &GuestMemory {
         self.mem
     }

@@ -48,7 +48,7 @@ impl Mapping {
         let address = base.cast::<u8>().wrapping_add(before);
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, MAPPING_FLAGS | libc::MAP_FIXED);
         // SAFETY: the range lies inside the one that was just reserved, and replaces a part of it; what is left over of
-        // the reservation on both sides is given back, and nobody else has its address.
+        // the reservation on both sides is given back, and nothing else has its address.
         let mapped = unsafe {
             let mapped = libc::mmap(address.cast(), length, protection, flags, file.as_raw_fd(), offset);
             if mapped == libc::MAP_FAILED {
@@ -83,7 +83,7 @@ impl Mapping {
         };
         for at in (start..end).step_by(LARGE) {
             // SAFETY: the place is inside the mapping. What is there already stays as it is: a byte is written back that
-            // was just read, before anybody else has this memory. A page that is not there at all would not be made larger.
+            // was just read, before this memory is shared. A page that is not there at all would not be made larger.
             unsafe {
                 let place = self.address.add(at);
                 place.write_volatile(place.read_volatile());
@@ -96,7 +96,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; regions that point to it are gone.
+        // SAFETY: exactly what `new` mapped; regions that point to it have been dropped.
         unsafe { libc::munmap(self.address.cast(), self.length) };
     }
 }
@@ -129,7 +129,7 @@ impl<'mem> Pieces<'mem> {
         Self { vectors: [empty; MAX_PIECES], start: 0, end: 0, bytes: 0, memory: PhantomData }
     }
 
-    /// Adds a piece; `false` when there is no room for another one.
+    /// Adds a piece; `false` when the list is full.
     #[must_use]
     pub(crate) fn push(&mut self, slice: &VolatileSlice<'mem>) -> bool {
         let Some(vector) = self.vectors.get_mut(self.end) else { return false };

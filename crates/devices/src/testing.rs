@@ -18,12 +18,12 @@ const F_WRITE: u16 = 2;
 pub struct TestClock(Arc<Mutex<Duration>>);
 
 impl TestClock {
-    /// The time.
+    /// How far the clock has come.
     pub fn get(&self) -> Duration {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the time.
+    /// Moves the clock to `time`.
     pub fn set(&self, time: Duration) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = time;
     }
@@ -38,7 +38,7 @@ impl TestClock {
 /// One buffer of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Where it is.
+    /// The guest-physical address at which it starts.
     pub address: u64,
     /// How long it claims to be.
     pub length: u32,
@@ -75,6 +75,15 @@ impl<'mem> Driver<'mem> {
             usize::try_from(driver.used_ring() - base).expect("a small queue") + 6 + 8 * usize::from(size);
         mem.write_slice(&vec![0; bytes], GuestAddress(base)).expect("the queue is inside guest memory");
         driver
+    }
+
+    /// The queue as the device of another process finds it, at the place where `queue` is: what a transport restores.
+    pub fn restored_queue(&self, queue: &Queue) -> Queue {
+        let mut restored = self.device_queue();
+        restored.set_next_avail(queue.next_avail());
+        restored.set_next_used(queue.next_used());
+        restored.set_event_idx(queue.event_idx_enabled());
+        restored
     }
 
     /// The same queue as a device sees it, ready to be used.
@@ -141,6 +150,11 @@ impl<'mem> Driver<'mem> {
     pub fn set_used_event(&self, index: u16) {
         let address = self.available_ring() + 4 + 2 * u64::from(self.size);
         self.mem.write_obj(index.to_le(), GuestAddress(address)).expect("inside the ring");
+    }
+
+    /// How many chains were made available in all.
+    pub fn available_index(&self) -> u16 {
+        self.available
     }
 
     /// How many chains the device has given back in all.

@@ -22,7 +22,7 @@ pub trait ServedQueue {
     /// Whether the last round of work left something to do.
     fn unfinished(&mut self) -> &mut bool;
 
-    /// Tells the driver that chains of this queue, which is the device's `number`th, were completed.
+    /// Interrupts the driver: chains of this queue, which is the device's `number`th, were completed.
     ///
     /// # Errors
     /// When the driver cannot be reached.

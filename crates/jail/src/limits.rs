@@ -12,18 +12,18 @@ pub struct LimitsError {
     source: rustix::io::Errno,
 }
 
-/// One limit.
+/// A resource limit, soft and hard alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
-    /// What is limited.
+    /// The resource that is limited.
     pub resource: Resource,
-    /// To how much.
+    /// The limit, in the resource's own unit.
     pub value: u64,
 }
 
 /// Limits that every jailed process has: no core dump (J8), no locked memory, no message queues, no real-time priority.
 ///
-/// A host that pipes core dumps to a program starts it at a limit of 0 all the same; 1 is how the kernel is told not to (J9).
+/// A host that pipes core dumps to a program starts it at a limit of 0 all the same; 1 prevents that (J9).
 pub const COMMON: &[Limit] = &[
     Limit { resource: Resource::Core, value: 1 },
     Limit { resource: Resource::Memlock, value: 0 },

@@ -1,4 +1,4 @@
-//! A child between its creation and its program: it shows that it lives, waits for the word to go, and becomes its program.
+//! A child between its creation and its program: it shows that it lives, waits for the go-ahead, and executes its program.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -22,7 +22,7 @@ pub struct Newborn {
     pub child: sys::Child,
     /// A byte lets it go.
     pub go: OwnedFd,
-    /// Its words if it fails.
+    /// Where the child writes its error.
     pub report: OwnedFd,
 }
 
@@ -51,9 +51,9 @@ pub fn newborn(plan: &Plan<'_>, group: Option<BorrowedFd<'_>>) -> Result<Newborn
 
 fn program_child(go: &OwnedFd, report: &OwnedFd, plan: &Plan<'_>) -> ! {
     // The sign of life.
-    sys::last_words(report.as_raw_fd(), b"+");
+    sys::write_report(report.as_raw_fd(), b"+");
     if sys::wait_for_byte(go.as_raw_fd()) {
-        // As the caller's user, to whom the groups belong.
+        // Still as the user who started it, to whom the groups belong.
         let entered = plan.tasks.iter().try_for_each(|tasks| sys::enter_group(*tasks));
         let (what, errno) = match entered {
             Err(errno) => ("enter its control group", errno),
@@ -65,9 +65,9 @@ fn program_child(go: &OwnedFd, report: &OwnedFd, plan: &Plan<'_>) -> ! {
                 },
             },
         };
-        fail(what, errno.into(), |words| sys::last_words(report.as_raw_fd(), words));
+        fail(what, errno.into(), |words| sys::write_report(report.as_raw_fd(), words));
     }
-    sys::leave(125)
+    sys::exit_now(125)
 }
 
 /// Reports what a child could not do. Allocates nothing.

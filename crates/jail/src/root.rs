@@ -5,7 +5,7 @@ use rustix::mount::{
 };
 use thiserror::Error;
 
-/// What kept the root from being emptied.
+/// Why the root could not be emptied.
 #[derive(Debug, Error)]
 #[error("Cannot {step}: {source}")]
 pub struct RootError {

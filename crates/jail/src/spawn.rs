@@ -18,7 +18,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
 
 use crate::cgroup::Entrance;
-use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT};
+use crate::filter::{Filter, GuestFilter, KEEPER, KERNEL_TEXT, KILLS};
 use crate::limits::{self, Limit};
 use crate::newborn::{Newborn, Plan, fail, newborn};
 use crate::sys::{self, Gate, Side, Transition};
@@ -34,7 +34,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
 /// The first descriptor number used for copies, above all numbers that a program is given.
 const FIRST_COPY: RawFd = 64;
 
-/// What kept a process from starting.
+/// Why a process did not start.
 #[derive(Debug, Error)]
 pub enum SpawnError {
     /// The kernel refuses user namespaces.
@@ -48,7 +48,7 @@ pub enum SpawnError {
     /// A pipe or descriptor could not be made.
     #[error("Cannot prepare the process: {0}")]
     Prepare(#[source] io::Error),
-    /// What the caller wanted to be done first.
+    /// A step that has to be done first, such as entering a control group.
     #[error("Cannot put the process under its limits: {0}")]
     BeforeStart(#[source] io::Error),
     /// Limits could not be set.
@@ -65,23 +65,28 @@ pub enum SpawnError {
     Child(String),
 }
 
-/// A started process.
+/// A process that was started, and may have ended since.
 #[derive(Debug)]
 pub struct Spawned {
     /// Its number, as seen by the process that started it.
     pub pid: u32,
-    /// Stands for exactly this process.
+    /// Refers to exactly this process, even if its number is reused.
     pub pidfd: OwnedFd,
     report: OwnedFd,
 }
 
 impl Spawned {
-    /// What the child said before its program ran, if it failed. Waits until the program runs or the child is gone.
+    /// A process that writes to `report` why its program did not start.
+    pub fn new(pid: u32, pidfd: OwnedFd, report: OwnedFd) -> Self {
+        Self { pid, pidfd, report }
+    }
+
+    /// The error of a child whose program did not start. Waits until the program runs or the child has exited.
     pub fn failure(&self) -> Option<String> {
-        let mut words = [0u8; 1024];
-        // Unreadable words are no words: the caller reports the failure anyway.
-        let count = rustix::io::read(&self.report, &mut words).unwrap_or(0);
-        (count > 0).then(|| String::from_utf8_lossy(words.get(..count).unwrap_or_default()).into_owned())
+        let mut message = [0u8; 1024];
+        // Without a readable message, the exit status is still reported.
+        let count = rustix::io::read(&self.report, &mut message).unwrap_or(0);
+        (count > 0).then(|| String::from_utf8_lossy(message.get(..count).unwrap_or_default()).into_owned())
     }
 }
 
@@ -90,9 +95,9 @@ impl Spawned {
 pub enum Identity {
     /// An ordinary user can only map itself.
     Own {
-        /// The caller's user.
+        /// The user id that is mapped to uid 0.
         uid: u32,
-        /// The caller's group.
+        /// The group id that is mapped to gid 0.
         gid: u32,
     },
     /// Root gives the keeper and the guest two otherwise unused numbers.
@@ -107,9 +112,9 @@ pub enum Identity {
     },
     /// An ordinary user gives numbers that the system set aside for it in /etc/subuid and /etc/subgid.
     Subordinate {
-        /// The first user.
+        /// The first of the user ids.
         uid: u32,
-        /// The first group.
+        /// The first of the group ids.
         gid: u32,
         /// How many of each: two for a keeper and its guest, one for a gateway.
         count: u32,
@@ -118,13 +123,13 @@ pub enum Identity {
 
 /// A program to start as a keeper or a gateway.
 pub struct Program<'a> {
-    /// The program.
+    /// The executable, which is started by its descriptor.
     pub program: BorrowedFd<'a>,
-    /// Its arguments.
+    /// The program's arguments, its name among them.
     pub args: &'a [CString],
     /// Its descriptors from 3 on; 0, 1 and 2 are /dev/null.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Its users.
+    /// The users of the process's namespace.
     pub identity: Identity,
     /// The control groups that it is in from its first instruction on.
     pub entrance: Option<&'a Entrance>,
@@ -143,6 +148,11 @@ pub fn gateway(program: &Program<'_>) -> Result<Spawned, SpawnError> {
 }
 
 fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> {
+    if !KILLS {
+        eprintln!(
+            "bathy: WARNING: built with log-filter: this sandbox is NOT CONFINED by its system call filters"
+        );
+    }
     let null =
         fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
     let mut copies = Vec::with_capacity(process.descriptors.len() + 3);
@@ -172,11 +182,11 @@ fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> 
         .and_then(|()| let_go(process, newborn.child.pid, &newborn.go));
     let Newborn { child, go, report } = newborn;
     if result.is_err() {
-        // Without the word to go, and anybody who could give it, the child ends; it is not left as a zombie.
+        // The child exits when its pipe closes without the go-ahead. It is not left as a zombie.
         drop(go);
         let _ = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
     }
-    result.map(|()| Spawned { pid: child.pid, pidfd: child.pidfd, report })
+    result.map(|()| Spawned::new(child.pid, child.pidfd, report))
 }
 
 fn let_go(process: &Program<'_>, pid: u32, go: &OwnedFd) -> Result<(), SpawnError> {
@@ -212,7 +222,7 @@ fn map_users(pid: u32, identity: Identity) -> io::Result<()> {
     }
 }
 
-/// Has a privileged helper of the system map numbers that belong to the caller by its files.
+/// Has the system's privileged helpers map subordinate ids, which belong to this user by /etc/subuid and /etc/subgid.
 fn map_subordinate(helper: &str, pid: u32, first: u32, count: u32) -> io::Result<()> {
     let words = [pid, 0, first, count].map(|word| word.to_string());
     let output = Command::new(helper).args(words).stdin(Stdio::null()).output()?;
@@ -229,7 +239,7 @@ pub fn try_namespaces() -> Result<(), SpawnError> {
     match unsafe { sys::fork_into(NAMESPACES | libc::CLONE_NEWUSER, None) }
         .map_err(SpawnError::NoNamespaces)?
     {
-        Side::Child => sys::leave(0),
+        Side::Child => sys::exit_now(0),
         Side::Parent(child) => {
             waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED)
                 .map_err(|error| SpawnError::Prepare(error.into()))?;
@@ -241,7 +251,7 @@ pub fn try_namespaces() -> Result<(), SpawnError> {
 /// What became of a filter that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// It was installed.
+    /// The kernel installed the filter.
     Installed,
     /// The kernel refused it.
     Refused,
@@ -263,7 +273,7 @@ fn try_in_child(limit: Duration, work: impl FnOnce() -> bool) -> Result<Tried, S
     match unsafe { sys::fork_into(0, None) }.map_err(SpawnError::Prepare)? {
         Side::Child => {
             sys::close_all();
-            sys::leave(i32::from(!work()))
+            sys::exit_now(i32::from(!work()))
         }
         Side::Parent(child) => {
             let limit = Timespec::try_from(limit)
@@ -283,16 +293,16 @@ fn try_in_child(limit: Duration, work: impl FnOnce() -> bool) -> Result<Tried, S
 }
 
 /// A guest kernel to start from inside the keeper's jail.
-pub struct Guest<'a> {
-    /// The program.
+pub struct GuestProgram<'a> {
+    /// The executable, which is started by its descriptor.
     pub program: BorrowedFd<'a>,
-    /// Its arguments.
+    /// The program's arguments, its name among them.
     pub args: &'a [CString],
     /// All its descriptors, from 0 on.
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Its limits, besides the common ones.
     pub limits: &'a [Limit],
-    /// Its filter.
+    /// The system call filter, installed before the program starts.
     pub filter: &'a GuestFilter,
     /// The one processor it may use.
     pub cpu: u32,
@@ -315,10 +325,10 @@ impl Waiting {
 }
 
 /// Starts a guest in namespaces that the keeper's user namespace owns, and then in a user namespace below that in
-/// which nobody is mapped: whatever privilege it found there would be privilege over nothing.
+/// which no user is mapped: whatever privilege it found there would be privilege over nothing.
 ///
 /// The caller has one thread, is in its empty root and still holds its namespace's privileges.
-pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
+pub fn guest(guest: &GuestProgram<'_>) -> Result<Waiting, SpawnError> {
     let (go_read, go_write) = high_pipe()?;
     let (report_read, report_write) = high_pipe()?;
     // SAFETY: this process has a single thread (see the function's contract), so the child may do what it likes.
@@ -329,17 +339,17 @@ pub fn guest(guest: &Guest<'_>) -> Result<Waiting, SpawnError> {
                 Ok(never) => match never {},
                 Err(error) => error.to_string(),
             };
-            sys::last_words(report_write.as_raw_fd(), words.as_bytes());
-            sys::leave(125)
+            sys::write_report(report_write.as_raw_fd(), words.as_bytes());
+            sys::exit_now(125)
         }
         Side::Parent(child) => {
-            let spawned = Spawned { pid: child.pid, pidfd: child.pidfd, report: report_read };
+            let spawned = Spawned::new(child.pid, child.pidfd, report_read);
             Ok(Waiting { spawned, go: go_write })
         }
     }
 }
 
-fn guest_child(guest: &Guest<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infallible, SpawnError> {
+fn guest_child(guest: &GuestProgram<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infallible, SpawnError> {
     let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
     let copies = guest.descriptors.iter().map(|fd| copy(*fd)).collect::<Result<Vec<_>, _>>()?;
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
@@ -365,14 +375,14 @@ fn guest_child(guest: &Guest<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infa
     let program = guest.filter.compile()?;
     sys::arrange(&descriptors).map_err(from_errno)?;
     if !sys::wait_for_byte(go.as_raw_fd()) {
-        return Err(SpawnError::Child("start: its keeper is gone".to_owned()));
+        return Err(SpawnError::Child("start: its keeper has exited".to_owned()));
     }
     sys::reset_signals();
     Filter::install(&program)?;
     // From here on only the gate's calls are not trapped.
     let errno = gate.become_program(&Transition { program: kernel.as_fd(), argv: &argv, envp: &envp });
-    fail("execute the guest kernel", errno, |words| gate.last_words(report.as_raw_fd(), words));
-    gate.leave(125)
+    fail("execute the guest kernel", errno, |words| gate.write_report(report.as_raw_fd(), words));
+    gate.exit_now(125)
 }
 
 /// A copy of `fd` whose number no program is given.

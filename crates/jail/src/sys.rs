@@ -9,15 +9,13 @@ use std::ptr;
 pub struct Child {
     /// Its process number in the parent's pid namespace.
     pub pid: u32,
-    /// A descriptor that stands for exactly this process, whatever its number is used for later.
+    /// A descriptor that refers to exactly this process, whatever its number is used for later.
     pub pidfd: OwnedFd,
 }
 
 /// Which side of the process creation we are.
 pub enum Side {
-    /// The creator.
     Parent(Child),
-    /// The new process.
     Child,
 }
 
@@ -52,7 +50,7 @@ pub unsafe fn fork_into(namespaces: c_int, group: Option<BorrowedFd<'_>>) -> io:
     match u32::try_from(pid) {
         Err(_) => Err(io::Error::last_os_error()),
         Ok(0) => Ok(Side::Child),
-        // SAFETY: the kernel stored a fresh descriptor that nobody else knows.
+        // SAFETY: the kernel stored a new descriptor that has no other owner.
         Ok(pid) => Ok(Side::Parent(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })),
     }
 }
@@ -65,7 +63,6 @@ pub fn enter_group(tasks: RawFd) -> Result<(), c_int> {
 
 /// What a child needs to become another program; all of it prepared before the process was created.
 pub struct Transition<'a> {
-    /// The program.
     pub program: BorrowedFd<'a>,
     /// Its arguments, ended by a null pointer.
     pub argv: &'a [*const c_char],
@@ -176,14 +173,12 @@ impl Gate {
         -result
     }
 
-    /// As [`last_words`].
-    pub fn last_words(&self, fd: RawFd, words: &[u8]) {
+    pub fn write_report(&self, fd: RawFd, words: &[u8]) {
         let length = c_long::try_from(words.len()).unwrap_or_default();
         self.0(libc::SYS_write, fd.into(), pointer(words.as_ptr()), length, 0, 0, 0);
     }
 
-    /// As [`leave`].
-    pub fn leave(&self, code: c_int) -> ! {
+    pub fn exit_now(&self, code: c_int) -> ! {
         loop {
             self.0(libc::SYS_exit_group, code.into(), 0, 0, 0, 0, 0);
         }
@@ -195,7 +190,7 @@ fn pointer<T>(pointer: *const T) -> c_long {
     pointer.expose_provenance().cast_signed() as c_long
 }
 
-/// Becomes uid and gid `id` of the present user namespace, with no other groups where that may be said.
+/// Becomes uid and gid `id` of the present user namespace, with no other groups where the kernel allows to drop them.
 /// Makes nothing but system calls.
 pub fn become_user(id: u32) -> Result<(), c_int> {
     // SAFETY: plain system calls. Raw ones, because glibc's wrappers would involve other threads.
@@ -225,18 +220,18 @@ pub fn fix_addresses() -> io::Result<()> {
 }
 
 /// Ends the process without running anything of ours.
-pub fn leave(code: c_int) -> ! {
+pub fn exit_now(code: c_int) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
 }
 
-/// Writes into a descriptor, ignoring failure: the last words of a process that ends.
-pub fn last_words(fd: RawFd, words: &[u8]) {
+/// Writes to a descriptor, ignoring failure: the report of a process that is about to exit.
+pub fn write_report(fd: RawFd, words: &[u8]) {
     // SAFETY: the buffer is valid for its length.
     unsafe { libc::write(fd, words.as_ptr().cast(), words.len()) };
 }
 
-/// Waits for one byte; `false` if the writer is gone.
+/// Waits for one byte; `false` if the writer has closed its end.
 pub fn wait_for_byte(fd: RawFd) -> bool {
     let mut byte = 0u8;
     // SAFETY: one byte is valid for writing.

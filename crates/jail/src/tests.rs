@@ -20,7 +20,7 @@ use crate::limits::{self, Limit};
 use crate::spawn::{self, Identity, Program};
 use crate::{privileges, root};
 
-/// Stands before the report's path among the arguments. The test harness takes it for the name of tests to leave out.
+/// Precedes the report's path among the arguments. The test harness takes it for the name of tests to leave out.
 const REPORT: &str = "--skip=report:";
 
 /// How a confined process ended, and what it reported.

@@ -1,7 +1,7 @@
-//! The guest kernel's own output: the last lines of it are kept, the rest is counted and dropped.
+//! The guest kernel's own output. The last lines are held in memory for error messages; a persistent sandbox logs all of it.
 //!
-//! A wedged guest can write gigabytes here. Reading is slowed down to a fixed rate; the guest then waits for us, which
-//! harms nobody else (attacks R4, U4).
+//! A wedged guest can write gigabytes here. Reading is limited to a fixed rate; the guest then waits for
+//! the keeper, which affects no other sandbox (attacks R4, U4).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,12 +11,12 @@ use bathy_logs::{CONSOLE, Meta, Ring};
 use bathy_protocol::unix_ns;
 use rustix::io::Errno;
 
-/// How much of the output is kept.
-const KEPT: usize = 16 * 1024;
+/// How much of the output is held in memory.
+const TAIL_BYTES: usize = 16 * 1024;
 /// How much is read in one [`PERIOD`] at the most.
 const PER_PERIOD: usize = 64 * 1024;
 const PERIOD: Duration = Duration::from_millis(100);
-/// More than a pipe holds, unless somebody made it larger.
+/// More than a pipe holds, unless it was made larger.
 const PIPE: usize = 128 * 1024;
 /// How many lines an error shows.
 const SHOWN_LINES: usize = 20;
@@ -27,9 +27,9 @@ const BEFORE_PANIC: usize = 4;
 /// The end of the guest's console output.
 pub struct ConsoleLog {
     pipe: OwnedFd,
-    /// Where more of it is kept, if the sandbox is.
+    /// The log of all output, if the sandbox is persistent.
     ring: Option<Ring>,
-    kept: VecDeque<u8>,
+    tail: VecDeque<u8>,
     period_started: Instant,
     in_period: usize,
 }
@@ -41,14 +41,14 @@ pub enum Reading {
     Empty,
     /// The guest writes too fast: read again after this long.
     Pause(Duration),
-    /// The guest closed its console, or is gone, which its process descriptor tells.
+    /// The guest closed its console, or has exited, which its process descriptor reports.
     Ended,
 }
 
 impl ConsoleLog {
     /// Reads from the non-blocking `pipe`.
     pub fn new(pipe: OwnedFd, ring: Option<Ring>) -> Self {
-        Self { pipe, ring, kept: VecDeque::new(), period_started: Instant::now(), in_period: 0 }
+        Self { pipe, ring, tail: VecDeque::new(), period_started: Instant::now(), in_period: 0 }
     }
 
     /// The pipe to wait for.
@@ -70,7 +70,7 @@ impl ConsoleLog {
             match rustix::io::read(&self.pipe, &mut buffer) {
                 Ok(count @ 1..) => {
                     self.in_period += count;
-                    self.keep(buffer.get(..count).unwrap_or_default());
+                    self.append(buffer.get(..count).unwrap_or_default());
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Reading::Empty,
@@ -84,26 +84,26 @@ impl ConsoleLog {
         let mut buffer = [0u8; 4096];
         for _ in 0..PIPE / buffer.len() {
             match rustix::io::read(&self.pipe, &mut buffer) {
-                Ok(count @ 1..) => self.keep(buffer.get(..count).unwrap_or_default()),
+                Ok(count @ 1..) => self.append(buffer.get(..count).unwrap_or_default()),
                 Err(Errno::INTR) => {}
                 _ => return,
             }
         }
     }
 
-    fn keep(&mut self, bytes: &[u8]) {
+    fn append(&mut self, bytes: &[u8]) {
         if let Some(ring) = &mut self.ring {
             // A log that cannot be written is no reason to end a sandbox; the ring counts what it dropped.
             let _ = ring.write(&Meta { unix_ns: unix_ns(), source: 0, channel: CONSOLE }, bytes);
         }
-        self.kept.extend(bytes);
-        let excess = self.kept.len().saturating_sub(KEPT);
-        self.kept.drain(..excess);
+        self.tail.extend(bytes);
+        let excess = self.tail.len().saturating_sub(TAIL_BYTES);
+        self.tail.drain(..excess);
     }
 
     /// The last lines. After a panic they begin with its reason: the stack behind it is often longer than what is shown.
     pub fn tail(&self) -> String {
-        let bytes: Vec<u8> = self.kept.iter().copied().filter(|byte| *byte != b'\r').collect();
+        let bytes: Vec<u8> = self.tail.iter().copied().filter(|byte| *byte != b'\r').collect();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = lines.len().saturating_sub(SHOWN_LINES);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn r4_a_flood_is_slowed_down_and_only_its_end_is_kept() {
+    fn r4_a_flood_is_slowed_down_and_only_its_end_is_held() {
         let (mut log, mut guest) = log();
         let line = [b'x'; 1023].iter().copied().chain([b'\n']).collect::<Vec<_>>();
         let mut paused = false;
@@ -144,7 +144,7 @@ mod tests {
             paused |= matches!(log.read(), Reading::Pause(_));
         }
         assert!(paused, "twice the rate was read without a pause");
-        assert!(log.kept.len() <= KEPT);
+        assert!(log.tail.len() <= TAIL_BYTES);
     }
 
     #[test]

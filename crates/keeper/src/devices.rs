@@ -46,7 +46,7 @@ pub enum DevicesError {
     Slot(#[from] SlotError),
 }
 
-/// What the guest's devices are, before it is said how the guest reaches them.
+/// The guest's devices before they are connected to a transport.
 pub struct Models {
     image: Block,
     disk: Block,
@@ -54,8 +54,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// A read-only image and a writable disk, whose content is worth nothing after the guest unless it is kept, and maybe
-    /// a network card.
+    /// A read-only image and a writable disk, which is flushed only if the sandbox is persistent, and maybe a network card.
     pub fn new(image: File, disk: File, launch: &Launch) -> Result<Self, DevicesError> {
         let wanted = launch.disk_limits;
         let limits = BlockLimits {
@@ -87,6 +86,8 @@ pub struct Devices {
     control: Port<Console>,
     entropy: Port<Entropy>,
     network: Option<Port<Net>>,
+    /// The host's errors that were reported already.
+    reported_errors: Vec<io::ErrorKind>,
 }
 
 /// The guest's ends of the devices' sockets, in the order of [`bathy_uml::guest::DEVICES`].
@@ -124,7 +125,7 @@ impl Devices {
         let mut network = None;
         if models.network {
             let (socket, end) = pair()?;
-            network = Some(Port::Socket(Backend::new(card(), socket, ram(), epoll(), token(4))?));
+            network = Some(Port::Socket(Backend::new(nic(), socket, ram(), epoll(), token(4))?));
             ends.push(end);
         }
         let devices = Self {
@@ -133,6 +134,7 @@ impl Devices {
             control: Port::Socket(control),
             entropy: Port::Socket(entropy),
             network,
+            reported_errors: Vec::new(),
         };
         Ok((devices, GuestEnds(ends)))
     }
@@ -153,7 +155,7 @@ impl Devices {
             vec![image.clone(), disk.clone(), control.clone(), entropy.clone()];
         let mut network = None;
         if models.network {
-            let slot = Arc::new(Slot::new(card(), 4, machine, ram(), epoll, token(4))?);
+            let slot = Arc::new(Slot::new(nic(), 4, machine, ram(), epoll, token(4))?);
             registers.push(slot.clone());
             network = Some(Port::Bus(slot));
         }
@@ -163,6 +165,7 @@ impl Devices {
             control: Port::Bus(control),
             entropy: Port::Bus(entropy),
             network,
+            reported_errors: Vec::new(),
         };
         Ok((devices, registers))
     }
@@ -203,7 +206,7 @@ impl Devices {
         self.control.with(|control| control.sessions())
     }
 
-    /// Bytes from the agent; to be followed by [`Self::service_control`], which makes use of the room.
+    /// Bytes from the agent; to be followed by [`Self::service_control`], which refills the buffer.
     pub fn take_from_agent(&mut self, most: usize) -> Vec<u8> {
         self.control.with(|control| control.take(most))
     }
@@ -230,19 +233,33 @@ impl Devices {
         }
     }
 
+    /// Whether any disk has limits.
+    #[cfg(test)]
+    pub fn are_disks_limited(&mut self) -> bool {
+        let unlimited = BlockLimits::default();
+        [&mut self.image, &mut self.disk]
+            .into_iter()
+            .any(|disk| disk.with(|disk| disk.save().throttle.limits) != unlimited)
+    }
+
     /// Takes the limits of the disks off, for good; to be followed by [`Self::service`].
     pub fn lift_disk_limits(&mut self) {
         self.image.with(Block::lift_limits);
         self.disk.with(Block::lift_limits);
     }
 
-    /// The host's reason for failing a request of the guest's disks, once.
-    pub fn take_disk_error(&mut self) -> Option<io::ErrorKind> {
-        self.disk.with(Block::take_host_error).or_else(|| self.image.with(Block::take_host_error))
+    /// The host's reason for failing a request of the guest's disks. Each is returned once: a guest can provoke them as
+    /// often as it likes.
+    pub fn take_new_disk_error(&mut self) -> Option<io::ErrorKind> {
+        let error =
+            self.disk.with(Block::take_host_error).or_else(|| self.image.with(Block::take_host_error));
+        let new = error.filter(|kind| !self.reported_errors.contains(kind));
+        self.reported_errors.extend(new);
+        new
     }
 }
 
-fn card() -> Net {
+fn nic() -> Net {
     Net::new(GUEST_MAC)
 }
 

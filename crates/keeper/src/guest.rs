@@ -26,7 +26,6 @@ use crate::devices::{Devices, GuestEnds, Models};
 /// Descriptors of the keeper, besides one for each virtual processor.
 const DESCRIPTORS: u64 = 256;
 
-/// A running guest.
 pub enum Guest {
     /// A process of its own.
     Process(Spawned),
@@ -35,7 +34,7 @@ pub enum Guest {
 }
 
 impl Guest {
-    /// Becomes readable when the guest has ended.
+    /// A descriptor that becomes readable when the guest has ended.
     pub fn ended(&self) -> BorrowedFd<'_> {
         match self {
             Self::Process(process) => process.pidfd.as_fd(),
@@ -61,7 +60,7 @@ impl Guest {
         }
     }
 
-    /// What kept the guest's program from running, if something did.
+    /// Why the guest's program did not start, if it did not.
     pub fn failure(&self) -> Option<String> {
         match self {
             Self::Process(process) => process.failure(),
@@ -77,21 +76,21 @@ impl Guest {
         }
     }
 
-    /// Passes on what the guest's kernel said last, if there was no room for it before.
+    /// Writes the rest of the guest kernel's output that did not fit the pipe before.
     pub fn finish_console(&self) {
         if let Self::Machine(processors) = self {
             processors.finish_console();
         }
     }
 
-    /// Makes the guest stand still, if that is not done from outside.
+    /// Pauses a virtual machine. A guest that is a process is frozen from outside.
     pub fn pause(&self) {
         if let Self::Machine(processors) = self {
             processors.pause();
         }
     }
 
-    /// Lets the guest go on.
+    /// Resumes a virtual machine.
     pub fn resume(&self) {
         if let Self::Machine(processors) = self {
             processors.resume();
@@ -100,17 +99,17 @@ impl Guest {
 }
 
 /// What a guest is made of; dropped, and so closed on our side, once the guest has it.
-pub struct Parts {
+pub struct GuestParts {
     pub kernel: OwnedFd,
     pub initramfs: OwnedFd,
     pub models: Models,
-    /// Where the kernel's own words go.
+    /// Where the kernel's console output goes.
     pub console: OwnedFd,
     /// The largest file that the keeper writes from now on.
     pub largest_file: u64,
 }
 
-impl Parts {
+impl GuestParts {
     /// Starts a guest that is a process, after closing the keeper's jail.
     pub fn start_process(
         self,
@@ -182,7 +181,7 @@ impl Process<'_> {
         ];
         descriptors.extend(self.ends.iter());
         descriptors.push(input_write.as_fd());
-        let waiting = spawn::guest(&spawn::Guest {
+        let waiting = spawn::guest(&spawn::GuestProgram {
             program: self.kernel.as_fd(),
             args: &guest::command_line(launch, mode),
             descriptors: &descriptors,

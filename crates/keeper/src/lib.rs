@@ -4,6 +4,7 @@
 //! (a process in a jail of its own, or a virtual machine), closes its own jail, and only then lets the guest's first instruction run. A bug in a device gives
 //! an attacker this process: no network, no files, no secrets, no way to start another program.
 
+mod clients;
 mod console_log;
 mod devices;
 mod event_loop;
@@ -14,16 +15,14 @@ mod owner;
 mod parking;
 mod port;
 mod sys;
+mod timers;
 mod watchdog;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bathy_devices::{GuestRam, MemoryError};
 use bathy_jail::{FilterError, LimitsError, PrivilegesError, RootError, SpawnError, root};
@@ -33,20 +32,15 @@ use bathy_protocol::launch::{Engine, Launch};
 use bathy_protocol::{Cause, FromKeeper, MessageError, Timeline, chain, unix_ns};
 use bathy_vmm::boot::BootError;
 use bathy_vmm::{MachineError, layout};
-use rustix::event::epoll;
 use rustix::net::SendFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use thiserror::Error;
 
-use crate::console_log::ConsoleLog;
 use crate::devices::{DevicesError, Models};
-use crate::event_loop::Keeper;
-use crate::guest::Parts;
-use crate::hub::{Hub, OWNER};
-use crate::nic_link::NicLink;
-use crate::watchdog::Watchdog;
+use crate::event_loop::{Epolls, Keeper, KeeperResources};
+use crate::guest::GuestParts;
 
-/// What kept the sandbox from starting.
+/// Why the sandbox did not start.
 #[derive(Debug, Error)]
 enum StartError {
     #[error("The keeper's configuration is damaged")]
@@ -74,7 +68,7 @@ enum StartError {
     #[error("A guest cannot have {0} virtual processors")]
     Processors(u32),
     #[error("The guest's virtual processors cannot be started")]
-    Threads(#[from] bathy_vmm::vcpu::StartError),
+    Threads(#[from] bathy_vmm::vcpu::VcpuError),
     #[error("The keeper cannot be limited")]
     Limits(#[from] LimitsError),
     #[error("The keeper cannot drop its privileges")]
@@ -83,7 +77,7 @@ enum StartError {
     Filter(#[from] FilterError),
 }
 
-/// What belongs to a sandbox that outlives its first client.
+/// What only a persistent sandbox has.
 struct Persistent {
     /// Held, never used: while it is open the sandbox counts as running.
     life: OwnedFd,
@@ -107,7 +101,7 @@ impl Persistent {
 /// The whole life of a keeper.
 ///
 /// # Safety
-/// The descriptors of [`bathy_protocol::descriptors`] must be open and belong to nobody else in this process.
+/// The descriptors of [`bathy_protocol::descriptors`] must be open and have no other owner in this process.
 pub unsafe fn run() -> ExitCode {
     let started = unix_ns();
     // SAFETY: by the function's contract. Each number is asked for once; the owner's is in one of two branches.
@@ -159,13 +153,11 @@ fn start(
     let disk_size = disk.metadata().map_err(StartError::ReadConfig)?.len();
 
     root::enter_empty_root()?;
-    let new_epoll =
-        || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()));
-    let (epoll, asleep) = (Rc::new(new_epoll()?), new_epoll()?);
+    let epolls = Epolls::new().map_err(StartError::Descriptor)?;
     let (console, console_write) =
         pipe_with(PipeFlags::CLOEXEC).map_err(|error| StartError::Descriptor(error.into()))?;
     rustix::io::ioctl_fionbio(&console, true).map_err(|error| StartError::Descriptor(error.into()))?;
-    let parts = Parts {
+    let parts = GuestParts {
         kernel,
         initramfs,
         models: Models::new(image, disk, launch)?,
@@ -181,44 +173,17 @@ fn start(
         Engine::Kvm { cpus } => {
             let kvm = kvm.ok_or(StartError::NoDevice)?;
             let ram = Arc::new(GuestRam::create_around(launch.memory, layout::HOLE)?);
-            let started = parts.start_machine(launch, (cpus, kvm), &ram, &epoll)?;
+            let started = parts.start_machine(launch, (cpus, kvm), &ram, &epolls.running)?;
             (ram, started)
         }
         Engine::Uml { cpu, mode } => {
             let ram = Arc::new(GuestRam::create(launch.memory)?);
-            let started = parts.start_process(launch, (cpu, mode), &ram, &epoll)?;
+            let started = parts.start_process(launch, (cpu, mode), &ram, &epolls.running)?;
             (ram, started)
         }
     };
 
     let timeline = Timeline { keeper: started, jailed: unix_ns(), ..Timeline::default() };
-    let (life, output, console_ring, parking) = match persistent {
-        Some(Persistent { life, output, console, parking }) => {
-            (Some(life), Some(output), Some(console), Some(parking))
-        }
-        None => (None, None, None, None),
-    };
-    let keeper = Keeper {
-        epoll,
-        devices,
-        nic_link: link.map(NicLink::new),
-        hub: Hub::new(timeline, launch.restricted),
-        clients: BTreeMap::from([(OWNER, owner)]),
-        new_clients: VecDeque::new(),
-        demands: VecDeque::new(),
-        last_client: OWNER,
-        console: ConsoleLog::new(console, console_ring),
-        output,
-        ram,
-        parking,
-        asleep,
-        guest,
-        ready_timeout: Duration::from_millis(launch.ready_timeout_ms),
-        watchdog: Watchdog::default(),
-        limits_end: None,
-        warned: Vec::new(),
-        _locks: (slot, life),
-    };
-    keeper.watch().map_err(StartError::Descriptor)?;
-    Ok(keeper)
+    let resources = KeeperResources { epolls, guest, devices, ram, console, owner, link, slot, persistent };
+    Keeper::new(resources, launch, timeline).map_err(StartError::Descriptor)
 }

@@ -1,5 +1,5 @@
-//! The link of the network card: frames between the card and the gateway. Nothing is lost on it while both ends are there; when
-//! the gateway is gone the card has no link, and nothing that the guest sends goes anywhere.
+//! The link of the network card: frames between the card and the gateway. No frame is lost while both ends are open. When the
+//! gateway has exited, the card's link is down and the guest's frames are dropped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -23,12 +23,11 @@ pub struct NicLink {
 pub enum Moved {
     /// Nothing can be moved now.
     Done,
-    /// There is more.
     More,
-    /// The host has no memory for a frame now, and will not say when it has.
-    Short,
-    /// The gateway is gone.
-    Gone,
+    /// The host has no memory for a frame now, and reports no event when it has.
+    NoMemory,
+    /// The gateway closed its end.
+    Closed,
 }
 
 impl NicLink {
@@ -37,7 +36,6 @@ impl NicLink {
         Self { socket, readable: true, writable: true }
     }
 
-    /// What to watch.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -48,33 +46,33 @@ impl NicLink {
     }
 
     /// Whether something could be moved now.
-    pub fn has_work(&self, card: &Net) -> bool {
-        (self.writable && card.frame().is_some()) || (self.readable && card.wants_frames())
+    pub fn has_work(&self, nic: &Net) -> bool {
+        (self.writable && nic.frame().is_some()) || (self.readable && nic.wants_frames())
     }
 
     /// Moves what can be moved.
-    pub fn work(&mut self, card: &mut Net) -> Moved {
+    pub fn work(&mut self, nic: &mut Net) -> Moved {
         let mut count = 0;
         while self.writable && count < AT_ONCE {
-            let Some(frame) = card.frame() else { break };
+            let Some(frame) = nic.frame() else { break };
             match send(&self.socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => card.drop_frame(),
+                Ok(_) => nic.drop_frame(),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.writable = false,
-                Err(Errno::NOBUFS | Errno::NOMEM) => return Moved::Short,
-                Err(_) => return Moved::Gone,
+                Err(Errno::NOBUFS | Errno::NOMEM) => return Moved::NoMemory,
+                Err(_) => return Moved::Closed,
             }
             count += 1;
         }
         while self.readable && count < 2 * AT_ONCE {
-            let Some(space) = card.space() else { break };
+            let Some(space) = nic.space() else { break };
             match recv(&self.socket, space, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Moved::Gone,
-                // What the card does not take is no frame, and the gateway's mistake.
-                Ok((length, _)) => drop(card.commit(length)),
+                Ok((0, _)) => return Moved::Closed,
+                // What the device rejects is no frame, and a mistake of the gateway.
+                Ok((length, _)) => drop(nic.commit(length)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.readable = false,
-                Err(_) => return Moved::Gone,
+                Err(_) => return Moved::Closed,
             }
             count += 1;
         }

@@ -1,19 +1,64 @@
-//! Where a paused guest's memory goes: a file on the host's disk, so that the host has the memory back.
+//! A parked guest: it is paused, and its memory may be moved to a file on the host's disk to free the host's memory.
 //!
-//! Only while the guest is frozen. Everything is written before anything is freed: whatever fails, nothing is lost.
+//! Memory is moved only while the guest is frozen. All of it is written before any is freed, so a failure loses nothing.
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use bathy_devices::GuestRam;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
 const CHUNK: usize = 1024 * 1024;
 
+/// What parking a guest needs.
+pub struct Parking {
+    ram: Arc<GuestRam>,
+    /// Where the memory of a persistent sandbox is moved to.
+    file: Option<File>,
+    /// What is waited for while the guest is parked.
+    epoll: OwnedFd,
+}
+
+impl Parking {
+    /// A guest that is not parked. `epoll` watches nothing yet.
+    pub fn new(ram: Arc<GuestRam>, file: Option<File>, epoll: OwnedFd) -> Self {
+        Self { ram, file, epoll }
+    }
+
+    /// Waits for `fd` too while the guest is parked.
+    pub fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN)?)
+    }
+
+    /// What is waited for while the guest is parked.
+    pub fn epoll(&self) -> &OwnedFd {
+        &self.epoll
+    }
+
+    /// How many bytes of the guest's memory are occupied.
+    pub fn occupied_memory(&self) -> u64 {
+        self.ram.occupied()
+    }
+
+    /// Moves the guest's memory to the file; returns how many bytes that were, or the reason why nothing was moved.
+    pub fn move_out(&self) -> Result<u64, String> {
+        let file = self.file.as_ref().ok_or("this sandbox is not persistent")?;
+        move_out(&self.ram, file).map_err(|error| error.to_string())
+    }
+
+    /// Moves the guest's memory back from the file.
+    pub fn move_back(&self) -> io::Result<u64> {
+        self.file.as_ref().map_or(Ok(0), |file| move_back(&self.ram, file))
+    }
+}
+
 /// Moves all of `ram` that is occupied to `file`; returns how many bytes that were.
-pub fn park(ram: &GuestRam, file: &File) -> io::Result<u64> {
+fn move_out(ram: &GuestRam, file: &File) -> io::Result<u64> {
     let memory = ram.file();
     let moved = copy(ram.fd(), ram.size(), |at, buffer| {
         memory.read_exact_at(buffer, at)?;
@@ -32,8 +77,8 @@ pub fn park(ram: &GuestRam, file: &File) -> io::Result<u64> {
     }
 }
 
-/// Brings the memory back.
-pub fn unpark(ram: &GuestRam, file: &File) -> io::Result<u64> {
+/// Moves the content of `file` back to `ram`.
+fn move_back(ram: &GuestRam, file: &File) -> io::Result<u64> {
     let memory = ram.file();
     let moved = copy(file, ram.size(), |at, buffer| {
         file.read_exact_at(buffer, at)?;
@@ -88,10 +133,10 @@ mod tests {
         file.set_len(64 << 20).unwrap();
         ram.file().write_all_at(&[7; 3 << 20], 5 << 20).unwrap();
         assert!(occupied(&ram) >= 3 << 20);
-        let moved = park(&ram, &file).unwrap();
+        let moved = move_out(&ram, &file).unwrap();
         assert!(moved >= 3 << 20);
         assert_eq!(occupied(&ram), 0);
-        assert_eq!(unpark(&ram, &file).unwrap(), moved);
+        assert_eq!(move_back(&ram, &file).unwrap(), moved);
         let mut back = vec![0; 3 << 20];
         ram.file().read_exact_at(&mut back, 5 << 20).unwrap();
         assert!(back.iter().all(|byte| *byte == 7));
@@ -102,7 +147,7 @@ mod tests {
         let ram = GuestRam::create(64 << 20).unwrap();
         ram.file().write_all_at(&[9; 4096], 0).unwrap();
         let read_only = File::open("/proc/self/exe").unwrap();
-        assert!(park(&ram, &read_only).is_err());
+        assert!(move_out(&ram, &read_only).is_err());
         let mut back = [0; 4096];
         ram.file().read_exact_at(&mut back, 0).unwrap();
         assert_eq!(back, [9; 4096]);

@@ -11,22 +11,19 @@ use thiserror::Error;
 /// The guest broke a rule.
 #[derive(Debug, Error)]
 pub enum PortError {
-    /// On a socket.
     #[error(transparent)]
     Socket(#[from] VhostError),
-    /// On the bus.
     #[error(transparent)]
     Bus(#[from] MmioError),
 }
 
 impl PortError {
-    /// Whether the guest has only gone.
-    pub fn is_gone(&self) -> bool {
+    /// Whether the guest has only closed its end.
+    pub fn is_closed(&self) -> bool {
         matches!(self, Self::Socket(VhostError::Socket(SocketError::Closed)))
     }
 }
 
-/// One device.
 #[expect(clippy::large_enum_variant, reason = "a guest has a handful of them")]
 pub enum Port<D: VirtioDevice> {
     /// For a guest that is a process.

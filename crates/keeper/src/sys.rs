@@ -7,6 +7,6 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 /// # Safety
 /// The number must be open and must not be taken twice.
 pub unsafe fn inherit(number: RawFd) -> OwnedFd {
-    // SAFETY: by the function's contract the descriptor is open and nobody else owns it.
+    // SAFETY: by the function's contract the descriptor is open and has no other owner.
     unsafe { OwnedFd::from_raw_fd(number) }
 }

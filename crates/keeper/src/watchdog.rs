@@ -1,8 +1,8 @@
 //! Notices a guest whose kernel or PID 1 does not run any more.
 //!
-//! The agent goes before everything else in its guest and waits for no process of it, so that it answers at once even when
-//! the guest is busy. One that says nothing at all for minutes while an answer is due is not busy. While something
-//! runs that owes no answer by itself, a ping makes one due.
+//! The agent has priority over everything else in its guest and waits for no process of it, so it answers at once even when
+//! the guest is busy. An agent that sends nothing for minutes while an answer is due has hung. While commands run that need
+//! no answer, the keeper asks for one with a ping.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,6 @@ pub enum Due {
     Nothing,
     /// Something runs in it, which may be silent as long as the agent is alive.
     SignOfLife,
-    /// An answer.
     Answer,
 }
 
@@ -45,8 +44,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// The guest said something.
-    pub fn heard(&mut self) {
+    /// The guest sent something.
+    pub fn on_activity(&mut self) {
         self.silent_since = None;
     }
 
@@ -97,7 +96,7 @@ mod tests {
     fn a_guest_that_says_anything_has_all_its_time_again() {
         let (mut dog, begin) = (Watchdog::default(), Instant::now());
         assert_eq!(dog.look(Due::Answer, begin).unwrap(), Look::At(begin + PATIENCE));
-        dog.heard();
+        dog.on_activity();
         let later = begin + PATIENCE + MOMENT;
         assert_eq!(dog.look(Due::Answer, later).unwrap(), Look::At(later + PATIENCE));
     }
@@ -130,7 +129,7 @@ mod tests {
             now += QUIET;
             assert!(matches!(dog.look(Due::SignOfLife, now).unwrap(), Look::Ping(_)));
             assert!(dog.look(Due::Answer, now).is_ok());
-            dog.heard();
+            dog.on_activity();
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{fs, thread};
 use bathy_image::store::State;
 use bathy_image::{Recipe, Store};
 use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, describe_weight};
+use bathy_jail::filter::KILLS;
 use bathy_jail::spawn::{Tried, try_filter};
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
@@ -174,6 +175,10 @@ fn seccomp() -> Check {
             format!("the kernel offers only: {}", actions.trim()),
             "use a kernel with CONFIG_SECCOMP_FILTER, 4.14 or later",
         );
+    }
+    if !KILLS {
+        let found = "this build logs the calls for which its filters should kill (feature log-filter)";
+        return Check::failed(NAME, found, "build it with ./bathy");
     }
     match try_filter(FILTER_LIMIT) {
         Ok(Tried::Installed) => Check::ok(NAME, "filters with errno, trap and kill_process"),

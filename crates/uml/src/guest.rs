@@ -1,6 +1,6 @@
 //! How a guest of this engine is started: its command line, its descriptors, its limits.
 //!
-//! The keeper writes every word of the command line; nothing of it comes from a caller or from an image (attack U3).
+//! The keeper writes all of the command line; nothing of it comes from a client or from an image (attack U3).
 
 use std::ffi::CString;
 
@@ -11,11 +11,9 @@ use rustix::process::Resource;
 
 /// Where the guest kernel finds what it was given. 0 is an input that never ends, 1 and 2 are the console.
 pub mod fd {
-    /// Guest memory.
     pub const RAM: usize = 3;
     /// An empty file for the program that runs guest code.
     pub const STUB: usize = 4;
-    /// The initramfs.
     pub const INITRAMFS: usize = 5;
     /// The first device's socket; the others follow in the order of [`super::DEVICES`].
     pub const DEVICES: usize = 6;
@@ -40,7 +38,7 @@ const HELPERS: u64 = 8;
 /// is far above that (attack U7).
 const DESCRIPTORS: u64 = 1024;
 
-/// The guest kernel's words.
+/// The guest kernel's command line.
 pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
     let mut words = vec![
         "bathysphere-guest".to_owned(),

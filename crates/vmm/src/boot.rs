@@ -1,4 +1,4 @@
-//! What is in the guest's memory before its first instruction: the kernel, the initramfs, the kernel's words, and the
+//! What is in the guest's memory before its first instruction: the kernel, the initramfs, its command line, and the
 //! tables that tell it about the machine. The kernel is entered by the PVH protocol, at an address that it names itself.
 
 use std::fs::File;
@@ -31,7 +31,6 @@ const INITRAMFS_ROOM: u64 = 2 << 20;
 /// What keeps a guest from being booted.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// The kernel's file.
     #[error(
         "The guest kernel is not an ELF kernel image, or it is damaged. `bathy setup --engine kvm` builds the right one"
     )]
@@ -55,33 +54,22 @@ pub enum BootError {
     #[error(
         "The guest's {memory} bytes of memory do not hold its kernel and agent, which take {needed}. Use a larger --memory"
     )]
-    Memory {
-        /// What it has.
-        memory: u64,
-        /// What they take.
-        needed: u64,
-    },
-    /// The initramfs.
+    Memory { memory: u64, needed: u64 },
     #[error("The agent's initramfs cannot be read")]
     Initramfs(#[source] io::Error),
     /// It cannot be copied.
     #[error("Guest memory cannot be written")]
     Write(#[from] GuestMemoryError),
-    /// The tables.
     #[error("The guest's boot information cannot be written")]
     Tables(#[source] configurator::Error),
-    /// Too many words.
     #[error("The guest kernel's command line has {0} characters, more than fit")]
     CommandLine(usize),
 }
 
 /// What a guest is booted with.
 pub struct Parts<'a> {
-    /// An uncompressed kernel.
     pub kernel: &'a File,
-    /// The agent.
     pub initramfs: &'a File,
-    /// The kernel's words.
     pub command_line: &'a str,
     /// How many processors the tables describe.
     pub cpus: u8,
@@ -183,7 +171,7 @@ fn memory_map(size: u64) -> Vec<hvm_memmap_table_entry> {
     ranges.into_iter().map(entry).collect()
 }
 
-/// The kernel's words. The keeper writes every one of them; nothing of it comes from a caller or from an image.
+/// The kernel's command line. The keeper writes all of it; nothing comes from a client or from an image.
 pub fn command_line(launch: &Launch, devices: usize) -> String {
     let mut words: Vec<String> = [
         "console=ttyS0",

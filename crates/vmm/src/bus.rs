@@ -1,4 +1,4 @@
-//! Which device a port or an address belongs to. What belongs to nobody reads as ones and swallows what is written.
+//! Which device a port or an address belongs to. What belongs to no device reads as ones and ignores writes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,11 +36,11 @@ impl Bus {
     }
 
     fn serial(&self) -> MutexGuard<'_, SerialPort> {
-        // A panic ends the whole process: nobody is left to find the lock poisoned.
+        // A panic ends the whole process: no thread is left to find the lock poisoned.
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest has ended: what it said last is passed on.
+    /// The guest has ended: passes on the rest of its console output.
     pub fn finish(&self) {
         self.serial().finish();
     }
@@ -164,7 +164,7 @@ mod tests {
                 let mut value = vec![0; width];
                 bus.port_in(port, &mut value);
                 if port != layout::RESET_PORT && !layout::SERIAL_PORTS.contains(&port) {
-                    assert!(value.iter().all(|byte| *byte == 0xff), "port {port:#x} is nobody's");
+                    assert!(value.iter().all(|byte| *byte == 0xff), "port {port:#x} has no device");
                 }
                 let flow = bus.port_out(port, &vec![layout::RESET_COMMAND; width]);
                 assert_eq!(flow == Flow::Reset, port == layout::RESET_PORT, "port {port:#x}");

@@ -6,7 +6,7 @@
 //! * [`bus`]: which device a port or an address belongs to.
 //! * [`mmio`]: how the guest's drivers reach our device models.
 //! * [`slot`]: one device in its place.
-//! * [`serial`]: the port for the kernel's first and last words.
+//! * [`serial`]: the port for the kernel's console output.
 //!
 //! What depends on the processor is in `x86_64`: registers, identification, tables, addresses. Of the rest, the way of booting and
 //! the ports are x86's too; the machine, its threads, its devices and their transport would serve another one.

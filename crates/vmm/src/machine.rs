@@ -37,31 +37,23 @@ pub enum MachineError {
     /// Not KVM, or one from another time.
     #[error("/dev/kvm speaks version {0} of its interface, not {KVM_VERSION}. Use --engine uml")]
     Version(i32),
-    /// Something is missing.
     #[error("This machine's KVM offers no {0}, which the kvm engine needs. Use --engine uml")]
     Lacks(&'static str),
     /// More processors than KVM can have.
     #[error(
         "A guest with {wanted} processors is more than this machine's KVM can have: {most}. Use fewer --cpus"
     )]
-    Processors {
-        /// Asked for.
-        wanted: u8,
-        /// Possible.
-        most: usize,
-    },
-    /// A request failed.
+    Processors { wanted: u8, most: usize },
     #[error("KVM refused to {0}. `bathy doctor` tests it; --engine uml does without it")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// What the processors are told does not fit.
-    #[error("What the guest is to be told about its processors is too much: {0:?}")]
+    /// The description of the processors does not fit.
+    #[error("The description of the guest's processors is too long: {0:?}")]
     Identity(vmm_sys_util::fam::Error),
     /// A descriptor could not be made.
     #[error("A descriptor cannot be made")]
     Descriptor(#[source] std::io::Error),
 }
 
-/// A virtual machine.
 #[derive(Debug)]
 pub struct Machine {
     vm: VmFd,
@@ -139,14 +131,14 @@ impl Machine {
         registers::set_first(first, entry).map_err(refused("set the first processor's registers"))
     }
 
-    /// The machine's parts: itself, to be kept open, and its processors, to be run.
+    /// The machine's parts: the machine itself, which has to stay open, and its processors, to be run.
     pub(crate) fn into_parts(self) -> (VmFd, Vec<VcpuFd>, Arc<GuestRam>) {
         (self.vm, self.cpus, self.ram)
     }
 }
 
-/// Keeps the guest from counting the processor's events, which tells more about its neighbours than about itself. Where KVM
-/// cannot be told, the processors are only not told that they could.
+/// Disables performance counters, which reveal more about a guest's neighbours than about itself. Where KVM cannot disable them,
+/// they are only left out of what CPUID offers.
 fn disable_counters(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let offered = kvm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into());
     if u32::try_from(offered).is_ok_and(|offered| offered & KVM_PMU_CAP_DISABLE != 0) {
@@ -157,8 +149,8 @@ fn disable_counters(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     Ok(())
 }
 
-/// Has the guest leave for two things that slow the whole host down: locked accesses across two cache lines, which stop the bus
-/// for everybody, and code that lets no interrupt in. Only newer processors can; on the others there is nothing to ask for.
+/// Has the guest leave for two things that slow the whole host down: locked accesses across two cache lines, which lock the
+/// bus for all processors, and code that lets no interrupt in. Only newer processors can; on the others there is nothing to ask for.
 fn leave_for_locks_and_hangs(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let notify = KVM_X86_NOTIFY_VMEXIT_ENABLED | KVM_X86_NOTIFY_VMEXIT_USER;
     for (cap, wanted) in
@@ -176,14 +168,14 @@ fn processor(kvm: &Kvm, vm: &VmFd, number: u8, count: u8) -> Result<VcpuFd, Mach
     let cpu = vm.create_vcpu(number.into()).map_err(refused("create a processor"))?;
     let offered =
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(refused("tell what its processors can do"))?;
-    let who = cpuid::Identity {
+    let who = cpuid::ProcessorId {
         number,
         count,
         deadline_timer: vm.check_extension(Cap::TscDeadlineTimer),
         no_extended_state: sys::host_is_emulated(),
     };
-    let told = cpuid::filtered(&offered, who).map_err(MachineError::Identity)?;
-    cpu.set_cpuid2(&told).map_err(refused("take what its processors can do"))?;
+    let entries = cpuid::filtered(&offered, who).map_err(MachineError::Identity)?;
+    cpu.set_cpuid2(&entries).map_err(refused("take what its processors can do"))?;
     registers::enable_fast_strings(&cpu).map_err(refused("let its processors copy quickly"))?;
     Ok(cpu)
 }

@@ -1,7 +1,7 @@
-//! The serial port: the kernel's first and last words, on their way to the keeper's console log.
+//! The serial port: the kernel's console output, on its way to the keeper's console log.
 //!
-//! One byte of it costs an exit of the guest, so it is no way to say much. Of what the log does not take only the end is
-//! kept: a guest that floods it waits for nobody and keeps nobody waiting (attack R4), and its last words are heard.
+//! Each byte costs an exit of the guest, so it is not for much output. While the log's pipe is full, only the end of the output
+//! is buffered: a guest that floods the port neither waits nor delays the keeper (attack R4), and its last lines are logged.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -13,10 +13,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// How much is collected before it is passed on, if no line ends before.
 const LINE: usize = 256;
-/// How much is kept for a log that takes nothing at present.
+/// How much is buffered while the log's pipe is full.
 const LATE: usize = 4096;
 
-/// The port.
 #[derive(Debug)]
 pub struct SerialPort(Serial<Line, NoEvents, Lines>);
 
@@ -33,11 +32,11 @@ impl SerialPort {
 
     /// The guest writes a register.
     pub fn write(&mut self, register: u8, value: u8) {
-        // What cannot be said or signalled is lost; the guest is not told, as a real port would not.
+        // Output or an interrupt that fails is lost without an error for the guest, as with a real port.
         let _ = self.0.write(register, value);
     }
 
-    /// Passes on what was said without ending the line.
+    /// Writes an unfinished line to the log.
     pub fn finish(&mut self) {
         self.0.writer_mut().pass_on();
     }
@@ -65,7 +64,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// All room is made here: a processor's thread had better not ask for memory.
+    /// All space is allocated here: a processor's thread should not allocate memory.
     fn new(log: OwnedFd) -> Self {
         Self { log, line: Vec::with_capacity(LINE), late: VecDeque::with_capacity(LATE + LINE) }
     }
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_lines_are_passed_on_and_the_last_words_too() {
+    fn whole_lines_are_passed_on_and_an_unfinished_one_at_the_end() {
         let (mut port, pipe) = port();
         b"one\ntw".iter().for_each(|byte| port.write(DATA, *byte));
         assert_eq!(said(&pipe), "one\n");

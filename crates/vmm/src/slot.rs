@@ -24,10 +24,8 @@ pub enum SlotError {
     /// Its interrupt or its notifications.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// Its queues.
     #[error("The device cannot be served")]
     Mmio(#[from] MmioError),
-    /// A descriptor.
     #[error("A descriptor cannot be made or watched")]
     Descriptor(#[source] io::Error),
 }
@@ -80,7 +78,7 @@ impl<D: VirtioDevice> Slot<D> {
 
     /// The device with its registers. While it is held, processors that want a register of it wait.
     pub fn lock(&self) -> MutexGuard<'_, Mmio<D>> {
-        // A panic ends the whole process: nobody is left to find the lock poisoned.
+        // A panic ends the whole process: no thread is left to find the lock poisoned.
         self.mmio.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

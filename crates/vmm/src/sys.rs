@@ -64,7 +64,7 @@ pub(crate) fn give_memory(vm: &VmFd, ram: &GuestRam) -> Result<(), kvm_ioctls::E
     Ok(())
 }
 
-/// The flag by which a thread that is about to enter the guest is told to come back at once.
+/// The flag by which a thread that is about to enter the guest is asked to return at once.
 ///
 /// It lies in memory that KVM shares with us, in the run structure of one virtual processor. This is a mapping of its
 /// own, apart from the one that the processor's thread uses: nothing else here ever refers to these bytes.
@@ -112,7 +112,7 @@ pub(crate) fn make_harmless(signal: i32) -> io::Result<()> {
 
 /// Sends `signal` to one thread of this process.
 pub(crate) fn interrupt(thread: i32, signal: i32) {
-    // SAFETY: the call has no memory arguments. It fails only if the thread is gone, which no thread of ours ever is.
+    // SAFETY: the call has no memory arguments. It fails only if the thread has exited, which no thread of ours does before.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal) };
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn host_is_emulated() -> bool {
     words.iter().flat_map(|word| word.to_le_bytes()).eq(SIGNATURE.iter().copied())
 }
 
-/// A file that is read from a place of our own: whoever else has it open moves the file's.
+/// A file with a read position of its own: other processes that have it open move the shared one.
 pub(crate) struct FileAt<'file> {
     pub(crate) file: &'file File,
     pub(crate) at: u64,

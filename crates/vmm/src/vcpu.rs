@@ -1,7 +1,7 @@
 //! One thread per virtual processor: it enters the guest, and does what the guest left for.
 //!
-//! These threads speak to nobody. What a guest asks of a device's registers they answer under the device's lock; the
-//! devices' work is done by the keeper's own thread. They have the tightest system call filter of all.
+//! These threads do no other I/O. They answer accesses to a device's registers under the device's lock; the devices' work is
+//! done by the keeper's own thread. They have the tightest system call filter of all.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -34,14 +34,11 @@ const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Processors could not be started.
 #[derive(Debug, Error)]
-pub enum StartError {
-    /// A thread.
+pub enum VcpuError {
     #[error("A virtual processor's thread cannot be started")]
     Thread(#[source] io::Error),
-    /// A descriptor.
     #[error("A descriptor cannot be made")]
     Descriptor(#[source] io::Error),
-    /// Its filter.
     #[error("A virtual processor's system calls cannot be filtered")]
     Filter(#[from] FilterError),
 }
@@ -64,7 +61,7 @@ pub enum Stop {
     /// The processor refused the guest's state.
     #[error("the processor refused to enter the guest (reason {0:#x})")]
     Entry(u64),
-    /// KVM says something that it never should here.
+    /// KVM reported an exit that cannot happen here.
     #[error("KVM left the guest for a reason that we do not handle ({0})")]
     Unknown(u32),
     /// The call itself failed.
@@ -86,7 +83,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// How many threads are out of the guest, because they were told to.
+    /// How many threads are out of the guest, because they were asked to.
     waiting: usize,
     /// Why the guest has ended; the first reason counts.
     stop: Option<Stop>,
@@ -95,7 +92,7 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic ends the whole process: nobody is left to find the lock poisoned.
+        // A panic ends the whole process: no thread is left to find the lock poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,21 +156,21 @@ impl Processors {
     ///
     /// # Errors
     /// When a thread cannot be started or confined.
-    pub fn start(machine: Machine, bus: Bus) -> Result<Self, StartError> {
+    pub fn start(machine: Machine, bus: Bus) -> Result<Self, VcpuError> {
         let (vm, cpus, ram) = machine.into_parts();
-        sys::make_harmless(KICK_SIGNAL).map_err(StartError::Thread)?;
+        sys::make_harmless(KICK_SIGNAL).map_err(VcpuError::Thread)?;
         let shared = Arc::new(Shared {
             bus,
             ram,
             held: AtomicBool::new(true),
             state: Mutex::default(),
             changed: Condvar::new(),
-            ended: sys::event().map_err(StartError::Descriptor)?,
+            ended: sys::event().map_err(VcpuError::Descriptor)?,
         });
         let filter = Arc::new(VCPU.compile()?);
         let mut threads = Vec::with_capacity(cpus.len());
         for (number, mut cpu) in cpus.into_iter().enumerate() {
-            let flag = ExitFlag::of(&cpu).map_err(StartError::Descriptor)?;
+            let flag = ExitFlag::of(&cpu).map_err(VcpuError::Descriptor)?;
             let (sender, receiver) = std::sync::mpsc::sync_channel(1);
             let (shared, filter) = (Arc::clone(&shared), Arc::clone(&filter));
             let body = move || {
@@ -188,8 +185,8 @@ impl Processors {
                 run(cpu, &shared, flag)
             };
             let builder = thread::Builder::new().name(format!("vcpu{number}")).stack_size(STACK);
-            builder.spawn(body).map_err(StartError::Thread)?;
-            let number = receiver.recv().map_err(|_| StartError::Thread(io::ErrorKind::BrokenPipe.into()))?;
+            builder.spawn(body).map_err(VcpuError::Thread)?;
+            let number = receiver.recv().map_err(|_| VcpuError::Thread(io::ErrorKind::BrokenPipe.into()))?;
             threads.push(Thread { number, flag });
         }
         let processors = Self { shared, threads, _vm: vm };
@@ -205,7 +202,7 @@ impl Processors {
                 Ok((state, _)) => state,
                 Err(poisoned) => poisoned.into_inner().0,
             };
-            // Whoever is still in the guest, or was just about to enter it, is asked again.
+            // A thread that is still in the guest, or was just about to enter it, is interrupted again.
             for thread in &self.threads {
                 sys::interrupt(thread.number, KICK_SIGNAL);
             }
@@ -238,7 +235,7 @@ impl Processors {
         self.shared.state().stop
     }
 
-    /// Passes on what the guest's kernel said last, if there was no room for it before.
+    /// Writes the rest of the guest kernel's output that did not fit the pipe before.
     pub fn finish_console(&self) {
         self.shared.bus.finish();
     }
@@ -253,7 +250,7 @@ impl Processors {
 /// is not entered: it is left before its first instruction.
 fn prepare(cpu: &mut VcpuFd, flag: ExitFlag) {
     flag.set(true);
-    // What it says is no use yet: if it is unable to run the guest, it will say so again.
+    // The result is ignored here: if KVM cannot run the guest, the next call fails too.
     let _ = cpu.run();
     flag.set(false);
 }

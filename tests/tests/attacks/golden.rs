@@ -11,7 +11,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bathy_jail::filter::{
-    Condition, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, GuestFilter, KEEPER, KEEPER_KVM, Test, VCPU,
+    Condition, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, GuestFilter, KEEPER, KEEPER_KVM, KILLS,
+    Otherwise, Test, VCPU,
 };
 use bathy_tests::kept::Home;
 use bathy_tests::repository;
@@ -139,11 +140,16 @@ fn describe_filter(filter: &Filter) -> String {
             format!("argument {} has {value:#x} of {mask:#x}", condition.argument)
         }
     };
-    let mut text = format!("otherwise: {:?}\n", filter.otherwise);
+    // A build that logs instead of killing differs in the first line of every table that kills.
+    let otherwise = match filter.otherwise {
+        Otherwise::Kill if !KILLS => "Log".to_owned(),
+        otherwise => format!("{otherwise:?}"),
+    };
+    let mut text = format!("otherwise: {otherwise}\n");
     for group in filter.groups {
         let _ = writeln!(text, "to {}:", group.purpose);
         for rule in group.rules {
-            let _ = writeln!(text, "  call {}", rule.call);
+            let _ = writeln!(text, "  {} ({})", rule.name, rule.call);
             for form in rule.forms {
                 let form: Vec<_> = form.iter().map(condition).collect();
                 let _ = writeln!(text, "    if {}", form.join(" and "));

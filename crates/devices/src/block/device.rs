@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fdatasync};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -17,8 +18,8 @@ use vm_memory::GuestMemoryBackend;
 use super::request::{Clears, Extent, HEADER_BYTES, Limits, ParseError, Request, Status, parse};
 use super::throttle::{Charge, Throttle};
 use super::{
-    BlockConfig, BlockError, BlockLimits, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES,
-    MAX_SEGMENT_BYTES, MAX_SEGMENTS, SECTOR,
+    BlockConfig, BlockError, BlockLimits, ID_BYTES, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES,
+    MAX_SEGMENTS, SECTOR,
 };
 use crate::bucket::Clock;
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
@@ -34,29 +35,29 @@ const ROUND_BYTES: u64 = 16 << 20;
 const FLUSH_COST: u64 = ROUND_BYTES / 4;
 const RANGE_COST: u64 = ROUND_BYTES / 64;
 
-/// How the driver is told to align discards: to the pages that the host's file systems give back.
+/// The alignment of discards that the driver is asked for: the pages that the host's file systems free.
 const DISCARD_ALIGNMENT: u32 = 8;
 
 /// A file as a disk.
 #[derive(Debug)]
 pub struct Block {
-    file: File,
-    config: BlockConfig,
-    sectors: u64,
-    acked_features: u64,
-    host_error: Option<io::ErrorKind>,
-    host_errors: u64,
-    traffic: Traffic,
-    throttle: Throttle,
-    chain: Chain,
+    pub(super) file: File,
+    pub(super) config: BlockConfig,
+    pub(super) sectors: u64,
+    pub(super) acked_features: u64,
+    pub(super) host_error: Option<io::ErrorKind>,
+    pub(super) host_errors: u64,
+    pub(super) traffic: Traffic,
+    pub(super) throttle: Throttle,
+    pub(super) chain: Chain,
 }
 
 /// How much a disk has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Bytes read.
+    /// Bytes that the guest read from the disk.
     pub read: u64,
-    /// Bytes written.
+    /// Bytes that the guest wrote to the disk.
     pub written: u64,
 }
 
@@ -97,33 +98,6 @@ impl Block {
         self
     }
 
-    /// Makes the disk that `state` describes again, on the same file or a copy of it.
-    ///
-    /// # Errors
-    /// When the file has another size, or does not fit otherwise.
-    pub fn restore(file: File, state: BlockState) -> Result<Self, BlockError> {
-        let BlockState { sectors, read_only, volatile, id, acked_features, throttle } = state;
-        let mut block = Self::new(file, BlockConfig { read_only, volatile, id, limits: throttle.limits })?;
-        if block.sectors != sectors {
-            return Err(BlockError::OtherDisk { saved: sectors, actual: block.sectors });
-        }
-        block.acked_features = acked_features & block.features();
-        block.throttle = Throttle::restore(throttle);
-        Ok(block)
-    }
-
-    /// The state between requests.
-    pub fn save(&self) -> BlockState {
-        BlockState {
-            sectors: self.sectors,
-            read_only: self.config.read_only,
-            volatile: self.config.volatile,
-            id: self.config.id.clone(),
-            acked_features: self.acked_features,
-            throttle: self.throttle.save(),
-        }
-    }
-
     /// Takes all limits off, for good; requests that wait are done with the next round of work.
     pub fn lift_limits(&mut self) {
         self.config.limits = BlockLimits::default();
@@ -131,7 +105,7 @@ impl Block {
     }
 
     /// The latest error of the host's that made a request fail, if there was one since the last call. The guest saw
-    /// an I/O error; the host may want to say that its disk is full.
+    /// an I/O error; the host may want to report that its disk is full.
     pub fn take_host_error(&mut self) -> Option<io::ErrorKind> {
         self.host_error.take()
     }
@@ -211,7 +185,7 @@ impl Block {
         }
     }
 
-    /// Whether somebody relies on what was written after the sandbox's end.
+    /// Whether what was written has to outlive the sandbox.
     fn is_durable(&self) -> bool {
         !self.config.volatile && !self.config.read_only
     }

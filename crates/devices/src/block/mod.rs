@@ -6,6 +6,7 @@
 
 mod device;
 mod request;
+mod state;
 #[cfg(test)]
 mod tests;
 mod throttle;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use device::{Block, Traffic};
+pub use state::{BlockState, ThrottleState};
 
 /// Requests address the disk in units of this many bytes.
 pub const SECTOR: u64 = 512;
@@ -62,7 +64,7 @@ pub enum BlockError {
         /// Sectors of the file.
         actual: u64,
     },
-    /// The chain has no room for a request's header.
+    /// The chain is too short for a request's header.
     #[error("The guest's request has {0} bytes, less than a header")]
     NoHeader(u32),
     /// The chain has no byte to write the status to.
@@ -78,7 +80,7 @@ pub const BURST_SECONDS: u64 = 4;
 pub struct BlockLimits {
     /// Bytes written. Ranges that are discarded or zeroed count as data, by what they cost the host.
     pub write_bandwidth: Option<u64>,
-    /// Bytes read.
+    /// Bytes that may be read per second.
     pub read_bandwidth: Option<u64>,
     /// Flushes that reach stable storage; those of a disk that does not outlive its sandbox cost nothing.
     pub flushes: Option<u64>,
@@ -87,7 +89,7 @@ pub struct BlockLimits {
 /// What the host decides about a disk.
 #[derive(Clone, Debug, Default)]
 pub struct BlockConfig {
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// The disk does not outlive the sandbox, so flushing it to stable storage would be wasted.
     pub volatile: bool,
@@ -95,34 +97,4 @@ pub struct BlockConfig {
     pub id: String,
     /// How fast it may be used.
     pub limits: BlockLimits,
-}
-
-/// What is left of a disk's limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThrottleState {
-    /// The limits.
-    pub limits: BlockLimits,
-    /// Bytes that may be written without waiting.
-    pub write_tokens: u64,
-    /// Bytes that may be read without waiting.
-    pub read_tokens: u64,
-    /// Flushes that need not wait.
-    pub flush_tokens: u64,
-}
-
-/// A block device's state between requests, apart from its file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockState {
-    /// The disk's size.
-    pub sectors: u64,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// Flushing is a no-op.
-    pub volatile: bool,
-    /// The disk's name.
-    pub id: String,
-    /// What the driver accepted.
-    pub acked_features: u64,
-    /// What is left of its limits.
-    pub throttle: ThrottleState,
 }

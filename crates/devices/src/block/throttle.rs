@@ -14,7 +14,6 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Charge {
     Nothing,
-    /// So many bytes.
     Read(u64),
     /// So many bytes, or work that counts as much.
     Write(u64),

@@ -5,11 +5,10 @@ use std::collections::VecDeque;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use virtio_queue::Queue;
 
-use super::request::{CONTROL_BYTES, FromGuest, MAX_MESSAGE_BYTES};
-use super::session::{Hangup, MAX_WAITING, Session};
+use super::request::{CONTROL_BYTES, DriverMessage};
+use super::session::{Hangup, Session};
 use super::{
-    BUFFER_BYTES, CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, ConsoleError, ConsoleState, MAX_CHAIN_BYTES, RX_QUEUE,
-    TX_QUEUE,
+    BUFFER_BYTES, CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, ConsoleError, MAX_CHAIN_BYTES, RX_QUEUE, TX_QUEUE,
 };
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
@@ -25,61 +24,17 @@ const F_MULTIPORT: u32 = 1;
 /// [`follow_up`](VirtioDevice::follow_up) names.
 #[derive(Debug, Default)]
 pub struct Console {
-    to_guest: VecDeque<u8>,
-    from_guest: VecDeque<u8>,
-    session: Session,
-    acked_features: u64,
-    chain: Chain,
+    pub(super) to_guest: VecDeque<u8>,
+    pub(super) from_guest: VecDeque<u8>,
+    pub(super) session: Session,
+    pub(super) acked_features: u64,
+    pub(super) chain: Chain,
 }
 
 impl Console {
     /// Makes a console that no guest has found yet.
     pub fn new() -> Self {
         Self { chain: Chain::new(), ..Self::default() }
-    }
-
-    /// Makes the console that `state` describes again.
-    ///
-    /// # Errors
-    /// When the state holds more than a console can.
-    pub fn restore(state: ConsoleState) -> Result<Self, ConsoleError> {
-        let ConsoleState { to_guest, from_guest, control, .. } = state;
-        let full = to_guest.len() > BUFFER_BYTES || from_guest.len() > BUFFER_BYTES;
-        if full
-            || control.len() > MAX_WAITING
-            || control.iter().any(|message| message.len() > MAX_MESSAGE_BYTES)
-        {
-            return Err(ConsoleError::State);
-        }
-        let mut console = Self::new();
-        console.to_guest = to_guest.into();
-        console.from_guest = from_guest.into();
-        console.session.waiting = control.into();
-        console.session.port_ready = state.port_ready;
-        console.session.guest_open = state.guest_open;
-        console.session.host_open = state.host_open;
-        console.session.hangup = state.hangup;
-        console.session.sessions = state.sessions;
-        console.acked_features = state.acked_features & console.features();
-        for queue in 0..console.queue_count() {
-            console.session.mark(queue);
-        }
-        Ok(console)
-    }
-
-    /// The state between rounds of work.
-    pub fn save(&self) -> ConsoleState {
-        ConsoleState {
-            to_guest: self.to_guest.iter().copied().collect(),
-            from_guest: self.from_guest.iter().copied().collect(),
-            control: self.session.waiting.iter().cloned().collect(),
-            port_ready: self.session.port_ready,
-            guest_open: self.session.guest_open,
-            host_open: self.session.host_open,
-            hangup: self.session.hangup,
-            sessions: self.session.sessions,
-            acked_features: self.acked_features,
-        }
     }
 
     /// Queues data for the guest; returns how much of it fitted. It is delivered once a guest process has the port
@@ -178,7 +133,7 @@ impl Console {
         Ok(())
     }
 
-    fn tell_guest(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
+    fn send_control(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<(), DeviceError> {
         while !self.session.waiting.is_empty() && ring.pop(chain)? {
             let Some(message) = self.session.waiting.pop_front() else { break };
             let written = chain.write(ring.mem(), 0, &message)?;
@@ -197,7 +152,7 @@ impl Console {
             if chain.read(ring.mem(), 0, &mut raw)? != raw.len() {
                 return Err(ConsoleError::ShortControl(chain.readable_bytes()).into());
             }
-            self.session.handle(FromGuest::parse(raw)?);
+            self.session.handle(DriverMessage::parse(raw)?);
             ring.complete(chain, 0)?;
         }
         Ok(())
@@ -236,7 +191,7 @@ impl VirtioDevice for Console {
         let outcome = match index {
             RX_QUEUE => run_round(queue, mem, |ring| self.fill_guest(ring, &mut chain)),
             TX_QUEUE => run_round(queue, mem, |ring| self.drain_guest(ring, &mut chain)),
-            CONTROL_RX_QUEUE => run_round(queue, mem, |ring| self.tell_guest(ring, &mut chain)),
+            CONTROL_RX_QUEUE => run_round(queue, mem, |ring| self.send_control(ring, &mut chain)),
             CONTROL_TX_QUEUE => run_round(queue, mem, |ring| self.on_control_message(ring, &mut chain)),
             _ => Err(DeviceError::NoSuchQueue(index)),
         };

@@ -8,14 +8,15 @@
 mod device;
 mod request;
 mod session;
+mod state;
 #[cfg(test)]
 mod tests;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use device::Console;
 pub use session::Hangup;
+pub use state::ConsoleState;
 
 /// The queue with the guest's buffers for data from the host.
 pub const RX_QUEUE: usize = 0;
@@ -41,7 +42,7 @@ pub enum ConsoleError {
     /// A chain of data that is longer than the device takes.
     #[error("The guest sent {0} bytes in one chain, more than {MAX_CHAIN_BYTES}")]
     LongChain(u32),
-    /// A chain for data or messages from the host that has no room for them.
+    /// A chain that is too small for data or messages from the host.
     #[error("The guest offered a buffer of {0} bytes, too small to be used")]
     SmallBuffer(u32),
     /// A control message that is cut short.
@@ -50,33 +51,10 @@ pub enum ConsoleError {
     /// A control message about a port that was never offered.
     #[error("The guest named port {0}, which does not exist")]
     NoSuchPort(u32),
-    /// A control message that only the host may send, or that nobody knows.
+    /// A control message that only the host may send, or that virtio does not define.
     #[error("The guest sent control event {0}, which no driver sends")]
     UnknownControl(u16),
     /// A saved state with more in its buffers than they hold.
     #[error("The saved console state does not fit its buffers")]
     State,
-}
-
-/// A console's state between rounds of work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConsoleState {
-    /// Data that the guest has not received yet.
-    pub to_guest: Vec<u8>,
-    /// Data that the host has not taken yet.
-    pub from_guest: Vec<u8>,
-    /// Control messages that the guest has not received yet.
-    pub control: Vec<Vec<u8>>,
-    /// The guest's driver has set the port up.
-    pub port_ready: bool,
-    /// A guest process has the port open.
-    pub guest_open: bool,
-    /// The guest was told that the host has its end open.
-    pub host_open: bool,
-    /// How far a hang-up has come.
-    pub hangup: Hangup,
-    /// How often the port was opened.
-    pub sessions: u64,
-    /// What the driver accepted.
-    pub acked_features: u64,
 }

@@ -15,18 +15,17 @@ const PORT_READY: u16 = 3;
 const PORT_OPEN: u16 = 6;
 const PORT_NAME: u16 = 7;
 
-/// The only port.
 const PORT: u32 = 0;
 
-/// What the guest's driver tells us.
+/// A control message from the guest's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FromGuest {
+pub(super) enum DriverMessage {
     DeviceReady(bool),
     PortReady(bool),
     PortOpen(bool),
 }
 
-impl FromGuest {
+impl DriverMessage {
     pub(super) fn parse(raw: [u8; CONTROL_BYTES]) -> Result<Self, ConsoleError> {
         let [p0, p1, p2, p3, e0, e1, v0, v1] = raw;
         let port = u32::from_le_bytes([p0, p1, p2, p3]);
@@ -43,15 +42,15 @@ impl FromGuest {
     }
 }
 
-/// What we tell the guest's driver.
+/// A control message to the guest's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ToGuest {
+pub(super) enum HostMessage {
     AddPort,
     NamePort(&'static str),
     SetOpen(bool),
 }
 
-impl ToGuest {
+impl HostMessage {
     pub(super) fn encode(self) -> Vec<u8> {
         let (event, value, payload) = match self {
             Self::AddPort => (PORT_ADD, 1, ""),

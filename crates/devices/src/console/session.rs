@@ -1,15 +1,16 @@
-//! Who is on the line: the port's two ends, and how the host hangs up so that nothing of one session reaches the next.
+//! The session: which of the port's two ends are open, and how the host hangs up so that no byte of one session reaches the
+//! next.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::request::{FromGuest, ToGuest};
+use super::request::{DriverMessage, HostMessage};
 use super::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, PORT_NAME, RX_QUEUE, TX_QUEUE};
 
 /// The most control messages that wait for the guest.
 pub(super) const MAX_WAITING: usize = 16;
-/// Above this many, messages of the guest's wait: there has to be room for the two that answer one of them, and for
+/// Above this many, messages of the guest's wait: there has to be space for the two that answer one of them, and for
 /// the two of a hang-up.
 const MAX_BEFORE_ANSWERING: usize = MAX_WAITING - 4;
 
@@ -19,7 +20,7 @@ pub enum Hangup {
     /// None is under way.
     #[default]
     None,
-    /// The guest was told that the host is gone, and has to close its end.
+    /// The guest was informed that the host closed its end, and has to close its own.
     AwaitClose,
     /// The guest closed its end; what it sent before is thrown away, then the host is back.
     Drain,
@@ -31,11 +32,12 @@ pub(super) struct Session {
     pub(super) waiting: VecDeque<Vec<u8>>,
     pub(super) port_ready: bool,
     pub(super) guest_open: bool,
-    /// What the guest was last told about the host's end.
+    /// Whether the last message to the guest said that the host's end is open.
     pub(super) host_open: bool,
     pub(super) hangup: Hangup,
     pub(super) sessions: u64,
-    work: [bool; 4],
+    /// Which queues have work to do.
+    pub(super) work: [bool; 4],
 }
 
 impl Session {
@@ -50,24 +52,24 @@ impl Session {
         self.hangup != Hangup::Drain && self.waiting.len() <= MAX_BEFORE_ANSWERING
     }
 
-    pub(super) fn handle(&mut self, message: FromGuest) {
+    pub(super) fn handle(&mut self, message: DriverMessage) {
         match message {
-            FromGuest::DeviceReady(true) => self.say(ToGuest::AddPort),
-            FromGuest::PortReady(true) => {
+            DriverMessage::DeviceReady(true) => self.say(HostMessage::AddPort),
+            DriverMessage::PortReady(true) => {
                 self.port_ready = true;
-                self.say(ToGuest::NamePort(PORT_NAME));
+                self.say(HostMessage::NamePort(PORT_NAME));
                 self.set_host_open(true);
             }
-            FromGuest::DeviceReady(false) | FromGuest::PortReady(false) => {
+            DriverMessage::DeviceReady(false) | DriverMessage::PortReady(false) => {
                 self.port_ready = false;
                 self.guest_open = false;
             }
-            FromGuest::PortOpen(true) => {
+            DriverMessage::PortOpen(true) => {
                 self.guest_open = true;
                 self.sessions = self.sessions.wrapping_add(1);
                 self.mark(RX_QUEUE);
             }
-            FromGuest::PortOpen(false) => {
+            DriverMessage::PortOpen(false) => {
                 self.guest_open = false;
                 if self.hangup == Hangup::AwaitClose {
                     self.hangup = Hangup::Drain;
@@ -91,7 +93,7 @@ impl Session {
         self.mark(TX_QUEUE);
     }
 
-    /// All data of the old session is gone: the host is back on the line.
+    /// All data of the old session has been discarded: the host opens its end again.
     pub(super) fn drained(&mut self) {
         self.hangup = Hangup::None;
         if self.port_ready && !self.host_open {
@@ -102,10 +104,10 @@ impl Session {
 
     fn set_host_open(&mut self, open: bool) {
         self.host_open = open;
-        self.say(ToGuest::SetOpen(open));
+        self.say(HostMessage::SetOpen(open));
     }
 
-    fn say(&mut self, message: ToGuest) {
+    fn say(&mut self, message: HostMessage) {
         self.waiting.push_back(message.encode());
         self.mark(CONTROL_RX_QUEUE);
     }

@@ -8,7 +8,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::Queue;
 
-use super::{BURST_BYTES, BYTES_PER_SECOND, EntropyError, EntropyState};
+use super::{BURST_BYTES, BYTES_PER_SECOND, EntropyError};
 use crate::bucket::{Bucket, Clock, monotonic};
 use crate::device::{DeviceError, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
@@ -19,10 +19,10 @@ const WORTHWHILE_BYTES: u64 = 1024;
 
 /// Random bytes from the host's kernel.
 pub struct Entropy {
-    bucket: Bucket,
-    clock: Clock,
-    acked_features: u64,
-    chain: Chain,
+    pub(super) bucket: Bucket,
+    pub(super) clock: Clock,
+    pub(super) acked_features: u64,
+    pub(super) chain: Chain,
 }
 
 impl fmt::Debug for Entropy {
@@ -49,33 +49,20 @@ impl Entropy {
         Self { bucket, clock, acked_features: 0, chain: Chain::new() }
     }
 
-    /// Makes the device that `state` describes again.
-    pub fn restore(state: EntropyState) -> Self {
-        let mut device = Self::new();
-        device.bucket.set_tokens(state.tokens);
-        device.acked_features = state.acked_features & device.features();
-        device
-    }
-
-    /// The state between requests.
-    pub fn save(&self) -> EntropyState {
-        EntropyState { tokens: self.bucket.tokens(), acked_features: self.acked_features }
-    }
-
     /// Answers requests; returns how long to wait when the bucket is empty.
     fn work(&mut self, ring: &mut Ring<'_>, chain: &mut Chain) -> Result<Option<Duration>, DeviceError> {
         self.bucket.refill((self.clock)());
         while ring.pop(chain)? {
             let wanted = u64::from(chain.writable_bytes());
             if wanted == 0 {
-                return Err(EntropyError::NoRoom.into());
+                return Err(EntropyError::NoBuffer.into());
             }
             let worthwhile = wanted.min(WORTHWHILE_BYTES);
             if self.bucket.tokens() < worthwhile {
                 ring.put_back();
                 return Ok(Some(self.bucket.time_until(worthwhile)));
             }
-            // A request need not be filled: the guest is told how much it got.
+            // A request need not be filled: its length in the used ring is what the guest got.
             let granted = wanted.min(self.bucket.tokens());
             let written = fill(chain, ring.mem(), granted)?;
             self.bucket.take(u64::from(written));

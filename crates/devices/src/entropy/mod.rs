@@ -3,15 +3,16 @@
 //! Random bytes cost the host time, so a guest that asks for gigabytes gets them no faster than the bucket refills.
 
 mod device;
+mod state;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use device::Entropy;
+pub use state::EntropyState;
 
 /// The most random bytes that a guest can take at once.
 pub const BURST_BYTES: u64 = 64 << 10;
@@ -22,19 +23,10 @@ pub const BYTES_PER_SECOND: u64 = 1 << 20;
 /// What stops the entropy device.
 #[derive(Debug, Error)]
 pub enum EntropyError {
-    /// A request without room for a single byte.
-    #[error("The guest asked for random bytes and left no room for them")]
-    NoRoom,
+    /// A request with no byte that the device may write.
+    #[error("The guest asked for random bytes and gave no buffer for them")]
+    NoBuffer,
     /// The host's source failed.
     #[error("The host has no random bytes")]
     Source(#[source] io::Error),
-}
-
-/// An entropy device's state between requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EntropyState {
-    /// Bytes that may be taken without waiting.
-    pub tokens: u64,
-    /// What the driver accepted.
-    pub acked_features: u64,
 }

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 /// Frames that went one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
-    /// How many frames.
+pub struct FrameCount {
+    /// How many frames were counted.
     pub frames: u64,
     /// How many bytes they had, without the headers of virtio.
     pub bytes: u64,
 }
 
-impl Traffic {
+impl FrameCount {
     pub(super) fn count(&mut self, length: usize) {
         self.frames = self.frames.wrapping_add(1);
         self.bytes = self.bytes.wrapping_add(u64::try_from(length).unwrap_or(u64::MAX));
@@ -25,7 +25,7 @@ pub struct Dropped {
     pub short: u64,
     /// From the guest: longer than the link allows.
     pub long: u64,
-    /// From the guest: to be segmented in a way that nobody knows.
+    /// From the guest: to be segmented in a way that virtio does not define.
     pub unknown_gso: u64,
     /// From the guest: to be segmented or completed though the driver never accepted that.
     pub not_negotiated: u64,
@@ -59,9 +59,9 @@ impl Dropped {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Frames from the guest that were passed on.
-    pub from_guest: Traffic,
+    pub from_guest: FrameCount,
     /// Frames that the guest has received.
-    pub to_guest: Traffic,
+    pub to_guest: FrameCount,
     /// Frames that were neither.
     pub dropped: Dropped,
 }

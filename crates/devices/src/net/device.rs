@@ -6,11 +6,8 @@ use virtio_queue::Queue;
 
 use super::counters::{Counters, Reason};
 use super::frames::Frames;
-use super::header::{Accepted, FEATURES, FromGuest, HEADER_BYTES};
-use super::{
-    BUFFER_FRAMES, MAX_FRAME_BYTES, MAX_LARGE_FRAME_BYTES, MIN_FRAME_BYTES, MTU, NetError, NetState,
-    RX_QUEUE, Refused, TX_QUEUE,
-};
+use super::header::{Accepted, FEATURES, FrameHeader, HEADER_BYTES};
+use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, MTU, NetError, RX_QUEUE, Refused, TX_QUEUE};
 use crate::device::{DeviceError, MAX_QUEUE_SIZE, Outcome, TRANSPORT_FEATURES, VirtioDevice, read_space};
 use crate::memory::GuestMemory;
 use crate::ring::{Chain, Done, Ring, run_round};
@@ -23,22 +20,22 @@ use crate::ring::{Chain, Done, Ring, run_round};
 /// the queues that [`follow_up`](VirtioDevice::follow_up) names.
 #[derive(Debug)]
 pub struct Net {
-    mac: [u8; 6],
-    link_up: bool,
-    to_guest: Frames,
-    from_guest: Frames,
-    counters: Counters,
-    acked_features: u64,
+    pub(super) mac: [u8; 6],
+    pub(super) link_up: bool,
+    pub(super) to_guest: Frames,
+    pub(super) from_guest: Frames,
+    pub(super) counters: Counters,
+    pub(super) acked_features: u64,
     /// A frame stayed in the transmit queue because the buffer was full.
-    stalled: bool,
+    pub(super) stalled: bool,
     /// Which queues have work to do.
-    work: [bool; 2],
-    chains: Chains,
+    pub(super) work: [bool; 2],
+    pub(super) chains: Chains,
 }
 
-/// What a frame's chains are copied to, kept so that no frame allocates.
+/// Copies of a frame's chains, reused so that no frame allocates.
 #[derive(Debug, Default)]
-struct Chains {
+pub(super) struct Chains {
     first: Chain,
     next: Chain,
     done: Vec<Done>,
@@ -70,33 +67,6 @@ impl Net {
         }
     }
 
-    /// Makes the device that `state` describes again.
-    ///
-    /// # Errors
-    /// When the state holds more than a device can, or frames that no device takes.
-    pub fn restore(state: &NetState) -> Result<Self, NetError> {
-        let mut net = Self::new(state.mac);
-        fill(&mut net.to_guest, &state.to_guest, MAX_FRAME_BYTES)?;
-        fill(&mut net.from_guest, &state.from_guest, MAX_LARGE_FRAME_BYTES)?;
-        net.link_up = state.link_up;
-        net.counters = state.counters;
-        net.acked_features = state.acked_features & net.features();
-        net.work = [true; 2];
-        Ok(net)
-    }
-
-    /// The state between rounds of work.
-    pub fn save(&self) -> NetState {
-        NetState {
-            mac: self.mac,
-            link_up: self.link_up,
-            to_guest: self.to_guest.iter().map(<[u8]>::to_vec).collect(),
-            from_guest: self.from_guest.iter().map(<[u8]>::to_vec).collect(),
-            counters: self.counters,
-            acked_features: self.acked_features,
-        }
-    }
-
     /// The oldest frame from the guest that was not taken yet. It stays until [`drop_frame`](Self::drop_frame).
     pub fn frame(&self) -> Option<&[u8]> {
         self.from_guest.first()
@@ -109,7 +79,7 @@ impl Net {
         }
     }
 
-    /// Whether there is room for another frame to the guest, of any length.
+    /// Whether the buffer has space for another frame to the guest, of any length.
     pub fn wants_frames(&self) -> bool {
         self.to_guest.has_room(MAX_FRAME_BYTES)
     }
@@ -117,7 +87,7 @@ impl Net {
     /// Hands over a frame for the guest; its checksums have to be right. While the link is down it is dropped.
     ///
     /// # Errors
-    /// When there is no room, which [`wants_frames`](Self::wants_frames) tells beforehand, or no frame has this length.
+    /// When the buffer is full, which [`wants_frames`](Self::wants_frames) tells beforehand, or no frame has this length.
     pub fn offer(&mut self, frame: &[u8]) -> Result<(), Refused> {
         check_length(frame.len())?;
         let space = self.space().and_then(|space| space.get_mut(..frame.len())).ok_or(Refused::Full)?;
@@ -125,7 +95,7 @@ impl Net {
         self.commit(frame.len())
     }
 
-    /// Where the next frame for the guest will lie: room for the longest one, or nothing while there is none. What is
+    /// Where the next frame for the guest will lie: space for the longest one, or `None` while the buffer is full. What is
     /// written there is handed over with [`commit`](Self::commit).
     pub fn space(&mut self) -> Option<&mut [u8]> {
         self.to_guest.space(MAX_FRAME_BYTES)
@@ -161,8 +131,8 @@ impl Net {
 
     /// Takes the link down or up. Taken down, it loses all frames that wait on it, and those that come later.
     ///
-    /// The guest finds the state in the configuration space, where its driver looks when it starts. It is not told of a
-    /// change: no transport here sends an interrupt for that.
+    /// The guest finds the state in the configuration space, where its driver looks when it starts. No
+    /// transport here sends an interrupt when it changes.
     pub fn set_link(&mut self, up: bool) {
         self.link_up = up;
         if !up {
@@ -191,7 +161,7 @@ impl Net {
                 return Err(NetError::ShortHeader(chain.readable_bytes()).into());
             }
             let length = (chain.readable_bytes() as usize).saturating_sub(HEADER_BYTES);
-            let verdict = FromGuest::parse(raw).check(length, accepted);
+            let verdict = FrameHeader::parse(raw).check(length, accepted);
             match if self.link_up { verdict } else { Err(Reason::LinkDown) } {
                 Err(reason) => self.counters.dropped.count(reason),
                 Ok(()) => {
@@ -286,13 +256,6 @@ fn room_behind(header: u32, chain: &Chain) -> Result<usize, NetError> {
 
 fn check_length(length: usize) -> Result<(), Refused> {
     if (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&length) { Ok(()) } else { Err(Refused::Length(length)) }
-}
-
-fn fill(frames: &mut Frames, saved: &[Vec<u8>], longest: usize) -> Result<(), NetError> {
-    let fits = |frame: &Vec<u8>| (MIN_FRAME_BYTES..=longest).contains(&frame.len());
-    let complete =
-        saved.len() <= BUFFER_FRAMES && saved.iter().all(|frame| fits(frame) && frames.push(frame));
-    if complete { Ok(()) } else { Err(NetError::State) }
 }
 
 impl VirtioDevice for Net {

@@ -7,7 +7,7 @@ use super::{BUFFER_BYTES, BUFFER_FRAMES};
 
 /// Where a frame lies.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Span {
     start: usize,
     length: usize,
 }
@@ -18,31 +18,30 @@ pub(super) struct Frames {
     /// Empty until there is a first frame.
     block: Vec<u8>,
     /// Frames start one after the other, and from the block's start again when its end is too near.
-    places: VecDeque<Place>,
+    spans: VecDeque<Span>,
     /// What [`space`](Self::space) gave out last. Frames that are removed in the meantime do not touch it.
-    reserved: Option<Place>,
+    reserved: Option<Span>,
 }
 
 impl Frames {
-    /// The oldest frame.
     pub(super) fn first(&self) -> Option<&[u8]> {
-        self.places.front().and_then(|place| self.slice(*place))
+        self.spans.front().and_then(|span| self.slice(*span))
     }
 
     /// Removes the oldest frame; `false` when there is none.
     pub(super) fn drop_first(&mut self) -> bool {
-        self.places.pop_front().is_some()
+        self.spans.pop_front().is_some()
     }
 
     /// All frames, the oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.places.iter().filter_map(|place| self.slice(*place))
+        self.spans.iter().filter_map(|span| self.slice(*span))
     }
 
     /// Removes all frames; returns how many there were.
     pub(super) fn clear(&mut self) -> usize {
-        let count = self.places.len();
-        self.places.clear();
+        let count = self.spans.len();
+        self.spans.clear();
         count
     }
 
@@ -51,43 +50,43 @@ impl Frames {
         self.start_for(length).is_some()
     }
 
-    /// The bytes where the next frame will lie, if there is room for one of `length` bytes. They hold whatever was
+    /// The bytes where the next frame will lie, if the buffer has space for one of `length` bytes. They hold whatever was
     /// there before.
     pub(super) fn space(&mut self, length: usize) -> Option<&mut [u8]> {
         let start = self.start_for(length)?;
         if self.block.is_empty() {
             self.block = vec![0; BUFFER_BYTES];
-            self.places.reserve_exact(BUFFER_FRAMES);
+            self.spans.reserve_exact(BUFFER_FRAMES);
         }
-        self.reserved = Some(Place { start, length });
+        self.reserved = Some(Span { start, length });
         self.block.get_mut(start..start.checked_add(length)?)
     }
 
     /// Adds the frame that was written to the first `length` bytes of the [`space`](Self::space) that was given out last;
     /// `false` when that was shorter, or holds a frame already.
     pub(super) fn commit(&mut self, length: usize) -> bool {
-        let place = self.reserved.take().filter(|reserved| length <= reserved.length);
-        self.places.extend(place.map(|reserved| Place { length, ..reserved }));
-        place.is_some()
+        let span = self.reserved.take().filter(|reserved| length <= reserved.length);
+        self.spans.extend(span.map(|reserved| Span { length, ..reserved }));
+        span.is_some()
     }
 
-    /// Adds a copy of a frame; `false` when there is no room for it.
+    /// Adds a copy of a frame; `false` when the buffer has no space for it.
     pub(super) fn push(&mut self, frame: &[u8]) -> bool {
         let Some(space) = self.space(frame.len()) else { return false };
         space.copy_from_slice(frame);
         self.commit(frame.len())
     }
 
-    fn slice(&self, place: Place) -> Option<&[u8]> {
-        self.block.get(place.start..place.start.checked_add(place.length)?)
+    fn slice(&self, span: Span) -> Option<&[u8]> {
+        self.block.get(span.start..span.start.checked_add(span.length)?)
     }
 
     /// Where a frame of `length` bytes would start.
     fn start_for(&self, length: usize) -> Option<usize> {
-        if self.places.len() >= BUFFER_FRAMES {
+        if self.spans.len() >= BUFFER_FRAMES {
             return None;
         }
-        let (Some(oldest), Some(newest)) = (self.places.front(), self.places.back()) else {
+        let (Some(oldest), Some(newest)) = (self.spans.front(), self.spans.back()) else {
             // Starting over when there is nothing keeps the same few pages in use.
             return (length <= BUFFER_BYTES).then_some(0);
         };

@@ -65,7 +65,7 @@ const DATA_VALID: u8 = VIRTIO_NET_HDR_F_DATA_VALID as u8;
 
 /// The header of a frame from the guest, as far as anything in it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FromGuest {
+pub(super) struct FrameHeader {
     flags: u8,
     gso_type: u8,
     csum_start: u16,
@@ -73,9 +73,9 @@ pub(super) struct FromGuest {
     num_buffers: u16,
 }
 
-impl FromGuest {
+impl FrameHeader {
     pub(super) fn parse(raw: [u8; HEADER_BYTES]) -> Self {
-        // Between these are the headers' length and the segments' size, which nobody needs.
+        // Between these are the headers' length and the segments' size, which are not used.
         let [flags, gso_type, _, _, _, _, s0, s1, o0, o1, n0, n1] = raw;
         Self {
             flags,

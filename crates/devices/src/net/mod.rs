@@ -1,4 +1,4 @@
-//! The network device: whole Ethernet frames between the guest and whoever owns its link.
+//! The network device: whole Ethernet frames between the guest and the owner of its link.
 //!
 //! Frames are opaque here; who may talk to whom is decided elsewhere. Both directions have a bounded buffer. When the
 //! one from the guest is full, frames stay in the guest's own queue until some were taken out, so a guest that floods
@@ -12,14 +12,15 @@ mod counters;
 mod device;
 mod frames;
 mod header;
+mod state;
 #[cfg(test)]
 mod tests;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use counters::{Counters, Dropped, Traffic};
+pub use counters::{Counters, Dropped, FrameCount};
 pub use device::Net;
+pub use state::NetState;
 
 /// The queue with the guest's buffers for frames from the host.
 pub const RX_QUEUE: usize = 0;
@@ -56,7 +57,7 @@ pub enum NetError {
     /// A chain in the receive queue with a buffer that the device may only read.
     #[error("The guest put a readable buffer of {0} bytes where frames are received")]
     ReadableBuffer(u32),
-    /// A chain in the receive queue without room for what has to be there.
+    /// A chain in the receive queue that is too small for a header.
     #[error("The guest offered a buffer of {0} bytes, too small to receive anything")]
     SmallBuffer(u32),
     /// A saved state with more in its buffers than they hold.
@@ -67,27 +68,10 @@ pub enum NetError {
 /// Why a frame for the guest was not taken.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no room now: try again after the guest has received some.
+    /// The buffer is full: try again after the guest has received some frames.
     #[error("The buffer of frames for the guest is full")]
     Full,
     /// No frame has this length.
     #[error("A frame of {0} bytes is shorter than {MIN_FRAME_BYTES} or longer than {MAX_FRAME_BYTES}")]
     Length(usize),
-}
-
-/// A network device's state between rounds of work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NetState {
-    /// The guest's address on the link.
-    pub mac: [u8; 6],
-    /// The link is up.
-    pub link_up: bool,
-    /// Frames that the guest has not received yet.
-    pub to_guest: Vec<Vec<u8>>,
-    /// Frames from the guest that were not taken yet.
-    pub from_guest: Vec<Vec<u8>>,
-    /// What has happened so far.
-    pub counters: Counters,
-    /// What the driver accepted.
-    pub acked_features: u64,
 }

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_process_begins_although_the_callers_own_group_was_killed_before() {
         let Some(mount) = v2_mount().filter(|_| rustix::process::geteuid().is_root()) else {
-            // Nobody can have such a group here.
+            // No user can have such a group here.
             let group = Cgroup::create(&format!("none-{}", std::process::id()), &CgroupLimits::default());
             assert!(group.unwrap().guest_entrance().unwrap().v2.is_none());
             return;

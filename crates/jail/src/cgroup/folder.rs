@@ -65,7 +65,7 @@ pub fn older_than(parent: &Path, prefix: &str, age: Duration) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Ends every process that is in the group at this moment, and nobody else: a number that is used anew between looking
+/// Ends every process that is in the group at this moment, and no other: a number that is used anew between looking
 /// and ending is noticed, because the list is read again once the process is held by a descriptor.
 pub fn end_processes(folder: &Path) {
     let held: Vec<_> = processes(folder)

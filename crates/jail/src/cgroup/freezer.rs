@@ -29,7 +29,7 @@ impl CgroupFreezer {
     pub fn freeze(&self) -> Result<(), CgroupError> {
         let result = self.set(true);
         if result.is_err() {
-            // Half frozen would be neither: whoever asked believes that the sandbox runs.
+            // Thawed again, so that a sandbox whose freezing failed really runs, as its owner then assumes.
             let _ = self.set(false);
         }
         result

@@ -1,4 +1,4 @@
-//! Where this process stands in the machine's control groups.
+//! This process's place in the machine's control groups.
 //!
 //! Version 1 has a tree per controller or set of controllers, version 2 one tree for all; a machine can have both.
 
@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 /// How many folders of one tree are looked through for groups that were left behind.
 const SEARCH_LIMIT: usize = 20_000;
 
-/// One mounted tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tree {
     /// The controllers of a version 1 tree; `None` for the version 2 tree.
@@ -33,14 +32,13 @@ pub struct Hierarchies {
 /// The kernel fills a new group's folder with files, and lets it be removed with them; a tree that a test made up cannot.
 #[derive(Clone, Copy, Debug)]
 pub struct Folders {
-    /// Makes a group.
     pub make: fn(&Path) -> io::Result<()>,
     /// Removes a group that has no processes.
     pub unmake: fn(&Path) -> io::Result<()>,
 }
 
 impl Folders {
-    /// The kernel's.
+    /// The real control groups of this machine.
     pub const KERNEL: Self = Self { make: make_folder, unmake: remove_folder };
 }
 
@@ -147,7 +145,7 @@ fn search_below(mount: &Path, name: &str, found: &mut Vec<PathBuf>) {
 /// The folder in which one of `trees` shows `group`.
 fn own_folder(trees: &[&Tree], group: Option<&str>) -> Result<PathBuf, String> {
     let group = group.ok_or("the kernel does not tell which group this process is in")?;
-    // A group above the namespace's own is told as `/..`, and there is no way to it.
+    // A group above the namespace's own is shown as `/..`, and cannot be reached.
     let shown = trees.iter().find_map(|tree| {
         let below = Path::new(group).strip_prefix(&tree.root).ok()?;
         (!group.contains("..")).then(|| tree.mount.join(below))

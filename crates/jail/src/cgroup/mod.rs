@@ -4,7 +4,7 @@
 //! which mechanism it is held, or why by none, and the sandbox's other limits stand by themselves.
 //!
 //! The keeper enters the guest's part before its first instruction ([`Entrance`]), and everything it starts is born there. Then
-//! [`Cgroup::leave_guest`] takes only the keeper out of what is the guest's alone: it answers while its guest stands still,
+//! [`Cgroup::leave_guest`] takes only the keeper out of what is the guest's alone: it answers while its guest is paused,
 //! does not wait for a processor that its guest spins on, and still shares the guest's limits.
 
 mod entrance;
@@ -54,10 +54,10 @@ pub const MAX_QUOTA: f64 = 1024.0;
 /// What went wrong with a group.
 #[derive(Debug, Error)]
 pub enum CgroupError {
-    /// Not a name.
+    /// A name that no control group may have.
     #[error("{0:?} cannot name a control group. Use up to 64 letters, digits, '-', '_' and '.'")]
     Id(String),
-    /// Not a share.
+    /// A CPU quota outside of the possible range.
     #[error("A CPU quota of {0} is not possible. It is between {MIN_QUOTA} and {MAX_QUOTA} CPUs")]
     Quota(f64),
     /// A group of this name has processes.
@@ -69,17 +69,17 @@ pub enum CgroupError {
     /// A process could not be moved.
     #[error("Cannot move process {pid} into the control group {folder}")]
     Move {
-        /// The process.
+        /// The process that could not be moved.
         pid: u32,
-        /// The group.
+        /// The folder of the control group.
         folder: PathBuf,
-        /// Why.
+        /// The error of the kernel when the process was moved.
         source: io::Error,
     },
     /// There is nothing to freeze with.
     #[error("This sandbox's processes cannot be frozen by a control group ({0})")]
     NoFreezer(String),
-    /// The freezer could not be told.
+    /// The freezer could not be written to.
     #[error("Cannot change whether the control group {0} is frozen")]
     Freezer(PathBuf, #[source] io::Error),
     /// The freezer did not do it in time.
@@ -91,7 +91,7 @@ pub enum CgroupError {
     /// Processes that do not end.
     #[error("{0} processes of the sandbox's control group do not end")]
     Alive(usize),
-    /// A group stays.
+    /// A control group could not be removed.
     #[error("Cannot remove the control group {0}")]
     Remove(PathBuf, #[source] io::Error),
 }
@@ -105,7 +105,7 @@ pub struct CgroupLimits {
     pub cpu_weight: bool,
     /// Bytes of memory, of all processes together and without swapping.
     pub memory: Option<u64>,
-    /// Processes and threads.
+    /// The number of processes and threads.
     pub pids: Option<u64>,
 }
 
@@ -116,11 +116,11 @@ pub struct Enforcement {
     pub cpu: String,
     /// That the guest's processes compete as one.
     pub weight: String,
-    /// Memory.
+    /// What enforces the memory limit.
     pub memory: String,
-    /// Processes.
+    /// What enforces the limit of processes.
     pub processes: String,
-    /// Stopping all processes.
+    /// What stops all processes at once.
     pub freezer: String,
 }
 
@@ -129,9 +129,9 @@ pub struct Enforcement {
 pub struct CgroupUsage {
     /// Nanoseconds of CPU time, of ended processes too.
     pub cpu_ns: Option<u64>,
-    /// Bytes of memory.
+    /// Bytes of memory in use.
     pub memory: Option<u64>,
-    /// Processes and threads.
+    /// The number of processes and threads.
     pub pids: Option<u64>,
 }
 
@@ -227,7 +227,7 @@ impl Cgroup {
         self.freezer.as_ref().ok_or_else(why)
     }
 
-    /// Ends all processes, frozen or not, and waits until they are gone.
+    /// Ends all processes, frozen or not, and waits until they have exited.
     pub fn kill(&self) -> Result<(), CgroupError> {
         if self.all_folders().is_empty() {
             return Err(CgroupError::Unheld);
@@ -296,7 +296,7 @@ impl Cgroup {
         self.all_folders().into_iter().flat_map(folder::processes).collect()
     }
 
-    /// Removes the group; its processes are ending. A group that is gone already is as good.
+    /// Removes the group; its processes are ending. A group that does not exist any more is no error.
     pub fn remove(&mut self) -> Result<(), CgroupError> {
         let begin = Instant::now();
         loop {
@@ -356,7 +356,7 @@ impl Cgroup {
     }
 
     /// Removes empty groups, below this process's own and those above it, whose names begin with `bathysphere-` and `prefix`, and that have been there
-    /// for longer than it takes to put a process in. Whoever made them was killed.
+    /// for longer than it takes to put a process in. The process that made them was killed.
     pub fn remove_abandoned(prefix: &str) {
         Self::remove_abandoned_in(&Hierarchies::of_this_process(), prefix, ABANDONED_AFTER);
     }
@@ -393,7 +393,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Whoever wants to know calls `remove`.
+        // An error cannot be returned here; `remove` returns it.
         let _ = self.remove_once();
     }
 }

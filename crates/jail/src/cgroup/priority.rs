@@ -11,7 +11,7 @@ const POLITEST: i32 = 19;
 /// The share of a CPU, and less, for which a process is as polite as can be.
 const SMALLEST_SHARE: f64 = 0.1;
 
-/// A scheduler priority that stands in for a quota, if one has to.
+/// A scheduler priority, as a substitute where no quota can be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priority {
     nice: Option<i32>,

@@ -19,7 +19,7 @@ const HELD: &str = "cgroup v2";
 pub struct Layout {
     /// Has the limits, and no process of its own.
     pub top: PathBuf,
-    /// Can be frozen.
+    /// The group of the guest, which can be frozen.
     pub guest: PathBuf,
     /// Of the keeper and the gateway. Is never frozen.
     pub host_side: PathBuf,
@@ -147,7 +147,7 @@ fn make_folders(
     Ok(Ok(()))
 }
 
-/// Nothing can be had: say why.
+/// The reason why no limit can be had.
 fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
     let enforced = &mut group.enforced;
     for (wanted, place) in [

@@ -1,7 +1,7 @@
 //! A filter that decides by the address of the instruction that makes a system call.
 //!
 //! In seccomp mode a guest program and the stub that runs it are one host process, and both of them and the guest kernel have
-//! one filter, from the jail (attack U11: whoever could add one could add thousands). Only the address tells their calls
+//! one filter, from the jail (attack U11: a guest that could add one could add thousands). Only the address tells their calls
 //! apart, so the guest kernel keeps guest programs out of the first two places:
 //!
 //! - the kernel's text, where the stub's start-up code is linked too: the kernel's table;
@@ -17,12 +17,12 @@ use std::ops::Range;
 
 use libc::{
     BPF_ABS, BPF_ALU, BPF_AND, BPF_IMM, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_K, BPF_LD, BPF_MISC,
-    BPF_RET, BPF_SUB, BPF_TAX, BPF_W, BPF_X, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP,
-    SYS_mmap,
+    BPF_RET, BPF_SUB, BPF_TAX, BPF_W, BPF_X, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_LOG,
+    SECCOMP_RET_TRAP, SYS_mmap,
 };
 use seccompiler::{BpfProgram, sock_filter};
 
-use super::{Filter, FilterError, Otherwise};
+use super::{Filter, FilterError, KILLS, Otherwise};
 
 /// Where the guest kernel's code is, as its build checks. No guest program has anything there.
 pub const KERNEL_TEXT: Range<u32> = 0x6000_0000..0x6080_0000;
@@ -128,7 +128,8 @@ fn keep_kernel_text_empty(otherwise: Otherwise) -> BpfProgram {
         instruction(BPF_JMP | BPF_JGT | BPF_X, 0, 1, 0),
         end(match otherwise {
             Otherwise::Refuse => refused(libc::EPERM),
-            Otherwise::Kill => SECCOMP_RET_KILL_PROCESS,
+            Otherwise::Kill if KILLS => SECCOMP_RET_KILL_PROCESS,
+            Otherwise::Kill => SECCOMP_RET_LOG,
         }),
     ]
 }

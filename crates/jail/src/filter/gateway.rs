@@ -7,12 +7,11 @@
 use libc::{
     AF_INET, AF_INET6, F_GETFD, IP_MTU, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, IPV6_MTU,
     SO_ERROR, SO_LINGER, SO_SNDBUF, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
-    SYS_accept4, SYS_close, SYS_connect, SYS_fcntl, SYS_getpeername, SYS_getsockname, SYS_getsockopt,
-    SYS_recvfrom, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, TCP_NODELAY, TCP_USER_TIMEOUT,
+    TCP_NODELAY, TCP_USER_TIMEOUT,
 };
 
 use super::keeper::{ABORT, END, MEMORY, RUN, TIME_AND_CHANCE, WAIT};
-use super::{Condition, Filter, Group, Otherwise, any, is, only};
+use super::{Condition, Filter, Group, Otherwise, is};
 
 const fn socket(family: i32, kind: i32, protocol: i32) -> [Condition; 3] {
     [is(0, family), is(1, kind | SOCK_CLOEXEC | SOCK_NONBLOCK), is(2, protocol)]
@@ -21,7 +20,7 @@ const fn socket(family: i32, kind: i32, protocol: i32) -> [Condition; 3] {
 const DIAL: Group = Group {
     purpose: "dial out",
     rules: &[
-        only(
+        only!(
             SYS_socket,
             &[
                 &socket(AF_INET, SOCK_STREAM, IPPROTO_TCP),
@@ -30,11 +29,11 @@ const DIAL: Group = Group {
                 &socket(AF_INET6, SOCK_DGRAM, IPPROTO_UDP),
             ],
         ),
-        any(SYS_connect),
-        any(SYS_getsockname),
+        any!(SYS_connect),
+        any!(SYS_getsockname),
         // Tells whether a connection that was ended is closed.
-        any(SYS_getpeername),
-        only(
+        any!(SYS_getpeername),
+        only!(
             SYS_getsockopt,
             &[
                 &[is(1, SOL_SOCKET), is(2, SO_ERROR)],
@@ -43,7 +42,7 @@ const DIAL: Group = Group {
                 &[is(1, IPPROTO_IPV6), is(2, IPV6_MTU)],
             ],
         ),
-        only(
+        only!(
             SYS_setsockopt,
             &[
                 &[is(1, IPPROTO_TCP), is(2, TCP_NODELAY)],
@@ -58,22 +57,22 @@ const DIAL: Group = Group {
 
 const ANSWER: Group = Group {
     purpose: "answer at published ports",
-    rules: &[only(SYS_accept4, &[&[is(3, SOCK_CLOEXEC | SOCK_NONBLOCK)]])],
+    rules: &[only!(SYS_accept4, &[&[is(3, SOCK_CLOEXEC | SOCK_NONBLOCK)]])],
 };
 
 const MOVE: Group = Group {
     purpose: "move frames, bytes and messages",
     rules: &[
-        any(SYS_recvfrom),
-        any(SYS_sendto),
-        any(SYS_shutdown),
-        any(SYS_close),
+        any!(SYS_recvfrom),
+        any!(SYS_sendto),
+        any!(SYS_shutdown),
+        any!(SYS_close),
         // Builds with assertions look at what they close.
-        only(SYS_fcntl, &[&[is(1, F_GETFD)]]),
+        only!(SYS_fcntl, &[&[is(1, F_GETFD)]]),
     ],
 };
 
-/// A gateway's filter.
+/// The filter of the gateway's process, which has one thread.
 pub const GATEWAY: Filter = Filter {
     name: "gateway",
     otherwise: Otherwise::Kill,

@@ -11,27 +11,17 @@ use libc::{
     MAP_ANONYMOUS, MAP_FIXED, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS,
     PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL,
     PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET, PTRACE_SYSCALL,
-    PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk, SYS_clock_gettime,
-    SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2, SYS_epoll_create,
-    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group,
-    SYS_fcntl, SYS_fstat, SYS_futex, SYS_getpid, SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek,
-    SYS_madvise, SYS_mmap, SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl,
-    SYS_pread64, SYS_prlimit64, SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction,
-    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list,
-    SYS_set_tid_address, SYS_sigaltstack, SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create,
-    SYS_timer_settime, SYS_wait4, SYS_write,
+    PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME,
 };
 
 use seccompiler::BpfProgram;
 
-use super::{
-    ByAddress, Condition, Filter, FilterError, Group, Otherwise, Test, UNCOUNTED, any, is, only, without,
-};
+use super::{ByAddress, Condition, Filter, FilterError, Group, Otherwise, Test, UNCOUNTED, is, without};
 
 const NEW_NAMESPACES: i32 =
     CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
 
-/// `personality(0xffffffff)` only asks.
+/// The argument of `personality` that changes nothing and returns the present one.
 const ASK: i32 = -1;
 
 /// Thread-local storage of a guest program.
@@ -49,52 +39,52 @@ const MEMORY: Group = Group {
     purpose: "arrange guest memory, which is the one file it was given",
     rules: &[
         // Anonymous memory that is shared, or grows like a stack, is counted by no limit (attack U6).
-        only(
+        only!(
             SYS_mmap,
             &[&[without(3, UNCOUNTED | MAP_ANONYMOUS)], &[Condition { argument: 3, test: PRIVATE }]],
         ),
-        any(SYS_munmap),
-        any(SYS_mprotect),
-        any(SYS_madvise),
-        any(SYS_brk),
+        any!(SYS_munmap),
+        any!(SYS_mprotect),
+        any!(SYS_madvise),
+        any!(SYS_brk),
     ],
 };
 
 const EVENTS: Group = Group {
     purpose: "wait, and keep time",
     rules: &[
-        any(SYS_futex),
-        any(SYS_poll),
-        any(SYS_epoll_create),
-        any(SYS_epoll_create1),
-        any(SYS_epoll_ctl),
-        any(SYS_epoll_wait),
-        any(SYS_eventfd2),
-        any(SYS_signalfd4),
-        any(SYS_timer_create),
-        any(SYS_timer_settime),
-        any(SYS_clock_gettime),
-        any(SYS_clock_nanosleep),
-        any(SYS_sched_yield),
+        any!(SYS_futex),
+        any!(SYS_poll),
+        any!(SYS_epoll_create),
+        any!(SYS_epoll_create1),
+        any!(SYS_epoll_ctl),
+        any!(SYS_epoll_wait),
+        any!(SYS_eventfd2),
+        any!(SYS_signalfd4),
+        any!(SYS_timer_create),
+        any!(SYS_timer_settime),
+        any!(SYS_clock_gettime),
+        any!(SYS_clock_nanosleep),
+        any!(SYS_sched_yield),
     ],
 };
 
 const DESCRIPTORS: Group = Group {
     purpose: "use inherited descriptors: console, initramfs, the keeper's devices",
     rules: &[
-        any(SYS_read),
-        any(SYS_write),
-        any(SYS_pread64),
-        any(SYS_lseek),
-        any(SYS_close),
-        any(SYS_close_range),
-        any(SYS_dup2),
-        any(SYS_sendmsg),
-        any(SYS_recvmsg),
-        any(SYS_fstat),
-        only(SYS_newfstatat, &[&[is(3, AT_EMPTY_PATH)]]),
-        only(SYS_socketpair, &[&[is(0, AF_UNIX)]]),
-        only(
+        any!(SYS_read),
+        any!(SYS_write),
+        any!(SYS_pread64),
+        any!(SYS_lseek),
+        any!(SYS_close),
+        any!(SYS_close_range),
+        any!(SYS_dup2),
+        any!(SYS_sendmsg),
+        any!(SYS_recvmsg),
+        any!(SYS_fstat),
+        only!(SYS_newfstatat, &[&[is(3, AT_EMPTY_PATH)]]),
+        only!(SYS_socketpair, &[&[is(0, AF_UNIX)]]),
+        only!(
             SYS_fcntl,
             &[
                 &[is(1, F_SETFD)],
@@ -111,27 +101,27 @@ const DESCRIPTORS: Group = Group {
 const SIGNALS: Group = Group {
     purpose: "handle signals, which are the guest's interrupts and faults",
     rules: &[
-        any(SYS_rt_sigaction),
-        any(SYS_rt_sigprocmask),
-        any(SYS_rt_sigreturn),
-        any(SYS_sigaltstack),
-        any(SYS_restart_syscall),
+        any!(SYS_rt_sigaction),
+        any!(SYS_rt_sigprocmask),
+        any!(SYS_rt_sigreturn),
+        any!(SYS_sigaltstack),
+        any!(SYS_restart_syscall),
         // Only processes of its own pid namespace can be named.
-        any(SYS_kill),
-        any(SYS_tgkill),
+        any!(SYS_kill),
+        any!(SYS_tgkill),
     ],
 };
 
 const PROCESSES: Group = Group {
     purpose: "run guest programs in host processes of its own",
     rules: &[
-        only(SYS_clone, &[&[without(0, NEW_NAMESPACES)]]),
-        only(SYS_execveat, &[&[is(4, AT_EMPTY_PATH)]]),
-        any(SYS_wait4),
-        any(SYS_exit),
-        any(SYS_exit_group),
-        only(SYS_prctl, &[&[is(0, PR_SET_PDEATHSIG)], &[is(0, PR_SET_NAME)], &[is(0, PR_SET_NO_NEW_PRIVS)]]),
-        any(SYS_arch_prctl),
+        only!(SYS_clone, &[&[without(0, NEW_NAMESPACES)]]),
+        only!(SYS_execveat, &[&[is(4, AT_EMPTY_PATH)]]),
+        any!(SYS_wait4),
+        any!(SYS_exit),
+        any!(SYS_exit_group),
+        only!(SYS_prctl, &[&[is(0, PR_SET_PDEATHSIG)], &[is(0, PR_SET_NAME)], &[is(0, PR_SET_NO_NEW_PRIVS)]]),
+        any!(SYS_arch_prctl),
     ],
 };
 
@@ -139,25 +129,25 @@ const STUB: Group = Group {
     purpose: "run a guest program: hand over to the kernel and back, and map what it says",
     rules: &[
         // Nothing but the one file of guest memory.
-        only(SYS_mmap, &[&[is(3, MAP_SHARED | MAP_FIXED)]]),
-        any(SYS_munmap),
-        only(SYS_futex, &[&[is(1, FUTEX_WAKE)], &[is(1, FUTEX_WAIT)]]),
-        only(SYS_arch_prctl, &[&[is(0, ARCH_SET_FS)], &[is(0, ARCH_SET_GS)]]),
-        any(SYS_rt_sigreturn),
+        only!(SYS_mmap, &[&[is(3, MAP_SHARED | MAP_FIXED)]]),
+        any!(SYS_munmap),
+        only!(SYS_futex, &[&[is(1, FUTEX_WAKE)], &[is(1, FUTEX_WAIT)]]),
+        only!(SYS_arch_prctl, &[&[is(0, ARCH_SET_FS)], &[is(0, ARCH_SET_GS)]]),
+        any!(SYS_rt_sigreturn),
     ],
 };
 
 const START: Group = Group {
     purpose: "start up",
     rules: &[
-        any(SYS_set_tid_address),
-        any(SYS_set_robust_list),
-        any(SYS_getpid),
-        any(SYS_gettid),
-        any(SYS_getrandom),
+        any!(SYS_set_tid_address),
+        any!(SYS_set_robust_list),
+        any!(SYS_getpid),
+        any!(SYS_gettid),
+        any!(SYS_getrandom),
         // Limits are already hard: they can be read, or lowered.
-        any(SYS_prlimit64),
-        only(SYS_personality, &[&[is(0, ASK)]]),
+        any!(SYS_prlimit64),
+        only!(SYS_personality, &[&[is(0, ASK)]]),
     ],
 };
 
@@ -170,8 +160,8 @@ const TRACING: Group = Group {
     purpose: "stop guest programs by tracing them: its own children only, for there is neither attach nor seize",
     rules: &[
         // Asked for once, by the kernel's own check that a tracer can replace a system call.
-        any(SYS_getppid),
-        only(
+        any!(SYS_getppid),
+        only!(
             SYS_ptrace,
             &[
                 &[request(PTRACE_TRACEME)],

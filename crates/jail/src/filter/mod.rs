@@ -10,6 +10,24 @@ use seccompiler::{
 };
 use thiserror::Error;
 
+/// A call in the given forms only. Its number and its name both come from its constant in libc, so that neither can be wrong.
+macro_rules! only {
+    ($call:ident, $forms:expr $(,)?) => {
+        $crate::filter::Rule {
+            call: libc::$call,
+            name: $crate::filter::without_prefix(stringify!($call)),
+            forms: $forms,
+        }
+    };
+}
+
+/// A call in any form.
+macro_rules! any {
+    ($call:ident) => {
+        only!($call, &[])
+    };
+}
+
 mod address;
 mod gateway;
 mod guest;
@@ -62,8 +80,10 @@ pub struct Condition {
 /// One allowed system call.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Its number.
+    /// The call's number on x86-64.
     pub call: i64,
+    /// The call's name, for people who review the table.
+    pub name: &'static str,
     /// Allowed if all conditions of any of these sets hold; allowed in any form if there is no set.
     pub forms: &'static [&'static [Condition]],
 }
@@ -73,7 +93,7 @@ pub struct Rule {
 pub struct Group {
     /// What the process needs them for.
     pub purpose: &'static str,
-    /// The calls.
+    /// The system calls of this group.
     pub rules: &'static [Rule],
 }
 
@@ -82,18 +102,22 @@ pub struct Group {
 pub enum Otherwise {
     /// It fails with EPERM.
     Refuse,
-    /// The process dies: it would only make such a call if it were no longer ours.
+    /// The process dies: it would only make such a call if it were no longer ours. With the feature `log-filter` the call
+    /// is logged and made.
     Kill,
 }
 
-/// A filter.
+/// Whether filters kill, as they have to. A build with the feature `log-filter` logs instead.
+pub const KILLS: bool = !cfg!(feature = "log-filter");
+
+/// The system call filter of one kind of process.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
     /// Which process kind it is for.
     pub name: &'static str,
-    /// What is allowed.
+    /// The calls that are allowed.
     pub groups: &'static [Group],
-    /// What happens otherwise.
+    /// What happens to any other call.
     pub otherwise: Otherwise,
 }
 
@@ -117,7 +141,8 @@ impl Filter {
         }
         let otherwise = match self.otherwise {
             Otherwise::Refuse => SeccompAction::Errno(libc::EPERM.cast_unsigned()),
-            Otherwise::Kill => SeccompAction::KillProcess,
+            Otherwise::Kill if KILLS => SeccompAction::KillProcess,
+            Otherwise::Kill => SeccompAction::Log,
         };
         let filter =
             SeccompFilter::new(table, otherwise, SeccompAction::Allow, TargetArch::x86_64).map_err(failed)?;
@@ -141,14 +166,9 @@ impl Condition {
     }
 }
 
-/// A call in any form.
-const fn any(call: i64) -> Rule {
-    Rule { call, forms: &[] }
-}
-
-/// A call in the given forms only.
-const fn only(call: i64, forms: &'static [&'static [Condition]]) -> Rule {
-    Rule { call, forms }
+/// The name of a call, from that of its constant.
+const fn without_prefix(constant: &'static str) -> &'static str {
+    constant.split_at("SYS_".len()).1
 }
 
 /// Argument `argument` has exactly this value.
@@ -186,6 +206,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_table_that_kills_does_so_unless_this_is_a_developers_build_that_logs() {
+        // What the compiled table returns for a call that is in none of its rules.
+        let otherwise = |filter: &Filter| filter.compile().unwrap().last().unwrap().k;
+        let (kill, log) = (libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_LOG);
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY] {
+            assert_eq!(filter.otherwise, Otherwise::Kill);
+            let expected = if cfg!(feature = "log-filter") { log } else { kill };
+            assert_eq!(otherwise(&filter), expected, "{}", filter.name);
+            let refusing = Filter { otherwise: Otherwise::Refuse, ..filter };
+            assert_eq!(otherwise(&refusing), libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned());
+        }
+    }
+
+    #[test]
+    fn a_rule_has_the_name_of_its_call() {
+        let rule = GATEWAY.rules().find(|rule| rule.call == libc::SYS_connect).unwrap();
+        assert_eq!(rule.name, "connect");
+        let named = |rule: &Rule| !rule.name.is_empty() && !rule.name.starts_with("SYS_");
+        assert!(GUEST_PTRACE.kernel().rules().all(named));
+    }
+
     /// One call for each kind of condition, and what the thread needs to end.
     const EACH_KIND: Filter = Filter {
         name: "each kind of condition",
@@ -194,10 +236,10 @@ mod tests {
             Group {
                 purpose: "try",
                 rules: &[
-                    only(libc::SYS_getpriority, &[&[is(0, 0)]]),
-                    only(libc::SYS_pipe2, &[&[without(1, libc::O_NONBLOCK)]]),
-                    only(
-                        libc::SYS_eventfd2,
+                    only!(SYS_getpriority, &[&[is(0, 0)]]),
+                    only!(SYS_pipe2, &[&[without(1, libc::O_NONBLOCK)]]),
+                    only!(
+                        SYS_eventfd2,
                         &[&[Condition {
                             argument: 1,
                             test: Test::Masked {
@@ -208,7 +250,7 @@ mod tests {
                     ),
                 ],
             },
-            Group { purpose: "close what was made", rules: &[any(libc::SYS_close), any(libc::SYS_fcntl)] },
+            Group { purpose: "close what was made", rules: &[any!(SYS_close), any!(SYS_fcntl)] },
             keeper::MEMORY,
             keeper::RUN,
             keeper::END,

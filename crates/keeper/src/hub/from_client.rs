@@ -1,4 +1,4 @@
-//! What clients ask for.
+//! Requests of clients.
 
 use bathy_protocol::cell::{ContextsRequest, Surroundings};
 use bathy_protocol::frame;
@@ -49,7 +49,7 @@ impl Hub {
         match message {
             ToKeeper::Kill => Some(Demand::Kill),
             ToKeeper::PowerOff { grace_ms } => {
-                self.tell_guest(CONNECTION, &ToGuest::PowerOff { grace_ms: *grace_ms });
+                self.send_to_guest(CONNECTION, &ToGuest::PowerOff { grace_ms: *grace_ms });
                 Some(Demand::PowerOff { grace_ms: *grace_ms })
             }
             ToKeeper::Client => Some(Demand::Client),
@@ -82,7 +82,7 @@ impl Hub {
             Request::SignalJob { job, signal } => {
                 let answer = match self.job(job) {
                     Some(number) => {
-                        self.tell_guest(number, &ToGuest::Signal(signal));
+                        self.send_to_guest(number, &ToGuest::Signal(signal));
                         Answer::Exited(Exit::Code(0))
                     }
                     None => no_such_job(job),
@@ -101,7 +101,7 @@ impl Hub {
                 let Some(number) = self.held(holder) else { return Ok(()) };
                 if let Some(stream) = self.state.streams.get_mut(&number) {
                     stream.output(channel).granted(bytes)?;
-                    self.tell_guest(number, &ToGuest::Grant { channel, bytes });
+                    self.send_to_guest(number, &ToGuest::Grant { channel, bytes });
                 }
                 Ok(())
             }
@@ -114,7 +114,7 @@ impl Hub {
     /// Passes a request on, unless its stream ended while it was on its way.
     fn pass(&mut self, holder: Holder, message: &ToGuest) -> Result<(), HubError> {
         if let Some(number) = self.held(holder) {
-            self.tell_guest(number, message);
+            self.send_to_guest(number, message);
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Hub {
         if let Some(message) = refusal {
             self.answer(holder, &refused(message.to_owned()));
             let end = WorkEnd::Refused(message.to_owned());
-            self.tell_owner(&FromKeeper::WorkEnded { tag, job, end });
+            self.send_to_owner(&FromKeeper::WorkEnded { tag, job, end });
             return Ok(());
         }
         let number = self.free_number();
@@ -171,7 +171,7 @@ impl Hub {
                 ToGuest::Contexts(request)
             }
         };
-        self.tell_guest(number, &message);
+        self.send_to_guest(number, &message);
         Ok(())
     }
 
@@ -226,7 +226,7 @@ impl Hub {
 
     pub(super) fn answer(&mut self, holder: Holder, answer: &Answer) {
         if let Some(client) = self.clients.get_mut(&holder.client) {
-            client.say(holder.stream, answer);
+            client.send(holder.stream, answer);
         }
     }
 }

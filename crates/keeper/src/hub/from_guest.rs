@@ -1,4 +1,4 @@
-//! What the guest says: every byte of it hostile.
+//! Frames from the guest: every byte of them hostile.
 
 use bathy_protocol::frame;
 use bathy_protocol::message::decode;
@@ -8,7 +8,7 @@ use bathy_protocol::{
 
 use super::{Hub, HubError, Logged, MAX_FRAMES};
 
-/// How much of a text is kept.
+/// The most bytes of a guest's text that are passed on.
 const MOST_TEXT: usize = 4096;
 
 impl Hub {
@@ -55,7 +55,7 @@ impl Hub {
         self.timeline.mounted = ready.mounted_unix_ns;
         self.timeline.kernel = cut(ready.kernel);
         self.timeline.ready = now;
-        self.tell_all(&FromKeeper::Ready(self.timeline.clone()));
+        self.broadcast(&FromKeeper::Ready(self.timeline.clone()));
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl Hub {
                     frame::encode(holder.stream, channel.channel(), bytes, &mut client.outbox);
                 }
             }
-            // Nobody reads it: the window closes, and the command waits or is ended.
+            // No client reads it: the window closes, and the command waits or is ended.
             None if abandoned || job.is_none() => {}
             None => self.consume_logged(number, channel, u32::try_from(bytes.len()).unwrap_or(u32::MAX)),
         }
@@ -138,11 +138,11 @@ impl Hub {
             self.answer(holder, answer);
             self.forget(holder);
         }
-        self.tell_owner(&FromKeeper::WorkEnded { tag: stream.tag, job: stream.job, end });
+        self.send_to_owner(&FromKeeper::WorkEnded { tag: stream.tag, job: stream.job, end });
     }
 }
 
-/// A text of the guest's. It is passed on in messages that say more, and that have the same limit.
+/// Truncates a text of the guest's, so that it fits into messages with other fields and the same size limit.
 fn cut(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(MOST_TEXT));
     text

@@ -1,7 +1,7 @@
-//! The keeper's side of the protocol: passes frames between clients and the agent, and holds everybody to the rules.
+//! The keeper's side of the protocol: passes frames between clients and the agent, and enforces the protocol on both.
 //!
-//! The windows bound what the guest may have sent and a client not yet read, and everything else that the agent may say
-//! about a stream it may say once: so the keeper's buffers are bounded whatever the guest does. The guest's messages are
+//! The windows bound what the guest may have sent and a client not yet read. Every other message about a stream may be sent
+//! once. So the keeper's buffers are bounded whatever the guest does. The guest's messages are
 //! decoded and checked here, in a process that has nothing to lose, before a client sees them. A client that breaks
 //! the rules loses its connection; a guest that does ends its sandbox.
 
@@ -15,9 +15,8 @@ use std::collections::BTreeMap;
 
 use bathy_protocol::message::encode;
 use bathy_protocol::{
-    CONNECTION, Cause, Channel, Decoder, FrameError, FromKeeper, Hello, INITIAL_WINDOW, MAX_PAYLOAD,
-    MAX_REQUEST, MAX_STREAMS, MessageError, Restriction, StdChannel, Timeline, ToGuest, Usage, VERSION,
-    WindowError,
+    CONNECTION, Channel, Decoder, FrameError, FromKeeper, Hello, INITIAL_WINDOW, MAX_PAYLOAD, MAX_REQUEST,
+    MAX_STREAMS, MessageError, Restriction, StdChannel, Timeline, ToGuest, Usage, VERSION, WindowError,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -39,16 +38,14 @@ pub const MAX_FRAMES: usize = 512;
 /// How many clients one sandbox may have at once, the owner not counted.
 pub const MAX_CLIENTS: usize = 64;
 
-/// How much output of jobs that nobody is attached to is taken in one period.
+/// How much output of jobs without an attached client is accepted in one period.
 const LOGGED_PER_PERIOD: u32 = 1024 * 1024;
 
 /// How a peer broke the protocol.
 #[derive(Debug, Error)]
 pub enum HubError {
-    /// A malformed frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A malformed message.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// A window was ignored.
@@ -63,7 +60,7 @@ pub enum HubError {
     /// A channel that this side never sends.
     #[error("The peer sent {0:?} bytes, which only the other side sends")]
     WrongDirection(Channel),
-    /// Something that may be said once was said twice.
+    /// A message that may be sent once was sent twice.
     #[error("The peer repeated itself on stream {0}")]
     Repeated(u32),
     /// A client speaks to the keeper itself, which only the owner may.
@@ -75,7 +72,7 @@ pub enum HubError {
     /// The agent speaks another version.
     #[error("The agent speaks version {0} of the protocol, this keeper {VERSION}")]
     Version(u16),
-    /// The agent closed its port while nobody asked it to.
+    /// The agent closed its port without being asked to.
     #[error("The agent hung up")]
     HungUp,
     /// The agent answered a greeting that was not sent.
@@ -103,7 +100,6 @@ pub struct HubState {
 /// What the owner wants the loop to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// End the sandbox.
     Kill,
     /// The guest was asked to shut itself down.
     PowerOff {
@@ -116,27 +112,21 @@ pub enum Demand {
     Link,
     /// Report what the sandbox uses.
     Usage,
-    /// Stand still.
     Park {
         /// Move the guest's memory to the parking file.
         release_memory: bool,
     },
-    /// Go on.
     Unpark,
 }
 
 /// Output of a job, to be written to the log.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// The job's number.
     pub job: u32,
-    /// Which output.
     pub channel: StdChannel,
-    /// What it wrote.
     pub bytes: Vec<u8>,
 }
 
-/// One connected client.
 struct Client {
     decoder: Decoder,
     /// The decoder has whole frames.
@@ -153,12 +143,11 @@ impl Client {
     }
 
     /// Our own messages always encode; a failure would leave the client with a stream that never ends, no more.
-    fn say<M: Serialize>(&mut self, stream: u32, message: &M) {
+    fn send<M: Serialize>(&mut self, stream: u32, message: &M) {
         let _ = encode(stream, message, &mut self.outbox);
     }
 }
 
-/// The relay.
 pub struct Hub {
     state: HubState,
     timeline: Timeline,
@@ -207,7 +196,7 @@ impl Hub {
     /// Asks the agent for a sign of life.
     pub fn ping(&mut self) {
         if !std::mem::replace(&mut self.pinged, true) {
-            self.tell_guest(CONNECTION, &ToGuest::Ping);
+            self.send_to_guest(CONNECTION, &ToGuest::Ping);
         }
     }
 
@@ -292,13 +281,13 @@ impl Hub {
         }
         let mut client = Client::new();
         if self.is_ready() {
-            client.say(CONNECTION, &FromKeeper::Ready(self.timeline.clone()));
+            client.send(CONNECTION, &FromKeeper::Ready(self.timeline.clone()));
         }
         self.clients.insert(id, client);
         true
     }
 
-    /// A client is gone: its jobs go on, everything else that it started is ended.
+    /// A client has disconnected: its jobs go on, everything else that it started is ended.
     pub fn drop_client(&mut self, id: ClientId) {
         let Some(client) = self.clients.remove(&id) else { return };
         for stream in client.streams.into_values() {
@@ -306,52 +295,47 @@ impl Hub {
         }
     }
 
-    /// Nobody holds this stream any more.
+    /// Releases a stream whose client has disconnected or detached.
     fn release(&mut self, number: u32) {
         let Some(stream) = self.state.streams.get_mut(&number) else { return };
         stream.holder = None;
         if stream.job.is_none() {
             stream.abandoned = true;
-            self.tell_guest(number, &ToGuest::Abandon);
+            self.send_to_guest(number, &ToGuest::Abandon);
             return;
         }
         self.reopen(number);
     }
 
-    /// The windows of a job begin anew: its output is for somebody else now.
+    /// Resets the windows of a job, whose output goes to another client or to the log from now on.
     fn reopen(&mut self, number: u32) {
         let Some(stream) = self.state.streams.get_mut(&number) else { return };
         stream.owed = [0; 2];
         for channel in [StdChannel::Stdout, StdChannel::Stderr] {
             let Some(stream) = self.state.streams.get_mut(&number) else { return };
             if let Some(bytes) = stream.output(channel).reopen() {
-                self.tell_guest(number, &ToGuest::Grant { channel, bytes });
+                self.send_to_guest(number, &ToGuest::Grant { channel, bytes });
             }
         }
     }
 
-    fn tell_guest(&mut self, stream: u32, message: &ToGuest) {
+    fn send_to_guest(&mut self, stream: u32, message: &ToGuest) {
         // Our own messages always encode.
         let _ = encode(stream, message, &mut self.to_guest);
     }
 
-    /// Says something to every client on the keeper's own behalf.
-    pub fn tell_all(&mut self, message: &FromKeeper) {
+    /// Sends a message of the keeper's own to every client.
+    pub fn broadcast(&mut self, message: &FromKeeper) {
         for client in self.clients.values_mut() {
-            client.say(CONNECTION, message);
+            client.send(CONNECTION, message);
         }
     }
 
-    /// Says something to the owner.
-    pub fn tell_owner(&mut self, message: &FromKeeper) {
+    /// Sends a message of the keeper's own to the owner.
+    pub fn send_to_owner(&mut self, message: &FromKeeper) {
         if let Some(owner) = self.clients.get_mut(&OWNER) {
-            owner.say(CONNECTION, message);
+            owner.send(CONNECTION, message);
         }
-    }
-
-    /// Tells everybody how the sandbox ended.
-    pub fn tell_end(&mut self, cause: Cause, console: String) {
-        self.tell_all(&FromKeeper::Ended { cause, console });
     }
 
     /// What the hub knows about the sandbox's use.
@@ -387,14 +371,14 @@ impl Hub {
         }
     }
 
-    /// Output of a job that nobody holds was logged: makes room for more, as far as the log's rate allows.
+    /// Output of a job without a client was logged: grants the agent as much again, as far as the log's rate allows.
     fn consume_logged(&mut self, number: u32, channel: StdChannel, bytes: u32) {
         let now = bytes.min(self.log_budget);
         self.log_budget -= now;
         let Some(stream) = self.state.streams.get_mut(&number) else { return };
         *stream.owed(channel) += bytes - now;
         if let Some(grant) = stream.output(channel).consumed(now as usize) {
-            self.tell_guest(number, &ToGuest::Grant { channel, bytes: grant });
+            self.send_to_guest(number, &ToGuest::Grant { channel, bytes: grant });
         }
     }
 }

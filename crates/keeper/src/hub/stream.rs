@@ -1,4 +1,4 @@
-//! One piece of work: its windows, and who listens to it.
+//! One piece of work: its windows, and the client that it belongs to.
 
 use bathy_protocol::{ReceiveWindow, SendWindow, StdChannel};
 use serde::{Deserialize, Serialize};
@@ -21,14 +21,14 @@ pub struct Stream {
     pub(super) stderr: ReceiveWindow,
     /// Output of a job that was logged and not yet granted again, because the log's rate is used up.
     pub(super) owed: [u32; 2],
-    /// The caller's number for it.
+    /// The client's number for the work.
     pub(super) tag: u64,
     /// The job's number, if it outlives its client.
     pub(super) job: Option<u32>,
-    /// What the agent already said, each of which it may say once.
+    /// Messages that the agent may send once and has sent.
     pub(super) started: bool,
     pub(super) ended_outputs: [bool; 2],
-    /// Nobody listens and nothing is logged: the agent was told to end it.
+    /// The client has left and nothing is logged: the agent was asked to end it.
     pub(super) abandoned: bool,
     #[serde(skip)]
     pub(super) holder: Option<Holder>,

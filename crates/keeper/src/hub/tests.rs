@@ -54,7 +54,7 @@ fn hub() -> Hub {
 }
 
 /// Everything that waits for the guest, as messages.
-fn told(hub: &mut Hub) -> Vec<(u32, ToGuest)> {
+fn sent(hub: &mut Hub) -> Vec<(u32, ToGuest)> {
     let mut decoder = Decoder::new(MAX_REQUEST);
     decoder.push(hub.for_guest());
     hub.guest_took(hub.for_guest().len());
@@ -87,7 +87,7 @@ fn requests_wait_for_the_greeting() {
     hub.on_client_bytes(OWNER, &message(1, &start(1, None))).unwrap();
     assert!(hub.for_guest().is_empty());
     hub.greet(NOW).unwrap();
-    assert!(matches!(told(&mut hub)[..], [(CONNECTION, ToGuest::Hello(_)), (1, ToGuest::Exec(_))]));
+    assert!(matches!(sent(&mut hub)[..], [(CONNECTION, ToGuest::Hello(_)), (1, ToGuest::Exec(_))]));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn every_kind_of_work() -> [Work; 4] {
 }
 
 #[test]
-fn r11_an_answer_is_due_until_the_work_is_said_to_run_whatever_it_is() {
+fn r11_an_answer_is_due_until_the_work_has_started_whatever_it_is() {
     for work in every_kind_of_work() {
         let mut hub = ready_hub();
         assert_eq!(hub.due(), Due::Nothing);
@@ -206,10 +206,10 @@ fn r11_an_answer_is_due_until_the_work_is_said_to_run_whatever_it_is() {
 fn a_ping_is_sent_once_and_answered_once() {
     let mut hub = hub();
     hub.on_guest_bytes(&message(1, &ToHost::Started { pid: 9 }), NOW).unwrap();
-    told(&mut hub);
+    sent(&mut hub);
     hub.ping();
     hub.ping();
-    assert_eq!(told(&mut hub), [(CONNECTION, ToGuest::Ping)]);
+    assert_eq!(sent(&mut hub), [(CONNECTION, ToGuest::Ping)]);
     assert_eq!(hub.due(), Due::Answer);
     // Something else that is said is no answer to it.
     hub.on_guest_bytes(&data(1, Channel::Stdout, 1), NOW).unwrap();
@@ -223,11 +223,11 @@ fn a_ping_is_sent_once_and_answered_once() {
 }
 
 #[test]
-fn clients_choose_their_own_numbers_and_hear_only_of_their_own_streams() {
+fn clients_choose_their_own_numbers_and_receive_only_their_own_streams() {
     let mut hub = hub();
     assert!(hub.add_client(OTHER));
     hub.on_client_bytes(OTHER, &message(1, &start(2, None))).unwrap();
-    assert!(matches!(told(&mut hub)[..], [(0, _), (1, ToGuest::Exec(_)), (2, ToGuest::Exec(_))]));
+    assert!(matches!(sent(&mut hub)[..], [(0, _), (1, ToGuest::Exec(_)), (2, ToGuest::Exec(_))]));
     hub.on_guest_bytes(&data(2, Channel::Stdout, 3), NOW).unwrap();
     hub.on_guest_bytes(&message(1, &ToHost::Started { pid: 9 }), NOW).unwrap();
     assert_eq!(answers(&mut hub, OTHER), [(1, None)]);
@@ -241,11 +241,11 @@ fn what_a_lost_client_started_is_ended_and_its_jobs_go_on() {
     hub.on_client_bytes(OTHER, &message(1, &start(1, None))).unwrap();
     hub.on_client_bytes(OTHER, &message(2, &start(2, Some(7)))).unwrap();
     hub.on_guest_bytes(&data(2, Channel::Stdout, 1000), NOW).unwrap();
-    told(&mut hub);
+    sent(&mut hub);
     hub.drop_client(OTHER);
     // What the client did not grant is granted for it, or the job would wait for ever.
     let grant = ToGuest::Grant { channel: StdChannel::Stdout, bytes: 1000 };
-    assert_eq!(told(&mut hub), [(1, ToGuest::Abandon), (2, grant)]);
+    assert_eq!(sent(&mut hub), [(1, ToGuest::Abandon), (2, grant)]);
     hub.on_guest_bytes(&data(2, Channel::Stdout, INITIAL_WINDOW as usize), NOW).unwrap();
     let logged: usize = hub.take_logged().iter().map(|logged| logged.bytes.len()).sum();
     assert_eq!(logged, INITIAL_WINDOW as usize + 1000);
@@ -259,24 +259,24 @@ fn r4_a_job_that_nobody_reads_is_slowed_down_to_the_logs_rate() {
     let mut taken = 0;
     while hub.on_guest_bytes(&data(1, Channel::Stdout, 4096), NOW).is_ok() {
         taken += 4096;
-        assert!(taken <= 2 * LOGGED_PER_PERIOD, "the rate is not kept");
+        assert!(taken <= 2 * LOGGED_PER_PERIOD, "the rate is exceeded");
     }
     assert!(taken >= LOGGED_PER_PERIOD && hub.owes_grants());
 }
 
 #[test]
-fn c1_a_guests_longest_words_fit_into_what_is_told_of_them() {
+fn c1_a_guests_longest_message_is_truncated_to_fit() {
     let mut hub = ready_hub();
     hub.on_client_bytes(OWNER, &message(1, &start(u64::MAX, Some(u32::MAX)))).unwrap();
     // Almost all that a frame can hold, of characters that are longer than a byte.
     let words = "é".repeat(32_760);
     let refused = Refused { kind: RefusalKind::NotFound, message: words };
     hub.on_guest_bytes(&message(1, &ToHost::Refused(refused)), NOW).unwrap();
-    let heard = answers(&mut hub, OWNER);
-    let told = |(stream, answer): &(u32, Option<Answer>)| {
+    let received = answers(&mut hub, OWNER);
+    let refusal = |(stream, answer): &(u32, Option<Answer>)| {
         *stream == 1 && matches!(answer, Some(Answer::Refused(refused)) if refused.message.len() == 4096)
     };
-    assert!(heard.iter().any(told), "{heard:?}");
+    assert!(received.iter().any(refusal), "{received:?}");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn one_client_at_a_time_holds_a_job() {
 }
 
 #[test]
-fn only_the_owner_speaks_to_the_keeper() {
+fn only_the_owner_may_send_to_the_keeper_itself() {
     let mut hub = ready_hub();
     assert!(hub.add_client(OTHER));
     let kill = message(CONNECTION, &ToKeeper::Kill);
@@ -309,7 +309,7 @@ fn only_the_owner_speaks_to_the_keeper() {
 }
 
 #[test]
-fn the_owner_hears_how_all_work_ended() {
+fn the_owner_receives_how_all_work_ended() {
     let mut hub = ready_hub();
     assert!(hub.add_client(OTHER));
     hub.on_client_bytes(OTHER, &message(1, &start(77, Some(2)))).unwrap();
@@ -329,7 +329,7 @@ fn a_restricted_sandbox_restricts_every_command() {
     let mut hub = Hub::new(Timeline::default(), Some(restriction));
     hub.greet(NOW).unwrap();
     hub.on_client_bytes(OWNER, &message(1, &start(1, None))).unwrap();
-    let heard = told(&mut hub);
+    let heard = sent(&mut hub);
     let [_, (1, ToGuest::Exec(exec))] = &heard[..] else { panic!("{heard:?}") };
     assert_eq!(exec.restricted, Some(restriction));
 }
@@ -345,7 +345,7 @@ fn a_command_can_be_restricted_further_than_its_sandbox_and_not_less() {
             exec.restricted = Some(asked);
         }
         hub.on_client_bytes(OWNER, &message(1, &request)).unwrap();
-        let heard = told(&mut hub);
+        let heard = sent(&mut hub);
         let [_, (1, ToGuest::Exec(exec))] = &heard[..] else { panic!("{heard:?}") };
         assert_eq!(exec.restricted, Some(read_only));
     }
@@ -376,9 +376,9 @@ fn c7_a_guest_that_sends_small_frames_leaves_others_their_turn() {
     assert!(hub.has_guest_backlog());
     assert_eq!(answers(&mut hub, OWNER).len(), MAX_FRAMES);
     // Another client has its turn in between.
-    told(&mut hub);
+    sent(&mut hub);
     hub.on_client_bytes(OTHER, &message(1, &start(2, None))).unwrap();
-    assert!(matches!(told(&mut hub)[..], [(2, ToGuest::Exec(_))]));
+    assert!(matches!(sent(&mut hub)[..], [(2, ToGuest::Exec(_))]));
     // Nothing is lost, and nothing is left.
     let mut handled = MAX_FRAMES;
     while hub.has_guest_backlog() {
@@ -392,18 +392,18 @@ fn c7_a_client_that_sends_small_frames_leaves_others_their_turn() {
     let mut hub = ready_hub();
     assert!(hub.add_client(OTHER));
     hub.on_client_bytes(OTHER, &message(1, &start(1, None))).unwrap();
-    told(&mut hub);
+    sent(&mut hub);
     let many = 2 * MAX_FRAMES + 7;
     let wire: Vec<u8> = (0..many).flat_map(|_| message(1, &Request::Signal(2))).collect();
     hub.on_client_bytes(OTHER, &wire).unwrap();
-    assert_eq!(told(&mut hub).len(), MAX_FRAMES);
+    assert_eq!(sent(&mut hub).len(), MAX_FRAMES);
     assert!(hub.has_backlog(OTHER));
     hub.on_client_bytes(OWNER, &message(1, &start(2, None))).unwrap();
-    assert!(matches!(told(&mut hub)[..], [(2, ToGuest::Exec(_))]));
+    assert!(matches!(sent(&mut hub)[..], [(2, ToGuest::Exec(_))]));
     let mut signals = MAX_FRAMES;
     while hub.has_backlog(OTHER) {
         hub.on_client_bytes(OTHER, &[]).unwrap();
-        signals += told(&mut hub).len();
+        signals += sent(&mut hub).len();
     }
     assert_eq!(signals, many);
 }

@@ -32,19 +32,15 @@ const MAX_MESSAGES: usize = 64;
 /// Why a connection was ended.
 #[derive(Debug, Error)]
 pub enum VhostError {
-    /// The connection itself.
     #[error("The device's connection ended")]
     Socket(#[from] SocketError),
     /// A queue was set up wrongly.
     #[error("The guest set queue {queue} up wrongly")]
     Vring {
-        /// Which one.
         queue: u32,
-        /// In what way.
         #[source]
         source: VringError,
     },
-    /// The device stopped.
     #[error("The device stopped")]
     Device(#[from] DeviceError),
     /// A message at a moment when it makes no sense.
@@ -55,7 +51,6 @@ pub enum VhostError {
     Features {
         /// What the guest says it accepts.
         accepted: u64,
-        /// What was offered.
         offered: u64,
     },
     /// A memory table that is not the guest's own memory.
@@ -79,7 +74,6 @@ pub struct BackendState {
     pub features: u64,
     /// What the driver accepted of the protocol's features.
     pub protocol_features: u64,
-    /// The queues.
     pub queues: Vec<VringState>,
 }
 
@@ -91,7 +85,7 @@ pub struct BackendState {
 #[derive(Debug)]
 pub struct Backend<D: VirtioDevice> {
     device: D,
-    /// Gone once an error has ended the connection.
+    /// `None` once an error has ended the connection.
     socket: Option<Socket>,
     ram: Arc<GuestRam>,
     epoll: Rc<OwnedFd>,
@@ -101,7 +95,7 @@ pub struct Backend<D: VirtioDevice> {
     features: Option<u64>,
     protocol_features: u64,
     table: Option<Region>,
-    /// Kept open because the driver takes its closing for the end of the device.
+    /// Held open: the driver takes its closing for the end of the device.
     request_fd: Option<OwnedFd>,
 }
 
@@ -137,7 +131,6 @@ impl<D: VirtioDevice> Backend<D> {
         })
     }
 
-    /// The device.
     pub fn device(&self) -> &D {
         &self.device
     }
@@ -152,7 +145,6 @@ impl<D: VirtioDevice> Backend<D> {
         self.socket.is_none()
     }
 
-    /// The connection's state.
     pub fn save(&self) -> BackendState {
         BackendState {
             features: self.features.unwrap_or(0),

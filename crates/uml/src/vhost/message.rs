@@ -51,7 +51,6 @@ pub enum MessageError {
     /// A message that is shorter or longer than its kind.
     #[error("The guest sent request {request} with {bytes} bytes")]
     Size {
-        /// The request's number.
         request: u32,
         /// The length of its payload.
         bytes: u32,
@@ -59,7 +58,6 @@ pub enum MessageError {
     /// A message with more or fewer descriptors than its kind.
     #[error("The guest sent request {request} with {count} file descriptors")]
     Descriptors {
-        /// The request's number.
         request: u32,
         /// How many descriptors came with it.
         count: usize,

@@ -2,7 +2,7 @@
 //!
 //! The guest kernel's `virtio_uml` driver is the client, and it is assumed hostile: it may send any bytes and any file
 //! descriptors, in any order, slowly, and from several threads at once. This server speaks only the dozen messages that
-//! the driver needs. Anything else ends the connection with a typed error, and whoever drives the server is expected
+//! the driver needs. Anything else ends the connection with a typed error, and the owner of the server is expected
 //! to end the sandbox then.
 //!
 //! Three rules keep descriptors of the guest's from doing harm. Guest memory is never mapped from a descriptor that
@@ -13,6 +13,8 @@
 mod backend;
 mod message;
 mod socket;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod vring;

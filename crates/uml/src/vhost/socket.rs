@@ -18,7 +18,7 @@ const MAX_DESCRIPTORS: usize = 1;
 /// How a connection ends.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// The peer is gone, between two messages or within one.
+    /// The peer closed its end, between two messages or within one.
     #[error("The guest closed the device's connection")]
     Closed,
     /// The peer's bytes are not a message.
@@ -30,7 +30,6 @@ pub enum SocketError {
     /// The peer asks and does not read the answers.
     #[error("The guest does not read the answers to its requests")]
     Unread,
-    /// The socket failed.
     #[error("The device's connection failed")]
     Io(#[source] io::Error),
 }
@@ -107,7 +106,7 @@ impl Socket {
                 self.descriptors.extend(fds);
             }
         }
-        // What does not fit the buffer is closed by the kernel, and told by this flag.
+        // What does not fit the buffer is closed by the kernel, which sets this flag.
         if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_DESCRIPTORS {
             return Err(SocketError::TooManyDescriptors);
         }
@@ -118,7 +117,7 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends an answer. The driver waits for each answer before its next request, so there is always room for one.
+    /// Sends an answer. The driver waits for each answer before its next request, so there is always buffer space for one.
     pub(super) fn answer(&self, message: &[u8]) -> Result<(), SocketError> {
         loop {
             match send(&self.fd, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {

@@ -49,7 +49,6 @@ pub enum VringError {
 /// A queue's state, as plain numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VringState {
-    /// Entries.
     pub entries: u16,
     /// Guest-physical address of the descriptor table.
     pub descriptors: u64,
@@ -65,7 +64,6 @@ pub struct VringState {
     pub running: bool,
 }
 
-/// One queue.
 #[derive(Debug)]
 pub(super) struct Vring {
     queue: Queue,
@@ -133,7 +131,7 @@ impl Vring {
     /// Takes the new kick descriptor; returns the one that it replaces.
     pub(super) fn set_kick(&mut self, fd: OwnedFd) -> Result<Option<OwnedFd>, VringError> {
         let vring = self.stopped()?;
-        // Files and devices may have code behind `poll` that waits for somebody; an event counter has not.
+        // Files and devices may have a `poll` that blocks on another process; an event counter has not.
         let kind =
             fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode)).map_err(|_| VringError::Kick)?;
         match kind {
@@ -223,7 +221,7 @@ impl Region {
     }
 }
 
-/// Makes sure that a descriptor is of the one kind that can be written to without waiting for anybody.
+/// Makes sure that a descriptor is of the one kind that can be written to without blocking.
 pub(super) fn check_stream_socket(fd: impl AsFd) -> Result<(), ()> {
     let fd = fd.as_fd();
     match (socket_domain(fd), socket_type(fd)) {

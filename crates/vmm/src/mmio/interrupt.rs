@@ -60,7 +60,7 @@ impl Interrupt {
         self.raise_for(CONFIG)
     }
 
-    /// The line is edge-triggered, so it is written even if the reason stands already: the driver may be just about
+    /// The line is edge-triggered, so it is written even if the reason is set already: the driver may be just about
     /// to acknowledge the older one.
     fn raise_for(&self, reason: u32) -> io::Result<()> {
         self.reasons.fetch_or(reason, Ordering::SeqCst);

@@ -73,7 +73,6 @@ impl Half {
     }
 }
 
-/// One queue.
 #[derive(Debug)]
 pub(super) struct MmioQueue {
     size: u32,
@@ -180,7 +179,6 @@ impl MmioQueue {
         self.unfinished = false;
     }
 
-    /// Forgets everything.
     pub(super) fn reset(&mut self) {
         self.stop();
         self.queue.reset();

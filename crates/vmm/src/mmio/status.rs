@@ -20,7 +20,7 @@ pub(super) struct Status(u32);
 pub(super) enum Step {
     /// Nothing, or something that is not to be had now.
     None,
-    /// Starting over.
+    /// The driver wrote zero: the device starts over.
     Reset,
     /// The driver gives up.
     Fail,
@@ -82,7 +82,6 @@ impl Status {
         self.0 & FEATURES_OK != 0
     }
 
-    /// The device works.
     pub(super) fn is_running(self) -> bool {
         self.0 == AGREED | DRIVER_OK
     }

@@ -18,7 +18,6 @@ const F_EVENT_IDX: u64 = 1 << 29;
 /// Why a device's service ended.
 #[derive(Debug, Error)]
 pub enum MmioError {
-    /// The device stopped.
     #[error("The device stopped")]
     Device(#[from] DeviceError),
     /// The guest cannot be interrupted any more.
@@ -33,7 +32,6 @@ pub enum MmioError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
-    /// Nothing.
     None,
     /// The driver wants this queue to be looked at: call [`Mmio::on_kick`].
     Kick(usize),
@@ -44,7 +42,6 @@ pub enum Effect {
 /// A device's registers and queues, as plain numbers; the device's own state is separate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmioState {
-    /// The status.
     pub status: u32,
     /// What the driver says it accepts of the device's features.
     pub driver_features: u64,
@@ -56,7 +53,6 @@ pub struct MmioState {
     pub queue_select: u32,
     /// The reasons of the interrupt that the driver has not acknowledged.
     pub interrupt_status: u32,
-    /// The queues.
     pub queues: Vec<QueueState>,
 }
 
@@ -104,7 +100,6 @@ impl<D: VirtioDevice> Mmio<D> {
         })
     }
 
-    /// The device.
     pub fn device(&self) -> &D {
         &self.device
     }
@@ -319,7 +314,7 @@ impl<D: VirtioDevice> Mmio<D> {
     }
 
     fn reset(&mut self) {
-        // A driver resets the device before it does anything else, and the host may have had something to say by then.
+        // A driver resets the device before it does anything else, and the host may have queued data by then.
         if self.status.has_agreed() {
             self.device.reset();
         }

@@ -1,11 +1,10 @@
-//! What the guest is told about its processors: what KVM offers, less what a sandbox has no use for.
+//! CPUID as the guest sees it: what KVM offers, less what a sandbox has no use for.
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
-/// What one processor is told.
+/// Which of the guest's processors a table is for.
 #[derive(Clone, Copy, Debug)]
-pub struct Identity {
-    /// Its number.
+pub struct ProcessorId {
     pub number: u8,
     /// How many there are.
     pub count: u8,
@@ -99,9 +98,9 @@ const SEVERAL_PROCESSORS: u32 = 1 << 28;
 /// Leaves that say how processors are arranged; some hosts offer them without saying anything.
 const ARRANGEMENT: [u32; 2] = [0xb, 0x1f];
 
-/// Turns what KVM offers into what the processor `who` is told.
-pub fn filtered(offered: &CpuId, who: Identity) -> Result<CpuId, vmm_sys_util::fam::Error> {
-    let mut told: Vec<kvm_cpuid_entry2> = Vec::new();
+/// Turns what KVM offers into the table of the processor `who`.
+pub fn filtered(offered: &CpuId, who: ProcessorId) -> Result<CpuId, vmm_sys_util::fam::Error> {
+    let mut entries: Vec<kvm_cpuid_entry2> = Vec::new();
     for entry in offered.as_slice().iter().filter(|entry| !ARRANGEMENT.contains(&entry.function)) {
         let mut entry = *entry;
         remove(&mut entry, REMOVED);
@@ -112,17 +111,18 @@ pub fn filtered(offered: &CpuId, who: Identity) -> Result<CpuId, vmm_sys_util::f
             }
         }
         identify(&mut entry, who);
-        told.push(entry);
+        entries.push(entry);
     }
-    let highest = told.iter().filter(|entry| entry.function == 0).map(|entry| entry.eax).max().unwrap_or(0);
+    let highest =
+        entries.iter().filter(|entry| entry.function == 0).map(|entry| entry.eax).max().unwrap_or(0);
     for function in ARRANGEMENT.into_iter().filter(|function| *function <= highest) {
-        told.extend((0..3).map(|level| arrangement(function, level, who)));
+        entries.extend((0..3).map(|level| arrangement(function, level, who)));
     }
-    CpuId::from_entries(&told)
+    CpuId::from_entries(&entries)
 }
 
 /// One level of how processors are arranged: threads of a core, cores of the package, and nothing above.
-fn arrangement(function: u32, level: u32, who: Identity) -> kvm_cpuid_entry2 {
+fn arrangement(function: u32, level: u32, who: ProcessorId) -> kvm_cpuid_entry2 {
     let count = u32::from(who.count);
     let (eax, ebx, kind) = match level {
         0 => (0, 1, 1),
@@ -156,7 +156,7 @@ fn remove(entry: &mut kvm_cpuid_entry2, removals: &[Removal]) {
 }
 
 /// Which processor it is, of how many: all of them cores of one package, one thread each.
-fn identify(entry: &mut kvm_cpuid_entry2, who: Identity) {
+fn identify(entry: &mut kvm_cpuid_entry2, who: ProcessorId) {
     let (number, count) = (u32::from(who.number), u32::from(who.count));
     match entry.function {
         0x1 => {
@@ -195,7 +195,7 @@ mod tests {
         kvm_cpuid_entry2 { function, index, eax: all, ebx: all, ecx: all, edx: all, ..Default::default() }
     }
 
-    fn told(function: u32, index: u32, who: Identity) -> kvm_cpuid_entry2 {
+    fn seen(function: u32, index: u32, who: ProcessorId) -> kvm_cpuid_entry2 {
         // As hosts do: the highest leaf, one entry of its own, and an arrangement that says nothing.
         let highest = kvm_cpuid_entry2 { eax: 0x1f, ..Default::default() };
         let silent = kvm_cpuid_entry2 { function: 0xb, ..Default::default() };
@@ -204,43 +204,43 @@ mod tests {
         *all.as_slice().iter().find(|entry| (entry.function, entry.index) == (function, index)).unwrap()
     }
 
-    const SECOND_OF_TWO: Identity =
-        Identity { number: 1, count: 2, deadline_timer: true, no_extended_state: false };
+    const SECOND_OF_TWO: ProcessorId =
+        ProcessorId { number: 1, count: 2, deadline_timer: true, no_extended_state: false };
 
     #[test]
     fn no_guest_is_offered_to_run_guests_or_to_count_events() {
-        let basic = told(0x1, 0, SECOND_OF_TWO);
+        let basic = seen(0x1, 0, SECOND_OF_TWO);
         assert_eq!(basic.ecx & (1 << 5), 0, "VMX");
-        assert_eq!(told(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 2), 0, "SVM");
-        assert_eq!(told(0xa, 0, SECOND_OF_TWO).eax, 0, "performance counters");
-        assert_eq!(told(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 23), 0, "AMD's performance counters");
-        let later = told(0x8000_0022, 0, SECOND_OF_TWO);
+        assert_eq!(seen(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 2), 0, "SVM");
+        assert_eq!(seen(0xa, 0, SECOND_OF_TWO).eax, 0, "performance counters");
+        assert_eq!(seen(0x8000_0001, 0, SECOND_OF_TWO).ecx & (1 << 23), 0, "AMD's performance counters");
+        let later = seen(0x8000_0022, 0, SECOND_OF_TWO);
         assert_eq!((later.eax, later.ebx, later.ecx), (0, 0, 0), "AMD's later performance counters");
     }
 
     #[test]
     fn a_processor_knows_which_of_how_many_it_is() {
-        let basic = told(0x1, 0, SECOND_OF_TWO);
+        let basic = seen(0x1, 0, SECOND_OF_TWO);
         assert_eq!((basic.ebx >> 24, basic.ebx >> 16 & 0xff), (1, 2));
         assert_ne!(basic.ecx & DEADLINE_TIMER, 0);
-        let cores = told(0xb, 1, SECOND_OF_TWO);
+        let cores = seen(0xb, 1, SECOND_OF_TWO);
         assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (1, 2, 0x201, 1));
-        let threads = told(0xb, 0, SECOND_OF_TWO);
+        let threads = seen(0xb, 0, SECOND_OF_TWO);
         assert_eq!((threads.eax, threads.ebx, threads.ecx, threads.edx), (0, 1, 0x100, 1));
-        assert_eq!(told(0xb, 2, SECOND_OF_TWO).ecx, 2, "nothing above the package");
-        let third_of_five = Identity { number: 2, count: 5, ..SECOND_OF_TWO };
-        assert_eq!(told(0x1f, 1, third_of_five).eax, 3, "three bits tell five apart");
-        let alone = Identity { number: 0, count: 1, ..SECOND_OF_TWO };
-        assert_eq!(told(0xb, 1, alone).eax, 0);
-        assert_eq!(told(0x1, 0, alone).edx & SEVERAL_PROCESSORS, 0);
+        assert_eq!(seen(0xb, 2, SECOND_OF_TWO).ecx, 2, "nothing above the package");
+        let third_of_five = ProcessorId { number: 2, count: 5, ..SECOND_OF_TWO };
+        assert_eq!(seen(0x1f, 1, third_of_five).eax, 3, "three bits tell five apart");
+        let alone = ProcessorId { number: 0, count: 1, ..SECOND_OF_TWO };
+        assert_eq!(seen(0xb, 1, alone).eax, 0);
+        assert_eq!(seen(0x1, 0, alone).edx & SEVERAL_PROCESSORS, 0);
     }
 
     #[test]
     fn extended_state_goes_with_all_that_needs_it() {
-        let who = Identity { no_extended_state: true, ..SECOND_OF_TWO };
-        assert_eq!(told(0x1, 0, who).ecx & (1 << 26 | 1 << 28), 0, "XSAVE and AVX");
-        assert_eq!(told(0x7, 0, who).ebx & (1 << 5 | 1 << 16), 0, "AVX2 and AVX-512");
-        assert_eq!(told(0xd, 0, who).eax, 0);
-        assert_ne!(told(0x1, 0, SECOND_OF_TWO).ecx & (1 << 26), 0);
+        let who = ProcessorId { no_extended_state: true, ..SECOND_OF_TWO };
+        assert_eq!(seen(0x1, 0, who).ecx & (1 << 26 | 1 << 28), 0, "XSAVE and AVX");
+        assert_eq!(seen(0x7, 0, who).ebx & (1 << 5 | 1 << 16), 0, "AVX2 and AVX-512");
+        assert_eq!(seen(0xd, 0, who).eax, 0);
+        assert_ne!(seen(0x1, 0, SECOND_OF_TWO).ecx & (1 << 26), 0);
     }
 }

@@ -44,7 +44,6 @@ pub const START_INFO: u64 = 0x6000;
 pub const MODULE_LIST: u64 = 0x6040;
 /// Which addresses are memory.
 pub const MEMORY_MAP: u64 = 0x7000;
-/// The kernel's words.
 pub const COMMAND_LINE: u64 = 0x2_0000;
 /// How long they may be, with the zero at their end.
 pub const COMMAND_LINE_SIZE: usize = 2048;

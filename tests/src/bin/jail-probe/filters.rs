@@ -67,8 +67,10 @@ fn by_address() -> ByAddress {
 /// Tries every case of the named table under the filter that `installed` names: "itself", one with a call too many
 /// ("wider"), one with a group too few ("narrower"), or none at all ("nothing").
 pub fn run(table: &str, installed: &str) -> Result<Report, String> {
-    const EXTRA: Group =
-        Group { purpose: "show that it is noticed", rules: &[Rule { call: libc::SYS_getuid, forms: &[] }] };
+    const EXTRA: Group = Group {
+        purpose: "show that it is noticed",
+        rules: &[Rule { call: libc::SYS_getuid, name: "getuid", forms: &[] }],
+    };
     let place = Table::named(table)?;
     let table = place.table;
     let groups: Vec<Group> = match installed {

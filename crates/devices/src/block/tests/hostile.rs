@@ -377,7 +377,7 @@ fn v8_one_round_makes_the_host_do_a_bounded_amount_of_work() {
     };
     let flush = |bench: &mut Bench<'_>| bench.push(FLUSH, 0, &[]);
     assert_eq!(round(&flush, false), (true, 4));
-    assert_eq!(round(&flush, true), (false, 16), "they are nothing to a disk that nobody relies on");
+    assert_eq!(round(&flush, true), (false, 16), "they are nothing to a disk that is not durable");
     // Sixteen ranges of sixteen sectors each.
     let ranges: Vec<_> = (0..16).map(|range| (range * 16, 16, 0)).collect();
     for kind in [DISCARD, WRITE_ZEROES] {

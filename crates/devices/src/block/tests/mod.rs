@@ -4,6 +4,7 @@ mod host;
 mod hostile;
 mod limits;
 mod ordinary;
+mod state;
 
 use std::fs::File;
 use std::io;

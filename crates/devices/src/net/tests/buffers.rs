@@ -34,10 +34,10 @@ fn frames_come_out_as_they_went_in_however_they_wrap() {
             assert_eq!(room, taken);
             refused += usize::from(!taken);
             if taken {
-                // What is kept may be shorter than what was asked for.
-                let kept = if step % 3 == 0 { 14 } else { length };
-                assert!(frames.commit(kept));
-                expected.push_back((kept, seed));
+                // A frame may be shorter than the space that was reserved for it.
+                let committed = if step % 3 == 0 { 14 } else { length };
+                assert!(frames.commit(committed));
+                expected.push_back((committed, seed));
             }
         }
         let now = frames.first().map(|frame| (frame.len(), frame.first().copied().unwrap()));
@@ -137,7 +137,7 @@ fn state_that_no_device_had_is_refused() {
     }
     let long = vec![vec![0; MAX_FRAME_BYTES + 1]];
     assert!(matches!(Net::restore(&NetState { to_guest: long, ..good.clone() }), Err(NetError::State)));
-    // Features that were never offered are nobody's.
+    // Features that were never offered are not restored.
     let state = NetState { acked_features: u64::MAX, ..good };
     assert_eq!(Net::restore(&state).unwrap().save().acked_features, Net::new(ADDRESS).features());
 }

@@ -4,6 +4,7 @@ mod buffers;
 mod headers;
 mod hostile;
 mod ordinary;
+mod state;
 mod wakeups;
 
 use vm_memory::{Bytes, GuestAddress};

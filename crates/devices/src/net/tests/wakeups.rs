@@ -148,7 +148,7 @@ fn nothing_is_left_lying_whatever_the_two_sides_do_in_whatever_order() {
         }
         let counters = driver.bench.net.counters();
         let in_queue = u64::from(sent) - counters.from_guest.frames;
-        assert!(in_queue == 0 || counters.from_guest.frames > taken, "a frame lies there and nobody knows");
+        assert!(in_queue == 0 || counters.from_guest.frames > taken, "a frame lies there and is not noticed");
         let next = offered.get(usize::try_from(counters.to_guest.frames).unwrap());
         let room = 4096 * usize::from(posted.wrapping_sub(driver.bench.rx.used_index()));
         assert!(next.is_none_or(|bytes| bytes + 12 > room), "a frame waits beside buffers that can hold it");

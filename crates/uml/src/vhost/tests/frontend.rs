@@ -1,7 +1,5 @@
 //! A client that can say anything.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,33 +8,15 @@ use bathy_devices::testing::Driver;
 use bathy_devices::{GuestRam, Outcome, VirtioDevice};
 use rustix::event::epoll::{self, CreateFlags, Event};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    recv, sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 
+use super::super::testing::{
+    self, GET_FEATURES, GET_PROTOCOL_FEATURES, NEED_REPLY, PROTOCOL_FEATURES_BIT, SET_BACKEND_REQ_FD,
+    SET_FEATURES, SET_MEM_TABLE, SET_OWNER, SET_PROTOCOL_FEATURES, SET_VRING_ADDR, SET_VRING_BASE,
+    SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, SET_VRING_NUM, VERSION, longs, message, region, words,
+};
 use super::super::{Backend, VhostError};
 
-pub(super) const GET_FEATURES: u32 = 1;
-pub(super) const SET_FEATURES: u32 = 2;
-pub(super) const SET_OWNER: u32 = 3;
-pub(super) const SET_MEM_TABLE: u32 = 5;
-pub(super) const SET_VRING_NUM: u32 = 8;
-pub(super) const SET_VRING_ADDR: u32 = 9;
-pub(super) const SET_VRING_BASE: u32 = 10;
-pub(super) const GET_VRING_BASE: u32 = 11;
-pub(super) const SET_VRING_KICK: u32 = 12;
-pub(super) const SET_VRING_CALL: u32 = 13;
-pub(super) const GET_PROTOCOL_FEATURES: u32 = 15;
-pub(super) const SET_PROTOCOL_FEATURES: u32 = 16;
-pub(super) const SET_VRING_ENABLE: u32 = 18;
-pub(super) const SET_BACKEND_REQ_FD: u32 = 21;
-pub(super) const GET_CONFIG: u32 = 24;
-pub(super) const SET_CONFIG: u32 = 25;
-
-pub(super) const VERSION: u32 = 1;
-pub(super) const NEED_REPLY: u32 = 8;
-pub(super) const PROTOCOL_FEATURES_BIT: u64 = 1 << 30;
 pub(super) const ACCEPTED_PROTOCOL: u64 = 1 << 3 | 1 << 5 | 1 << 9;
 
 pub(super) const RAM: u64 = 4 << 20;
@@ -64,24 +44,7 @@ pub(super) fn sockets(kind: SocketType) -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-pub(super) fn words(values: &[u32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
-}
-
-pub(super) fn longs(values: &[u64]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
-}
-
-pub(super) fn region(guest: u64, bytes: u64, user: u64, offset: u64) -> Vec<u8> {
-    [words(&[1, 0]), longs(&[guest, bytes, user, offset])].concat()
-}
-
-pub(super) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap();
-    [words(&[request, flags, length]), payload.to_vec()].concat()
-}
-
-/// Whether nobody holds the other end of `fd` any more.
+/// Whether the other end of `fd` is closed.
 pub(super) fn is_abandoned(fd: impl AsFd) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::empty())];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
@@ -98,13 +61,7 @@ impl<D: VirtioDevice> Frontend<D> {
     }
 
     pub(super) fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let sent = sendmsg(&self.peer, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT).unwrap();
-        assert_eq!(sent, bytes.len());
+        testing::send(&self.peer, bytes, fds);
     }
 
     /// Delivers all events that there are to the server.
@@ -141,7 +98,7 @@ impl<D: VirtioDevice> Frontend<D> {
         self.pump().map(|_| ())
     }
 
-    /// Sends a request the way the driver does: it wants to be told that it was done.
+    /// Sends a request the way the driver does: it wants an acknowledgement.
     pub(super) fn tell_acked(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_raw(&message(request, VERSION | NEED_REPLY, payload), fds);
         self.pump().unwrap();
@@ -184,19 +141,13 @@ impl<D: VirtioDevice> Frontend<D> {
         self.tell_acked(SET_MEM_TABLE, &region(RESERVED, RAM - RESERVED, RESERVED, RESERVED), &[ram.fd()]);
     }
 
-    /// Where the rings of a queue are, as the payload of SET_VRING_ADDR.
-    pub(super) fn address(queue: u32, driver: &Driver<'_>) -> Vec<u8> {
-        let rings = [driver.descriptor_table(), driver.used_ring(), driver.available_ring(), u64::MAX];
-        [words(&[queue, 0]), longs(&rings)].concat()
-    }
-
     /// Describes a queue to the server, without starting it.
     pub(super) fn describe_queue(&mut self, queue: u32, driver: &Driver<'_>) {
         let (ours, theirs) = sockets(SocketType::STREAM);
         self.tell_acked(SET_VRING_CALL, &longs(&[queue.into()]), &[theirs.as_fd()]);
         self.tell_acked(SET_VRING_NUM, &words(&[queue, 256]), &[]);
         self.tell_acked(SET_VRING_BASE, &words(&[queue, 0]), &[]);
-        self.tell_acked(SET_VRING_ADDR, &Self::address(queue, driver), &[]);
+        self.tell_acked(SET_VRING_ADDR, &testing::ring_addresses(queue, driver), &[]);
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         self.queues.push(ClientQueue { kick, call: ours });
     }

@@ -11,11 +11,12 @@ use bathy_devices::testing::{Driver, TestClock, readable, writable};
 use bathy_devices::{GuestRam, Outcome};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{BackendState, SocketError, VhostError};
-use super::frontend::{
-    Frontend, GET_CONFIG, GET_FEATURES, GET_VRING_BASE, SET_CONFIG, SET_FEATURES, SET_OWNER, SET_VRING_BASE,
-    SET_VRING_CALL, SET_VRING_ENABLE, VERSION, is_abandoned, longs, message, words,
+use super::super::testing::{
+    GET_CONFIG, GET_FEATURES, GET_VRING_BASE, SET_CONFIG, SET_FEATURES, SET_OWNER, SET_VRING_BASE,
+    SET_VRING_CALL, SET_VRING_ENABLE, VERSION, longs, message, words,
 };
+use super::super::{BackendState, SocketError, VhostError};
+use super::frontend::{Frontend, is_abandoned};
 
 const QUEUE: u64 = 0x20000;
 const HEADER: u64 = 0x40000;
@@ -293,7 +294,7 @@ fn ended_connection_leaves_nothing_watched_and_nothing_open() {
     assert!(matches!(error, VhostError::Socket(SocketError::Closed)));
     assert!(frontend.backend.is_ended());
     assert!(is_abandoned(&frontend.queues[0].call));
-    // The guest still holds the kick, and nobody listens to it any more.
+    // The guest still holds the kick, which is not watched any more.
     rustix::io::write(&frontend.queues[0].kick, &1_u64.to_ne_bytes()).unwrap();
     assert_eq!(frontend.pending_events(), 0);
     assert_eq!(frontend.backend.service().unwrap(), Outcome::default());

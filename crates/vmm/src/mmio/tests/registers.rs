@@ -154,7 +154,7 @@ fn v6_every_access_in_every_state_keeps_the_rules() {
     assert!(changes > 1000, "only {changes} writes changed anything");
 }
 
-/// Reading has no effect, which the caller sees, and only words can be read of registers.
+/// Reading has no effect, which the transport reports, and only words can be read of registers.
 fn check_read(guest: &Guest<Console>, offset: u64, width: usize, what: &str) {
     let mut bytes = vec![0xee; width];
     guest.mmio.read(offset, &mut bytes);

@@ -194,7 +194,7 @@ fn v4_buffers_of_the_wrong_direction_end_the_device() {
     let error = provoke(&mut guest, &mut one[0], 0, &|driver| {
         driver.push(&[readable(DATA, 16)]);
     });
-    assert!(matches!(error, DeviceError::Entropy(EntropyError::NoRoom)));
+    assert!(matches!(error, DeviceError::Entropy(EntropyError::NoBuffer)));
 
     for (queue, part) in [
         (RX_QUEUE, readable(DATA, 16)),

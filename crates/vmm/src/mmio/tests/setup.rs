@@ -64,8 +64,8 @@ fn v6_features_that_were_not_offered_are_refused() {
         guest.negotiate_for(features);
         let expected = if right { FEATURES_OK } else { DRIVER };
         assert_eq!(guest.get(STATUS), expected, "{features:#x}");
-        let told = guest.mmio.device().save().acked_features;
-        assert_eq!(told, if right { features } else { 0 });
+        let accepted = guest.mmio.device().save().acked_features;
+        assert_eq!(accepted, if right { features } else { 0 });
         // Starting all the same does not help.
         guest.put_all(&[(STATUS, DRIVER_OK)]);
         assert_eq!(guest.get(STATUS) == DRIVER_OK, right);
@@ -304,7 +304,7 @@ fn v6_reset_of_a_console_closes_it() {
     let mut drivers = drivers(&ram, 4, 16);
     let mut guest = open_console(&ram, &mut drivers);
     drivers[RX_QUEUE].push(&[writable(DATA, 512)]);
-    guest.mmio.device_mut().send(b"for a process that is gone by then");
+    guest.mmio.device_mut().send(b"for a process that has exited by then");
     assert_eq!(guest.put(STATUS, 0), Effect::Work);
     guest.mmio.service().unwrap();
     assert!(!guest.mmio.device().guest_open());

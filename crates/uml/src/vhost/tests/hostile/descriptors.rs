@@ -21,7 +21,7 @@ fn v14_kick_without_a_descriptor_is_refused() {
 
 #[test]
 fn v14_kick_is_never_read() {
-    // A pipe that nobody writes to would block a reader for ever; this one's content must stay where it is.
+    // A pipe without a writer's data would block a reader for ever; this one's content must stay where it is.
     let mut disk = with_memory();
     let ram = Arc::clone(&disk.ram);
     disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
@@ -88,7 +88,7 @@ fn v14_replaced_descriptors_are_closed() {
         old.push(reader);
     }
     let open = old.iter().filter(|fd| !is_abandoned(fd)).count();
-    assert_eq!(open, 2, "only the latest of each kind is kept");
+    assert_eq!(open, 2, "only the latest of each kind stays open");
     drop(disk);
     assert!(old.iter().all(is_abandoned));
 }

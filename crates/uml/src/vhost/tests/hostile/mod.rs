@@ -18,13 +18,13 @@ use rustix::net::{SendFlags, SocketType, send};
 use rustix::pipe::pipe;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{MAX_CONFIG_BYTES, MessageError, SocketError, VhostError, VringError};
-use super::frontend::{
-    ACCEPTED_PROTOCOL, Frontend, GET_CONFIG, GET_FEATURES, NEED_REPLY, RAM, RESERVED, SET_BACKEND_REQ_FD,
-    SET_FEATURES, SET_MEM_TABLE, SET_OWNER, SET_PROTOCOL_FEATURES, SET_VRING_ADDR, SET_VRING_BASE,
-    SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, SET_VRING_NUM, VERSION, is_abandoned, longs, message,
-    region, sockets, words,
+use super::super::testing::{
+    GET_CONFIG, GET_FEATURES, NEED_REPLY, SET_BACKEND_REQ_FD, SET_FEATURES, SET_MEM_TABLE, SET_OWNER,
+    SET_PROTOCOL_FEATURES, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK,
+    SET_VRING_NUM, VERSION, longs, message, region, ring_addresses, words,
 };
+use super::super::{MAX_CONFIG_BYTES, MessageError, SocketError, VhostError, VringError};
+use super::frontend::{ACCEPTED_PROTOCOL, Frontend, RAM, RESERVED, is_abandoned, sockets};
 
 const QUEUE: u64 = 0x20000;
 const DATA: u64 = 0x50000;

@@ -66,7 +66,7 @@ fn v14_addresses_from_an_old_memory_table_do_not_count() {
 #[test]
 fn v14_address_before_the_memory_table_is_refused() {
     let ram = GuestRam::create(RAM).unwrap();
-    let payload = Disk::address(0, &Driver::new(ram.memory(), QUEUE, 256));
+    let payload = ring_addresses(0, &Driver::new(ram.memory(), QUEUE, 256));
     assert!(matches!(fails(&mut negotiated(), SET_VRING_ADDR, &payload, &[]), VhostError::Order(_)));
 }
 
@@ -75,7 +75,7 @@ fn v14_running_queue_is_frozen() {
     let kick = eventfd(0, EventfdFlags::empty()).unwrap();
     let mut disk = running();
     let ram = Arc::clone(&disk.ram);
-    let address = Disk::address(0, &Driver::new(ram.memory(), QUEUE + 0x8000, 256));
+    let address = ring_addresses(0, &Driver::new(ram.memory(), QUEUE + 0x8000, 256));
     let error = fails(&mut disk, SET_VRING_ADDR, &address, &[]);
     assert!(matches!(vring_error(error), VringError::Running));
     for (request, payload) in [

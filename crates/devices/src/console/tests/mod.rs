@@ -1,6 +1,7 @@
 //! The console against a driver that behaves like Linux, and against hostile ones.
 
 mod limits;
+mod state;
 
 use vm_memory::{Bytes, GuestAddress};
 

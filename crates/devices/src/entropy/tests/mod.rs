@@ -1,5 +1,7 @@
 //! The entropy device, its rate limit by an artificial clock.
 
+mod state;
+
 use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
@@ -42,7 +44,6 @@ impl<'mem> Bench<'mem> {
         bytes
     }
 
-    /// Empties the bucket.
     fn exhaust(&mut self) {
         self.driver.push(&[writable(DATA, BURST)]);
         assert_eq!(self.process().unwrap().retry_after, None);
@@ -164,7 +165,7 @@ fn v11_request_without_room_stops_the_device_once() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
     bench.driver.push(&[readable(DATA, 64)]);
-    assert!(matches!(bench.process(), Err(DeviceError::Entropy(EntropyError::NoRoom))));
+    assert!(matches!(bench.process(), Err(DeviceError::Entropy(EntropyError::NoBuffer))));
     assert_eq!(bench.process().unwrap(), Outcome::default());
 }
 
