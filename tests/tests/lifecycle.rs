@@ -132,6 +132,23 @@ fn labels_and_filters() {
 }
 
 #[test]
+fn bash_completes_the_names_of_sandboxes() {
+    let home = Home::new();
+    home.create("web", &[]);
+    home.create("worker", &[]);
+    let script = "source <(\"$1\" completion bash)\n\
+        try() { COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _bathy \"$1\"; echo \"${COMPREPLY[*]}\"; }\n\
+        try \"$1\" exec ''; try \"$1\" policy deny wo; try \"$1\" run --net = pub";
+    let completed = |home: &Home| {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", script, "bash"]).arg(bathy()).env("XDG_STATE_HOME", home.path());
+        finish(&mut bash, b"").stdout
+    };
+    assert_eq!(completed(&home), "web worker\nworker\npublic\n");
+    assert_eq!(completed(&Home::new()), "\n\npublic\n");
+}
+
+#[test]
 fn the_disk_survives_a_stop_and_also_a_kill() {
     let home = Home::new();
     home.started("whale", &[]);

@@ -9,14 +9,14 @@ mod ui;
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    code, copy, create, doctor, events, exec, jobs, lifecycle, list, logs, man, mcp, net, policy, repl, run,
-    setup, stats, top,
+    code, completion, copy, create, doctor, events, exec, jobs, lifecycle, list, logs, man, mcp, net, policy,
+    repl, run, setup, stats, top,
 };
 use crate::ui::{exit_code, mistakes, output};
 
@@ -127,10 +127,10 @@ enum Verb {
     /// Check what this machine offers, and tell how to mend what is missing.
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
-    Completion {
-        /// The shell.
-        shell: clap_complete::Shell,
-    },
+    ///
+    /// In bash, zsh and fish it completes names of sandboxes as well: `source <(bathy completion bash)`, or
+    /// `bathy completion fish | source`.
+    Completion(completion::Args),
     /// Print or write manual pages.
     Man(man::Args),
     /// Print the version, as --version does.
@@ -142,6 +142,9 @@ enum Verb {
         /// The sandbox's id.
         id: String,
     },
+    /// Print what completes a word of a command line, for the scripts of `bathy completion`.
+    #[command(hide = true)]
+    Complete(completion::CompleteArgs),
     /// Run the KVM probe guest in this process.
     #[command(hide = true, name = bathy_runtime::kvm_probe::VERB)]
     ProbeKvm,
@@ -183,12 +186,8 @@ impl Verb {
             Self::Audit { verb } => events::audit(&verb),
             Self::Setup(args) => setup::run(&args),
             Self::Doctor(args) => doctor::run(&args),
-            Self::Completion { shell } => {
-                let mut script = Vec::new();
-                clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut script);
-                io::stdout().write_all(&script)?;
-                Ok(0)
-            }
+            Self::Completion(args) => completion::script(&args, &Cli::command()),
+            Self::Complete(args) => completion::complete(args, Cli::command()),
             Self::Man(args) => man::run(&args, Cli::command()),
             Self::Version => {
                 output::line(format_args!("bathy {}", env!("CARGO_PKG_VERSION")))?;

@@ -1,9 +1,14 @@
 //! The options that describe a sandbox's network. Rules count in the order in which they stand, so they are read by hand.
 
+use crate::args::choice::choice;
 use bathy_policy::{Action, NetworkPolicy, PolicyError, Preset, PublishedPort, Rule};
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
 const HEADING: &str = "Network";
+
+/// The names of the presets.
+pub const PRESETS: &[&str] =
+    &[Preset::None.name(), Preset::Public.name(), Preset::AllowList.name(), Preset::Open.name()];
 
 /// A network, in options.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +43,7 @@ impl clap::Args for NetArgs {
             Arg::new(name).long(name).value_name(value).help_heading(HEADING)
         };
         command
-            .arg(option("net", "PRESET").value_parser(|text: &str| text.parse::<Preset>()).help(
+            .arg(option("net", "PRESET").value_parser(choice(PRESETS, str::parse::<Preset>)).hide_possible_values(true).help(
                 "What the sandbox may reach where no rule says: none (it has no network), public (public addresses only), \
                  allow-list (nothing), or open (private networks as well). [default: public, or allow-list with --allow]",
             ))

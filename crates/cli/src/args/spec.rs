@@ -16,6 +16,7 @@ use bathy_spec::{CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, label};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::args::choice::choice;
 use crate::args::disk::DiskArgs;
 use crate::args::env::EnvArgs;
 use crate::args::net::NetArgs;
@@ -36,15 +37,15 @@ pub struct SpecArgs {
     image: Option<String>,
     /// The engine: kvm (a hardware virtual machine), uml (needs no hardware for it), or auto for kvm where this machine has
     /// it and uml elsewhere. The variable BATHY_ENGINE decides where neither this nor a file names kvm or uml. [default: auto]
-    #[arg(long, value_parser = parse_engine, help_heading = "Sandbox")]
+    #[arg(long, value_parser = choice(&["auto", "kvm", "uml"], parse_engine), hide_possible_values = true, help_heading = "Sandbox")]
     engine: Option<Engine>,
     /// How the uml engine contains guest processes: seccomp (fast) or ptrace (users inside the guest are kept apart). The
     /// kvm engine has no such mode. [default: seccomp, or ptrace in a restricted sandbox]
-    #[arg(long, value_name = "MODE", value_parser = parse_mode, help_heading = "Sandbox")]
+    #[arg(long, value_name = "MODE", value_parser = choice(&["seccomp", "ptrace"], parse_mode), hide_possible_values = true, help_heading = "Sandbox")]
     uml_mode: Option<UmlMode>,
     /// How far the sandbox holds its own commands back: default or restricted (not root, no new privileges, a read-only
     /// root). [default: default]
-    #[arg(long, value_name = "LEVEL", value_parser = parse_security, help_heading = "Sandbox")]
+    #[arg(long, value_name = "LEVEL", value_parser = choice(SECURITY, parse_security), hide_possible_values = true, help_heading = "Sandbox")]
     security: Option<Security>,
     /// Leave the root writable in a restricted sandbox.
     #[arg(long, help_heading = "Sandbox")]
@@ -229,6 +230,9 @@ fn parse_engine(text: &str) -> Result<Engine, String> {
 fn parse_mode(text: &str) -> Result<UmlMode, String> {
     serde_json::from_value(Value::from(text)).map_err(|_| "the modes are seccomp and ptrace".to_owned())
 }
+
+/// The levels of security.
+pub const SECURITY: &[&str] = &["default", "restricted"];
 
 /// Reads a level of security.
 pub fn parse_security(text: &str) -> Result<Security, String> {

@@ -21,6 +21,7 @@ use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{CommandSpec, SandboxSpec};
 
+use crate::args::choice::choice;
 use crate::args::spec::SpecArgs;
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
@@ -37,7 +38,7 @@ const PROGRAM: &str = "bathy code";
 #[derive(clap::Args)]
 pub struct Args {
     /// The language: python, javascript, typescript or bash. [default: what FILE's name says, else python]
-    #[arg(long, value_name = "LANGUAGE", value_parser = language)]
+    #[arg(long, value_name = "LANGUAGE", value_parser = choice(LANGUAGES, language), hide_possible_values = true)]
     lang: Option<Language>,
     /// The code itself.
     #[arg(short, long, value_name = "CODE", conflicts_with = "file")]
@@ -58,6 +59,9 @@ pub struct Args {
     /// A file with the code: .py, .js, .mjs, .ts or .sh. Standard input if it is left out or -.
     file: Option<PathBuf>,
 }
+
+/// As `--lang` names them.
+const LANGUAGES: &[&str] = &["python", "javascript", "typescript", "bash"];
 
 /// Options that describe a sandbox that is to be made. Variables and the working directory can be a cell's own.
 const OF_NEW_SANDBOXES: [&str; 22] = [

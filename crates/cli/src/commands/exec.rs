@@ -14,8 +14,9 @@ use bathy_protocol::Restriction;
 use bathy_spec::{CommandSpec, Security, SpecError};
 use serde_json::{Value, json};
 
+use crate::args::choice::choice;
 use crate::args::env::EnvArgs;
-use crate::args::spec::parse_security;
+use crate::args::spec::{SECURITY, parse_security};
 use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::{escape, host_files, output, terminal, time};
@@ -73,7 +74,7 @@ struct How {
     #[arg(short, long)]
     user: Option<String>,
     /// How far the command is held back: default or restricted (not root, no new privileges, a read-only root).
-    #[arg(long, value_name = "LEVEL", value_parser = parse_security)]
+    #[arg(long, value_name = "LEVEL", value_parser = choice(SECURITY, parse_security), hide_possible_values = true)]
     security: Option<Security>,
     /// Leave the root writable for a restricted command.
     #[arg(long)]

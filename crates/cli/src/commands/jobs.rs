@@ -8,6 +8,7 @@ use bathy_manager::Manager;
 use bathy_manager::store::Job;
 use bathy_protocol::unix_ns;
 
+use crate::args::choice::choice;
 use crate::commands::exec::Done;
 use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::table::{Side, Table, cut, output_width};
@@ -46,7 +47,7 @@ pub struct AttachArgs {
 #[derive(clap::Args)]
 pub struct KillArgs {
     /// The signal: a name such as TERM, or a number.
-    #[arg(short, long, value_parser = signals::parse, default_value = "KILL")]
+    #[arg(short, long, value_parser = choice(signals::SHOWN, signals::parse), hide_possible_values = true, default_value = "KILL")]
     signal: i32,
     /// The sandbox: its name, its id or the beginning of its id.
     name: String,

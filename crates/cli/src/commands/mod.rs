@@ -1,6 +1,7 @@
 //! The verbs, a file for each kind: words become a description, and what comes of it is handed to [`crate::ui`].
 
 pub mod code;
+pub mod completion;
 pub mod copy;
 pub mod create;
 pub mod doctor;

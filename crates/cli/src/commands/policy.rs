@@ -6,6 +6,8 @@ use bathy_manager::{ChangedPolicy, Manager, Sandboxed};
 use bathy_policy::{Action, NetworkPolicy, PolicyError, Preset, Rule};
 use serde_json::json;
 
+use crate::args::choice::choice;
+use crate::args::net::PRESETS;
 use crate::ui::{escape, output};
 
 const PROGRAM: &str = "bathy policy";
@@ -26,7 +28,7 @@ pub enum Verb {
         /// The sandbox: its name, its id or the beginning of it.
         name: String,
         /// What holds where no rule does: none, public, allow-list or open.
-        #[arg(value_parser = |text: &str| text.parse::<Preset>())]
+        #[arg(value_parser = choice(PRESETS, str::parse::<Preset>), hide_possible_values = true)]
         preset: Preset,
         /// The rules, in order, each beginning with allow or deny.
         #[arg(value_name = "RULE", value_parser = |text: &str| text.parse::<Rule>())]

@@ -34,6 +34,9 @@ const NAMES: &[(&str, i32)] = &[
     ("SYS", libc::SIGSYS),
 ];
 
+/// Those that completion offers.
+pub const SHOWN: &[&str] = &["HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "WINCH"];
+
 /// The highest number of a signal.
 const LAST: i32 = 64;
 
