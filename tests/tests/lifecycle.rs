@@ -4,11 +4,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
 use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, signal, until};
-use bathy_tests::{engine, finish, patient_seconds};
+use bathy_tests::{bathy, engine, finish, patient_seconds};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -63,13 +64,16 @@ fn a_running_sandbox_is_only_removed_by_force() {
     let home = Home::new();
     let id = home.started("whale", &[]);
     let all = home.all_processes();
-    assert!(home.fails(&["rm", "whale"], 125).contains("is running"));
+    assert!(home.fails(&["rm", "whale"], 125).contains("is running. `bathy rm -f whale` ends it"));
     assert_eq!(home.status("whale"), "running");
     // Starting what runs changes nothing.
     let keeper = home.inspect("whale")["keeper_pid"].take();
     home.ok(&["start", "whale"]);
     assert_eq!(home.inspect("whale")["keeper_pid"], keeper);
     home.create("idle", &[]);
+    // Neither does stopping what does not run.
+    home.ok(&["stop", "idle"]);
+    assert_eq!(home.status("idle"), "created");
     assert_eq!(home.ok(&["rm", "--all"]).lines().count(), 1, "the one that is not running");
     assert_eq!(home.status("whale"), "running");
     home.ok(&["rm", "--force", "--filter", "name=wh"]);
@@ -192,6 +196,11 @@ fn the_main_command_and_its_exit_code() {
     assert_eq!(home.ok(&["logs", "main"]).lines().next(), Some("begun"), "logs are kept after the end");
     let jobs = home.json(&["jobs", "--json", "main"]);
     assert_eq!((&jobs[0]["number"], &jobs[0]["exit"]), (&0.into(), &"code 7".into()));
+    // Starting it only to copy a file leads nowhere, and that is said.
+    let error = home.fails(&["cp", "main:/etc/hostname", "/nowhere/file"], 125);
+    assert!(error.contains("runs only as long as its main command"), "{error}");
+    let error = home.fails(&["exec", "main", "true"], 125);
+    assert!(error.contains("runs only as long as its main command"), "{error}");
     // It runs again at every start.
     home.ok(&["start", "main"]);
     assert_eq!(home.ok(&["wait", "main"]), "7\n");
@@ -375,7 +384,7 @@ fn c6_a_file_that_was_found_raises_nothing_and_stops_nothing() {
 
     // What would keep a reader waiting, or never end.
     fs::remove_file(&file).unwrap();
-    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
     let operators = |path: &str| {
         finish(home.command(&["run", "--no-config", "--", "true"]).env("BATHYSPHERE_CONFIG", path), b"")
     };

@@ -122,27 +122,32 @@ impl SpecArgs {
         let command = command_texts(command)?;
         let command = if command.is_empty() { spec.command.clone() } else { command };
         let allowed = operator.apply(SandboxSpec { command, ..spec })?;
-        for note in &allowed.notes {
+        for note in operator.lowered(&allowed.spec).iter().chain(&allowed.notes) {
             output::note(escape::text(note));
         }
         Ok(allowed.spec.checked()?)
     }
 
-    /// Warns of options that do nothing for a sandbox that ends with its command.
+    /// Warns of options that have no effect on an ephemeral sandbox.
     pub fn warn_of_no_effect(&self) {
+        let names = self.without_effect();
+        if !names.is_empty() {
+            output::note(format_args!(
+                "warning: {} without effect on a sandbox that ends with its command; `bathy run --detach` makes a persistent one",
+                names.join(", ")
+            ));
+        }
+    }
+
+    /// The given options that only a persistent sandbox obeys.
+    fn without_effect(&self) -> Vec<&'static str> {
         let given = [
             ("--idle-timeout", self.idle_timeout.is_some()),
             ("--pause-idle", self.pause_idle.is_some()),
             ("--log-size", self.log_size.is_some()),
             ("--label", !self.label.is_empty()),
         ];
-        let names: Vec<_> = given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect();
-        if !names.is_empty() {
-            output::note(format_args!(
-                "warning: {} without effect on a sandbox that ends with its command; `bathy run --detach` makes one that stays",
-                names.join(", ")
-            ));
-        }
+        given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 
     /// The variables and the working directory alone: for work in a sandbox that exists.
@@ -327,6 +332,14 @@ mod tests {
         };
         assert_eq!(pairs(spec.env), ["A=option", "B=option", "C=file"]);
         assert_eq!(pairs(spec.labels), ["team=a", "use=test"]);
+    }
+
+    #[test]
+    fn options_for_persistent_sandboxes_are_named_where_they_have_no_effect() {
+        assert_eq!(args(&["-m", "1G", "--max-duration", "5m"]).without_effect(), Vec::<&str>::new());
+        let all = ["--idle-timeout", "1m", "--pause-idle", "1m", "--log-size", "1M", "-l", "a=b"];
+        let names = ["--idle-timeout", "--pause-idle", "--log-size", "--label"];
+        assert_eq!(args(&all).without_effect(), names);
     }
 
     #[test]

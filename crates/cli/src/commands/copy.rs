@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use bathy_client::transfer::{Limits, Summary};
-use bathy_manager::{CopyOptions, Manager, ManagerError};
+use bathy_manager::{CopyOptions, Manager};
 use bathy_spec::Size;
 use serde_json::json;
 
 use crate::location::{Copy, parse_copies};
 use crate::sys;
 use crate::ui::progress::{Bar, rate};
-use crate::ui::{escape, output, table};
+use crate::ui::{escape, hints, output, table};
 
 /// Arguments of `bathy cp`.
 #[derive(clap::Args)]
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             Ok(summary) if args.quiet => drop(summary),
             Ok(summary) => report(&summary, started.elapsed()),
             Err(error) => {
-                output::failure(&error);
+                output::failure(error.as_ref());
                 // Nothing is there to be read unless the caller asked us to stop.
                 let signal = sys::read_signal(&stop);
                 return Ok(signal.map_or(crate::OUR_FAILURE, |signal| 128u8.saturating_add(signal)));
@@ -75,7 +75,7 @@ fn copy_one(
     args: &Args,
     copy: &Copy,
     interrupt: BorrowedFd<'_>,
-) -> Result<Summary, ManagerError> {
+) -> Result<Summary, Box<dyn Error>> {
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
@@ -83,16 +83,16 @@ fn copy_one(
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
     };
-    match copy {
-        Copy::In { from, name, to } => {
-            let sandbox = manager.find(name)?;
-            manager.copy_in(&sandbox, from, to, options)
-        }
-        Copy::Out { name, from, to } => {
-            let sandbox = manager.find(name)?;
-            manager.copy_out(&sandbox, from, to, options)
-        }
-    }
+    let (Copy::In { name, .. } | Copy::Out { name, .. }) = copy;
+    let sandbox = manager.find(name)?;
+    let copied = match copy {
+        Copy::In { from, to, .. } => manager.copy_in(&sandbox, from, to, options),
+        Copy::Out { from, to, .. } => manager.copy_out(&sandbox, from, to, options),
+    };
+    copied.map_err(|error| match hints::main_command(&error, &sandbox) {
+        Some(hint) => format!("{error}; {hint}").into(),
+        None => error.into(),
+    })
 }
 
 fn report(summary: &Summary, elapsed: Duration) {

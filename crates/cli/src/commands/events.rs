@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bathy_audit::{Anchor, Entry, Filter, FollowError, Follower, Report, VerifyError, verify};
-use bathy_manager::Manager;
 use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use bathy_runtime::audit::audit_folder;
 use bathy_spec::paths::Paths;
 use serde_json::{Map, Value, json};
 
+use crate::commands::open_to_look;
 use crate::ui::time::{self, Since};
 use crate::ui::{escape, output};
 
@@ -141,7 +141,7 @@ enum Known {
 
 /// A sandbox that is gone is known by its events alone.
 fn sandbox_id(wanted: &str) -> Result<(Known, String), Box<dyn Error>> {
-    Ok(Manager::open_to_end("bathy events")?
+    Ok(open_to_look("bathy events")?
         .find(wanted)
         .map_or_else(|_| (Known::Unknown, wanted.to_owned()), |sandbox| (Known::Present, sandbox.record.id)))
 }
@@ -283,6 +283,8 @@ impl Printer {
     fn finish(&self) -> Result<(), Box<dyn Error>> {
         if self.json && !self.lines {
             output::line(if self.printed { "]" } else { "[]" })?;
+        } else if !self.printed {
+            output::nothing("nothing is recorded yet that matches");
         }
         Ok(())
     }

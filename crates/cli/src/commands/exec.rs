@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bathy_client::attach::{Attach, Finished, Outcome, What};
 use bathy_client::command::ExecOptions;
+use bathy_client::connection::Connection;
 use bathy_manager::{ExecRequest, Manager, Sandboxed};
 use bathy_protocol::Restriction;
 use bathy_spec::{CommandSpec, Security, SpecError};
@@ -19,7 +20,7 @@ use crate::args::env::EnvArgs;
 use crate::args::spec::{SECURITY, parse_security};
 use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::{escape, host_files, output, terminal, time};
+use crate::ui::{escape, hints, output, terminal, time};
 
 /// The variables that tell programs what the caller's terminal can do.
 const TERMINAL_VARIABLES: [&str; 2] = ["TERM", "COLORTERM"];
@@ -142,6 +143,13 @@ pub fn pass_terminal_variables(command: &mut CommandSpec) {
     }
 }
 
+fn connect(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Connection, Box<dyn Error>> {
+    manager.connect(sandbox).map_err(|error| match hints::main_command(&error, sandbox) {
+        Some(hint) => format!("{error}; {hint}").into(),
+        None => error.into(),
+    })
+}
+
 fn execute(
     manager: &mut Manager,
     sandbox: &Sandboxed,
@@ -150,7 +158,7 @@ fn execute(
     wiring: Wiring,
 ) -> Result<u8, Box<dyn Error>> {
     let mut stdio = CallerStdio::new(wiring)?;
-    let mut connection = manager.connect(sandbox)?;
+    let mut connection = connect(manager, sandbox)?;
     let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: false })?;
     let what = What::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
     stdio.enter()?;
@@ -172,7 +180,7 @@ fn execute(
         if let Some(message) = message {
             output::note(message);
         }
-        host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);
+        hints::of_command(code, &command.argv, Path::new(".")).iter().for_each(output::note);
     }
     Ok(code)
 }
@@ -218,7 +226,7 @@ fn start_job(
 ) -> Result<u8, Box<dyn Error>> {
     // What a job says goes to its log, also what it says before we have left.
     let stdio = CallerStdio::new(Wiring { json: true, ..Wiring::default() })?;
-    let mut connection = manager.connect(sandbox)?;
+    let mut connection = connect(manager, sandbox)?;
     let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: true })?;
     let what = What::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
     let finished = Attach::start(&mut connection, what, None, stdio.stdio())?.run();

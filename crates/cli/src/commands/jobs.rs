@@ -10,6 +10,7 @@ use bathy_protocol::unix_ns;
 
 use crate::args::choice::choice;
 use crate::commands::exec::Done;
+use crate::commands::open_to_look;
 use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{exit_code, output, signals, time};
@@ -57,7 +58,7 @@ pub struct KillArgs {
 
 /// Lists a sandbox's jobs.
 pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy jobs")?;
+    let mut manager = open_to_look("bathy jobs")?;
     let sandbox = manager.find(&args.name)?;
     let jobs = manager.jobs(&sandbox)?;
     if args.json {
@@ -65,6 +66,9 @@ pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
     } else {
         for line in table(&jobs, unix_ns()).fit(output_width(), &["USER", "STARTED"]).lines() {
             output::line(line)?;
+        }
+        if jobs.is_empty() {
+            output::nothing(format_args!("no jobs yet; `bathy exec -d {} COMMAND` starts one", args.name));
         }
     }
     Ok(0)

@@ -8,6 +8,7 @@ use bathy_manager::{Manager, ManagerError, Sandboxed, Status};
 use serde_json::{Value, json};
 
 use crate::commands::list::Filter;
+use crate::commands::open_to_look;
 use crate::ui::progress::Progress;
 use crate::ui::{escape, output, time};
 
@@ -99,6 +100,9 @@ pub fn start(names: &Names) -> Result<u8, Box<dyn Error>> {
 /// Stops sandboxes.
 pub fn stop(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
     each_found("bathy stop", &args.names, Manager::open_to_end, Manager::find, |manager, sandbox| {
+        if !sandbox.is_alive() {
+            output::note(format_args!("the sandbox `{}` is not running", sandbox.name()));
+        }
         Ok(manager.stop(sandbox, args.grace.grace)?)
     })
 }
@@ -234,7 +238,7 @@ pub fn resume(names: &Names) -> Result<u8, Box<dyn Error>> {
 
 /// Waits until every sandbox has ended, and prints the exit codes of their main commands.
 pub fn wait(args: &WaitArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy wait")?;
+    let mut manager = open_to_look("bathy wait")?;
     let sandboxes: Vec<Sandboxed> =
         args.names.names.iter().map(|name| manager.find(name)).collect::<Result<_, _>>()?;
     let mut ended = Vec::new();

@@ -1,13 +1,14 @@
 //! `bathy ls`, `bathy ps` and `bathy inspect`: which sandboxes there are.
 
 use std::error::Error;
-use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
-use bathy_manager::{Manager, Sandboxed, Status};
+use bathy_manager::{Sandboxed, Status};
 use bathy_protocol::unix_ns;
 
 use crate::commands::lifecycle::Names;
+use crate::commands::open_to_look;
+use crate::ui::colour::Colour;
 use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{escape, output, time};
 
@@ -94,7 +95,7 @@ impl Filter {
 
 /// Lists sandboxes; `running` leaves the others out unless asked for.
 pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy ls")?;
+    let mut manager = open_to_look("bathy ls")?;
     let mut sandboxes = manager.list()?;
     let orphans = manager.orphans()?;
     let hint = (!orphans.is_empty() && !running).then(|| hint(&orphans));
@@ -111,15 +112,22 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
         }
     } else {
         let width = if args.wide { None } else { output_width() };
-        for line in table(&sandboxes, unix_ns()).fit(width, &LEAST_IMPORTANT).lines() {
+        let table = table(&sandboxes, unix_ns()).coloured("STATUS", colour);
+        for line in table.fit(width, &LEAST_IMPORTANT).lines() {
             output::line(line)?;
         }
         if let Some(hint) = hint {
             output::note(hint);
         }
-        if sandboxes.is_empty() && io::stderr().is_terminal() {
-            let what = if running { "sandbox is running" } else { "sandbox is there" };
-            output::note(format_args!("no {what}; `bathy create` and `bathy run --detach` make one"));
+        if sandboxes.is_empty() {
+            let which = if !args.filter.is_empty() {
+                "no sandbox matches"
+            } else if running && !args.all {
+                "no sandbox is running"
+            } else {
+                "there are no sandboxes yet"
+            };
+            output::nothing(format_args!("{which}; `bathy create` and `bathy run --detach` make one"));
         }
     }
     Ok(0)
@@ -135,7 +143,7 @@ fn hint(orphans: &[Sandboxed]) -> String {
 
 /// Prints everything that is known of sandboxes.
 pub fn inspect(args: &InspectArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy inspect")?;
+    let mut manager = open_to_look("bathy inspect")?;
     let found: Vec<Sandboxed> =
         args.names.as_slice().iter().map(|name| manager.find_any(name)).collect::<Result<_, _>>()?;
     output::json(&found)?;
@@ -165,6 +173,16 @@ fn table(sandboxes: &[Sandboxed], now: u64) -> Table {
         ]);
     }
     table
+}
+
+/// The colour of a status.
+fn colour(status: &str) -> Option<Colour> {
+    match status.split([' ', ',']).next()? {
+        "running" => Some(Colour::Good),
+        "paused" => Some(Colour::Odd),
+        "dead" | "orphaned" | "lost" | "unusable" => Some(Colour::Bad),
+        _ => None,
+    }
 }
 
 /// The status, with how long it has lasted or how it came about.

@@ -12,6 +12,7 @@ use bathy_protocol::unix_ns;
 use serde_json::{Value, json};
 
 use crate::commands::jobs::no_job;
+use crate::commands::open_to_look;
 use crate::ui::escape::{self, Returns, Stream};
 use crate::ui::output;
 use crate::ui::time::{self, Since};
@@ -52,7 +53,7 @@ pub struct Args {
 
 /// Prints a log.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy logs")?;
+    let mut manager = open_to_look("bathy logs")?;
     let sandbox = manager.find(&args.name)?;
     let wanted_job = args.job.or(args.number);
     if let Some(job) = wanted_job
@@ -179,14 +180,14 @@ impl Printer {
     }
 
     fn print(&mut self, meta: Meta, bytes: &[u8]) -> io::Result<()> {
+        let was_printed = std::mem::replace(&mut self.printed, true);
         if self.json {
-            let before = match (self.lines, self.printed) {
+            let before = match (self.lines, was_printed) {
                 (true, _) => "",
                 (false, true) => ",\n",
                 (false, false) => "[",
             };
             let after = if self.lines { "\n" } else { "" };
-            self.printed = true;
             return write!(
                 io::stdout(),
                 "{before}{}{after}",
@@ -208,7 +209,7 @@ impl Printer {
         io::stdout().flush()
     }
 
-    /// CallerStdio the document, and tells what could not be read.
+    /// Ends the document, and reports what could not be read.
     fn finish(mut self, lost: u64) -> io::Result<()> {
         if self.json && !self.lines {
             output::line(if self.printed { "]" } else { "[]" })?;
@@ -222,6 +223,9 @@ impl Printer {
             }
         }
         self.flush()?;
+        if !self.json && !self.printed {
+            output::nothing("nothing was printed yet that matches");
+        }
         if lost > 0 {
             output::note(format_args!(
                 "about {lost} bytes of the log were overwritten before they could be read"

@@ -22,3 +22,14 @@ pub mod run;
 pub mod setup;
 pub mod stats;
 pub mod top;
+
+use bathy_manager::{Manager, ManagerError};
+
+use crate::ui::output;
+
+/// Opens the store to look at sandboxes, and warns of an operator's file that cannot be used.
+pub fn open_to_look(program: &str) -> Result<Manager, ManagerError> {
+    let mut manager = Manager::open_to_end(program)?;
+    output::warnings(&mut manager);
+    Ok(manager)
+}

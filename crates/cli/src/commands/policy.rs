@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::args::choice::choice;
 use crate::args::net::PRESETS;
+use crate::commands::open_to_look;
 use crate::ui::{escape, output};
 
 const PROGRAM: &str = "bathy policy";
@@ -170,7 +171,7 @@ pub struct PortArgs {
 
 /// Prints published ports.
 pub fn ports(args: &PortArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy port")?;
+    let mut manager = open_to_look("bathy port")?;
     let sandbox = manager.find(&args.name)?;
     let ports = manager.ports(&sandbox);
     if !sandbox.is_alive() && !ports.is_empty() {

@@ -10,6 +10,7 @@ use bathy_protocol::unix_ns;
 
 use crate::args::spec::SpecArgs;
 use crate::commands::code::Source;
+use crate::commands::open_to_look;
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
 use crate::ui::progress::Progress;
@@ -158,7 +159,7 @@ fn new(args: NewArgs) -> Result<u8, Box<dyn Error>> {
 const LEAST_IMPORTANT: [&str; 4] = ["LANGUAGE", "SANDBOX", "CREATED", "MEMORY"];
 
 fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
-    let repls = Manager::open_to_end(PROGRAM)?.list_repls()?;
+    let repls = open_to_look(PROGRAM)?.list_repls()?;
     if args.json {
         output::json(&repls)?;
     } else if args.quiet {
@@ -166,6 +167,9 @@ fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
     } else {
         let table = table(&repls, unix_ns()).fit(output_width(), &LEAST_IMPORTANT);
         table.lines().iter().try_for_each(output::line)?;
+        if repls.is_empty() {
+            output::nothing("there are no REPLs yet; `bathy repl` makes one");
+        }
     }
     Ok(0)
 }

@@ -26,7 +26,7 @@ use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::narrator::Narrator;
 use crate::ui::progress::Progress;
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::{host_files, output, time};
+use crate::ui::{hints, output, time};
 
 /// Arguments of `bathy run`.
 #[derive(clap::Args)]
@@ -192,7 +192,7 @@ impl Ephemeral {
             for line in denials.lines(&id).iter().filter(|_| code != 0) {
                 output::note(line);
             }
-            host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);
+            hints::of_command(code, &command.argv, Path::new(".")).iter().for_each(output::note);
         }
         Ok(code)
     }

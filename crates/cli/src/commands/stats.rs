@@ -9,6 +9,7 @@ use bathy_manager::stats::Stats;
 use bathy_manager::{Manager, Sandboxed};
 use serde_json::{Value, json};
 
+use crate::commands::open_to_look;
 use crate::ui::table::{Side, Table, bytes, output_width};
 use crate::ui::{output, time};
 
@@ -35,7 +36,7 @@ pub struct Args {
 
 /// Prints a table.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy stats")?;
+    let mut manager = open_to_look("bathy stats")?;
     let mut watch = Watch::default();
     watch.look(&mut manager, &args.names)?;
     thread::sleep(SAMPLE);
@@ -46,6 +47,9 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         let width = if args.wide { None } else { output_width() };
         for line in table(&rows).fit(width, &LEAST_IMPORTANT).lines() {
             output::line(line)?;
+        }
+        if rows.is_empty() {
+            output::nothing("no sandbox is running");
         }
     }
     Ok(0)

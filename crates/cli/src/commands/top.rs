@@ -12,6 +12,7 @@ use bathy_protocol::unix_ns;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
+use crate::commands::open_to_look;
 use crate::commands::stats::{LEAST_IMPORTANT, Watch, table};
 use crate::sys;
 use crate::ui::screen;
@@ -35,7 +36,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         return Err("bathy top needs a terminal. Use `bathy stats` elsewhere".into());
     }
-    let mut manager = Manager::open_to_end("bathy top")?;
+    let mut manager = open_to_look("bathy top")?;
     let mut watch = Watch::default();
     // Before the screen is taken, so that a wrong name is told on the usual one.
     watch.look(&mut manager, &args.names)?;

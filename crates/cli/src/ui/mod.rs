@@ -5,7 +5,7 @@ pub mod colour;
 pub mod denials;
 pub mod escape;
 pub mod exit_code;
-pub mod host_files;
+pub mod hints;
 pub mod images;
 pub mod interrupts;
 pub mod mistakes;

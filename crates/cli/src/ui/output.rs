@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use bathy_manager::Manager;
 use serde::Serialize;
@@ -28,6 +28,13 @@ pub fn note(text: impl Display) {
 /// The same, after what ends a line that somebody else began.
 pub fn note_after(before: &str, text: impl Display) {
     let _ = writeln!(io::stderr(), "{before}bathy: {text}");
+}
+
+/// A remark about results that are empty, for a person: programs see that there are none.
+pub fn nothing(text: impl Display) {
+    if io::stderr().is_terminal() {
+        note(text);
+    }
 }
 
 /// What a manager has to say about what it did.

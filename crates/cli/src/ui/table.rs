@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal};
 
 use unicode_width::UnicodeWidthStr;
 
+use crate::ui::colour::Colour;
 use crate::ui::{escape, terminal};
 
 /// Space between columns.
@@ -23,12 +24,21 @@ pub enum Side {
 pub struct Table {
     columns: Vec<(&'static str, Side)>,
     rows: Vec<Vec<String>>,
+    /// A column, and the colour of its cells.
+    colours: Option<(&'static str, fn(&str) -> Option<Colour>)>,
 }
 
 impl Table {
     /// A table with these headings.
     pub fn new(columns: &[(&'static str, Side)]) -> Self {
-        Self { columns: columns.to_vec(), rows: Vec::new() }
+        Self { columns: columns.to_vec(), rows: Vec::new(), colours: None }
+    }
+
+    /// Colours the cells of a column where standard output is a terminal that wants colours.
+    #[must_use]
+    pub fn coloured(mut self, heading: &'static str, colour: fn(&str) -> Option<Colour>) -> Self {
+        self.colours = Some((heading, colour));
+        self
     }
 
     /// Adds a row. Cells may come from a guest: they are escaped here.
@@ -75,14 +85,18 @@ impl Table {
 
     fn line(&self, row: &[String], widths: &[usize]) -> String {
         let mut line = String::new();
-        for (index, ((cell, wanted), (_, side))) in row.iter().zip(widths).zip(&self.columns).enumerate() {
+        for (index, ((cell, wanted), (heading, side))) in
+            row.iter().zip(widths).zip(&self.columns).enumerate()
+        {
             if index > 0 {
                 line.push_str(&" ".repeat(GAP));
             }
             let padding = " ".repeat(wanted.saturating_sub(cell.width()));
+            let colour = self.colours.filter(|(column, _)| column == heading).and_then(|(_, of)| of(cell));
+            let cell = colour.map_or_else(|| cell.clone(), |colour| colour.paint(cell).to_string());
             match side {
                 Side::Left => line.extend([cell.as_str(), &padding]),
-                Side::Right => line.extend([padding.as_str(), cell]),
+                Side::Right => line.extend([padding.as_str(), &cell]),
             }
         }
         line.truncate(line.trim_end().len());

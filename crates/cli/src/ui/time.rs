@@ -50,18 +50,8 @@ pub fn parse_since(text: &str) -> Result<Since, String> {
             "{text:?} is not a point in time. Write a time ago such as 10m or 2h, a date such as 2026-01-31T12:00:00Z, or seconds since 1970"
         )
     };
-    if let Some((number, unit)) = text.char_indices().last().and_then(|(at, _)| text.split_at_checked(at)) {
-        let factor = match unit {
-            "s" => Some(1),
-            "m" => Some(60),
-            "h" => Some(3600),
-            "d" => Some(DAY),
-            _ => None,
-        };
-        if let Some(factor) = factor {
-            let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-            return seconds.map(|seconds| Since::Ago(Duration::from_secs(seconds))).ok_or_else(wrong);
-        }
+    if text.ends_with(['s', 'm', 'h', 'd']) {
+        return text.parse::<Seconds>().map(|ago| Since::Ago(ago.into())).map_err(|_| wrong());
     }
     let at = if text.contains('-') { parse_date(text) } else { parse_decimal(text) };
     at.map(Since::At).ok_or_else(wrong)
@@ -155,6 +145,7 @@ mod tests {
         for (text, seconds) in [
             ("90s", 1_799_999_910),
             ("10m", 1_799_999_400),
+            ("1m30s", 1_799_999_910),
             ("1d", 1_799_913_600),
             ("1700000000", 1_700_000_000),
             ("1970-01-02", 86_400),
@@ -216,6 +207,7 @@ mod tests {
         assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_grace("0"), Ok(Duration::ZERO));
         for text in ["", "0", "0s", "-1", "1e19", "nan", "inf", "soon", "2 weeks", "367d"] {
             assert!(parse_duration(text).is_err(), "{text}");
