@@ -18,32 +18,31 @@ use crate::ui::{escape, hints, output, table};
 /// Arguments of `bathy cp`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Say nothing, and show no progress.
+    /// Print nothing, and show no progress.
     #[arg(short, long)]
     quiet: bool,
-    /// The most bytes to take out of a sandbox.
+    /// Maximum number of bytes to copy out of a sandbox.
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     limit: Size,
-    /// Who reads or writes in the sandbox.
+    /// The user in the sandbox who reads or writes the files.
     #[arg(short, long)]
     user: Option<String>,
-    /// Print what was copied as JSON.
+    /// Print a summary as JSON.
     #[arg(long)]
     json: bool,
-    /// What to copy: PATH on this machine or NAME:PATH in a sandbox, where a relative one begins at the user's home. A path with a
-    /// colon in it is written ./PATH.
+    /// What to copy: PATH on this machine, or NAME:PATH in a sandbox, where a relative path begins at the user's home. Write
+    /// ./PATH for a path with a colon in it.
     #[arg(value_name = "SOURCE", required = true)]
     from: Vec<OsString>,
-    /// Where to: an existing folder receives the copy under its old name, anything else is its new name.
+    /// The destination: an existing folder receives the copy under its old name; any other path is its new name.
     #[arg(value_name = "DESTINATION")]
     to: OsString,
 }
 
-/// Copies.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let copies = parse_copies(&args.from, &args.to)?;
     let mut manager = Manager::open("bathy cp")?;
-    // A copy that is interrupted cleans up behind itself.
+    // An interrupted copy cleans up.
     let stop = sys::stop_signals()?;
     let mut summaries = Vec::new();
     for copy in &copies {
@@ -56,7 +55,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             Ok(summary) => report(&summary, started.elapsed()),
             Err(error) => {
                 output::failure(error.as_ref());
-                // Nothing is there to be read unless the caller asked us to stop.
+                // There is a signal to read only if the caller interrupted the copy.
                 let signal = sys::read_signal(&stop);
                 return Ok(signal.map_or(crate::OUR_FAILURE, |signal| 128u8.saturating_add(signal)));
             }
@@ -103,10 +102,10 @@ fn report(summary: &Summary, elapsed: Duration) {
     if others > 0 {
         output::note(format_args!("left out {others} more"));
     }
-    output::note(said(summary, elapsed));
+    output::note(sentence(summary, elapsed));
 }
 
-fn said(summary: &Summary, elapsed: Duration) -> String {
+fn sentence(summary: &Summary, elapsed: Duration) -> String {
     let count = |number: u64, one: &str, many: &str| match number {
         0 => None,
         1 => Some(format!("1 {one}")),

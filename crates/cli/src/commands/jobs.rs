@@ -15,7 +15,7 @@ use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{exit_code, output, signals, time};
 
-/// How much of a command is shown.
+/// How many characters of a command are shown.
 const COMMAND_WIDTH: usize = 60;
 
 /// Arguments of `bathy jobs`.
@@ -24,20 +24,20 @@ pub struct Args {
     /// Print the jobs as JSON.
     #[arg(long)]
     json: bool,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
 }
 
 /// Arguments of `bathy attach`.
 #[derive(clap::Args)]
 pub struct AttachArgs {
-    /// The job has a terminal: it was started with -t.
+    /// The job has a terminal, because it was started with -t.
     #[arg(short, long)]
     tty: bool,
-    /// Do not pass standard input on.
+    /// Do not forward standard input.
     #[arg(long)]
     no_stdin: bool,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
     /// The job's number; 0 is the main command.
     #[arg(default_value_t = 0)]
@@ -50,9 +50,9 @@ pub struct KillArgs {
     /// The signal: a name such as TERM, or a number.
     #[arg(short, long, value_parser = choice(signals::SHOWN, signals::parse), hide_possible_values = true, default_value = "KILL")]
     signal: i32,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
-    /// The job's number. Without it KILL ends the whole sandbox, and any other signal goes to the main command.
+    /// The job's number. Without it KILL kills the whole sandbox, and any other signal goes to the main command.
     job: Option<u32>,
 }
 
@@ -94,7 +94,7 @@ fn table(jobs: &[Job], now: u64) -> Table {
     table
 }
 
-/// Connects the caller to a job.
+/// Attaches the caller to a job.
 pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy attach")?;
     let sandbox = manager.find(&args.name)?;
@@ -132,12 +132,12 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     Ok(code)
 }
 
-/// What to say about a job that is not there.
+/// The error for a job that does not exist.
 pub fn no_job(sandbox: &str, job: u32) -> String {
     format!("{sandbox} has no job {job}. `bathy jobs {sandbox}` lists them")
 }
 
-/// Sends a signal to a job, or ends a sandbox at once.
+/// Sends a signal to a job, or kills a sandbox.
 pub fn kill(args: &KillArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open_to_end("bathy kill")?;
     let sandbox = manager.find(&args.name)?;

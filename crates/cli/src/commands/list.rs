@@ -1,4 +1,4 @@
-//! `bathy ls`, `bathy ps` and `bathy inspect`: which sandboxes there are.
+//! `bathy ls`, `bathy ps` and `bathy inspect`: the sandboxes of the store.
 
 use std::error::Error;
 use std::str::FromStr;
@@ -12,22 +12,23 @@ use crate::ui::colour::Colour;
 use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{escape, output, time};
 
-/// How much of a command is shown.
+/// How many characters of a command are shown.
 const COMMAND_WIDTH: usize = 40;
 
-/// What is left out where there is no room, the first one first.
+/// The columns that are left out on a narrow terminal, the first one first.
 const LEAST_IMPORTANT: [&str; 4] = ["IMAGE", "MEMORY", "CREATED", "COMMAND"];
 
 /// Arguments of `bathy ls` and `bathy ps`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also those that are not running. `bathy ls` shows them anyway.
+    /// Include sandboxes that are not running, which `bathy ls` always does.
     #[arg(short, long)]
     all: bool,
-    /// Only those that fit: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Repeated, all of them must fit.
+    /// Only sandboxes that match: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Can be repeated; all filters must
+    /// match.
     #[arg(short, long, value_name = "FILTER")]
     filter: Vec<Filter>,
-    /// All columns, also those for which the terminal is too narrow.
+    /// Show all columns, even if the terminal is too narrow for them.
     #[arg(long)]
     wide: bool,
     /// Print ids only.
@@ -41,19 +42,19 @@ pub struct Args {
 /// Arguments of `bathy inspect`.
 #[derive(clap::Args)]
 pub struct InspectArgs {
-    /// With --json or without: the output is JSON in any case.
+    // The output is JSON with and without --json.
     #[command(flatten)]
     names: Names,
 }
 
-/// A condition.
+/// A condition on a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// Has the label, with the value if one is given.
+    /// The sandbox has this label, with this value if there is one.
     Label(String, Option<String>),
-    /// Is in this state.
+    /// The sandbox has this status.
     Status(String),
-    /// Its name begins so.
+    /// The sandbox's name has this prefix.
     Name(String),
 }
 
@@ -78,7 +79,7 @@ impl FromStr for Filter {
 }
 
 impl Filter {
-    /// Whether a sandbox fits.
+    /// Whether a sandbox matches.
     pub fn fits(&self, sandbox: &Sandboxed) -> bool {
         match self {
             Self::Label(key, wanted) => {
@@ -93,7 +94,7 @@ impl Filter {
     }
 }
 
-/// Lists sandboxes; `running` leaves the others out unless asked for.
+/// Lists sandboxes; with `running` only those that run, unless `--all` is given.
 pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
     let mut manager = open_to_look("bathy ls")?;
     let mut sandboxes = manager.list()?;
@@ -133,7 +134,7 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// What to do about sandboxes that the store does not know.
+/// A hint for sandboxes that the store does not know.
 fn hint(orphans: &[Sandboxed]) -> String {
     let first = escape::text(orphans.first().map_or("NAME", Sandboxed::name));
     format!(
@@ -141,7 +142,6 @@ fn hint(orphans: &[Sandboxed]) -> String {
     )
 }
 
-/// Prints everything that is known of sandboxes.
 pub fn inspect(args: &InspectArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = open_to_look("bathy inspect")?;
     let found: Vec<Sandboxed> =
@@ -185,7 +185,7 @@ fn colour(status: &str) -> Option<Colour> {
     }
 }
 
-/// The status, with how long it has lasted or how it came about.
+/// The status, with the time since the start or the exit code.
 fn status(sandbox: &Sandboxed, now: u64) -> String {
     let record = &sandbox.record;
     let status = sandbox.status.to_string();

@@ -8,11 +8,11 @@ use bathy_manager::{ManagerError, Sandboxed};
 
 use crate::ui::escape;
 
-/// Exit codes of programs that do not find a file, and of those that are not found themselves.
+/// Exit codes of programs that miss a file, and of missing programs.
 const NOT_FOUND: [u8; 4] = [1, 2, 126, 127];
 /// The exit code of a program that does not exist.
 const NO_PROGRAM: u8 = 127;
-/// Images that people name before the command, as with other tools, and that are no programs.
+/// Images that users of other tools name before the command, and that are not programs.
 const IMAGES: [&str; 12] = [
     "alpine",
     "archlinux",

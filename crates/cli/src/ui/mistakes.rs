@@ -1,4 +1,4 @@
-//! Mistakes on the command line, told so that the next try works.
+//! Errors for mistakes on the command line, worded so that the next try works.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
@@ -54,11 +54,11 @@ const FOREIGN: [(&[&str], &str); 14] = [
     ),
 ];
 const NO_IMAGES: &str = "there is one image in this version, `default`, which `bathy setup` builds. What it lacks can be installed in a sandbox";
-/// What mounts directories elsewhere.
+/// Options that mount directories in other tools.
 const MOUNTS: [&str; 3] = ["-v", "--volume", "--mount"];
 
-/// The same error, told better if we can.
-pub fn mend(error: Error, command: &mut Command, line: &[String]) -> Error {
+/// Replaces an error by a more helpful one where there is one.
+pub fn improve(error: Error, command: &mut Command, line: &[String]) -> Error {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             foreign(&error, command).unwrap_or_else(|| without_hidden(error, command))
@@ -74,7 +74,7 @@ pub fn mend(error: Error, command: &mut Command, line: &[String]) -> Error {
     }
 }
 
-/// Nobody is meant to use hidden verbs, so they are not proposed.
+/// Removes hidden verbs from the suggestions.
 fn without_hidden(mut error: Error, command: &mut Command) -> Error {
     let Some(ContextValue::Strings(proposed)) = error.get(ContextKind::SuggestedSubcommand) else {
         return error;
@@ -89,14 +89,14 @@ fn without_hidden(mut error: Error, command: &mut Command) -> Error {
     error
 }
 
-/// A verb that people know from elsewhere.
+/// The answer to a verb of another tool.
 fn foreign(error: &Error, command: &mut Command) -> Option<Error> {
     let verb = text(error, ContextKind::InvalidSubcommand);
     let (_, instead) = FOREIGN.iter().find(|(names, _)| names.contains(&verb.as_str()))?;
     Some(command.error(ErrorKind::InvalidSubcommand, format!("bathy has no verb `{verb}`: {instead}")))
 }
 
-/// What is an option of `run` and `create` is a word of a rule where there is nothing but rules.
+/// `--allow` and `--deny` are options of `run` and `create`, but words of a rule in `bathy policy set`.
 fn as_rules(error: Error, command: &mut Command) -> Error {
     let option = text(&error, ContextKind::InvalidArg);
     let Some(action @ ("allow" | "deny")) = option.strip_prefix("--") else { return error };
@@ -123,7 +123,7 @@ mod tests {
     fn told(line: &str) -> String {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = Cli::command().try_get_matches_from(&words).unwrap_err();
-        mend(error, &mut Cli::command(), &words).to_string()
+        improve(error, &mut Cli::command(), &words).to_string()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a person sees and types: output, exit codes, terminals, tables, prompts.
+//! The user interface: output, exit codes, terminals, tables, prompts.
 
 pub mod cell;
 pub mod colour;

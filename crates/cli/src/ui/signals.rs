@@ -34,7 +34,7 @@ const NAMES: &[(&str, i32)] = &[
     ("SYS", libc::SIGSYS),
 ];
 
-/// Those that completion offers.
+/// The signals that completion offers.
 pub const SHOWN: &[&str] = &["HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "WINCH"];
 
 /// The highest number of a signal.

@@ -7,15 +7,12 @@ use unicode_width::UnicodeWidthStr;
 use crate::ui::colour::Colour;
 use crate::ui::{escape, terminal};
 
-/// Space between columns.
 const GAP: usize = 2;
 
-/// How a column's cells stand.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Words.
     Left,
-    /// Numbers.
     Right,
 }
 
@@ -46,8 +43,8 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| escape::word(cell)).collect());
     }
 
-    /// Leaves these columns out, the first of them first, until the others fit into so many cells of a terminal. Without a
-    /// width all stay.
+    /// Leaves out these columns, the first one first, until the others fit into this many cells of a terminal. Without a width
+    /// all remain.
     #[must_use]
     pub fn fit(mut self, cells: Option<usize>, least_important: &[&str]) -> Self {
         let Some(cells) = cells else { return self };
@@ -104,7 +101,7 @@ impl Table {
     }
 }
 
-/// How many cells a line on standard output has: of a terminal. In a file or a pipe lines may be long.
+/// The width of the terminal on standard output. Lines in files and pipes have no limit.
 pub fn output_width() -> Option<usize> {
     io::stdout().is_terminal().then(|| terminal::size().columns.into())
 }
@@ -117,7 +114,7 @@ pub fn cut(text: &str, limit: usize) -> String {
     text.chars().take(limit.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Bytes in a unit that keeps them short, such as `12.5 MiB`.
+/// A number of bytes with a unit, such as `12.5 MiB`.
 pub fn bytes(count: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

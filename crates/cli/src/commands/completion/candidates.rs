@@ -1,4 +1,4 @@
-//! What fits at a place of a command line: verbs, options, values and names.
+//! What completes a word of a command line: verbs, options, values and names.
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 
@@ -11,18 +11,16 @@ pub enum Known {
     Sandboxes,
     /// Sandboxes that the store does not know.
     Orphans,
-    /// REPLs.
     Repls,
-    /// Images.
     Images,
 }
 
-/// Something that fits.
+/// A completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// What stands in the line.
+    /// The completed word.
     pub value: String,
-    /// One line about it.
+    /// Its description in one line.
     pub about: String,
 }
 
@@ -32,7 +30,7 @@ impl Candidate {
     }
 }
 
-/// What fits for the word at `index`. `names` looks up what only the store knows.
+/// The completions of the word at `index`. `names` looks up what only the store knows.
 pub fn candidates(
     command: &Command,
     words: &[String],
@@ -59,7 +57,7 @@ pub fn candidates(
         .collect()
 }
 
-/// A line as far as it was read.
+/// The parsed words of a line.
 struct Line<'a> {
     command: &'a Command,
     /// The verbs so far.
@@ -70,7 +68,7 @@ struct Line<'a> {
     pending: Option<&'a Arg>,
     /// After `--` there are no options.
     is_escaped: bool,
-    /// Within the command of a sandbox nothing is known.
+    /// Words of the command that runs in a sandbox are not completed.
     is_foreign: bool,
     /// Some shells split `NAME:PATH` at the colon.
     is_path: bool,
@@ -155,7 +153,7 @@ impl<'a> Line<'a> {
         all.get(self.positionals).or_else(|| all.iter().find(several)).copied()
     }
 
-    /// The word to complete, and what of it stays as it is.
+    /// Splits the word to complete into its fixed beginning and the part to complete.
     fn split<'w>(&self, word: &'w str) -> (&'w str, &'w str) {
         match word.split_once('=') {
             Some((option, value)) if option.starts_with("--") && !self.is_escaped => {
@@ -213,7 +211,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Flags have values that nobody writes.
+/// Whether the option takes a value on the command line, which flags do not.
 fn takes_value(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Set | ArgAction::Append)
 }

@@ -13,13 +13,13 @@ use clap_complete::Shell;
 use crate::ui::{escape, output};
 use candidates::{Known, candidates};
 
-/// What a script completes by itself.
+/// Instructs a script to complete files.
 const FILES: &str = ":files";
 
 /// Arguments of `bathy completion`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The shell.
+    /// The shell to complete for.
     shell: Shell,
 }
 
@@ -33,7 +33,6 @@ pub struct CompleteArgs {
     words: Vec<String>,
 }
 
-/// Prints a script.
 pub fn script(args: &Args, command: &Command) -> Result<u8, Box<dyn Error>> {
     let script = match args.shell {
         Shell::Bash => include_str!("bash.sh").to_owned(),
@@ -45,7 +44,7 @@ pub fn script(args: &Args, command: &Command) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// Prints what fits at a place of a line: in each line a value, a tab and its description.
+/// Prints the completions of a word: in each line a value, a tab and its description.
 pub fn complete(args: CompleteArgs, mut command: Command) -> Result<u8, Box<dyn Error>> {
     command.build();
     for candidate in candidates(&command, &args.words, args.index, &names) {
