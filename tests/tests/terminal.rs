@@ -386,7 +386,7 @@ fn ctrl_p_ctrl_q_leaves_a_job_running() {
     terminal.shows("set=42");
     terminal.keys(&["C-p"]);
     terminal.keys(&["C-q"]);
-    terminal.shows("job 1 goes on");
+    terminal.shows("job 1 continues");
     terminal.leaves_with(0);
     assert_eq!(terminal.settings(), before);
     assert_eq!(home.json(&["jobs", "--json", "box"])[0]["exit"], serde_json::Value::Null);

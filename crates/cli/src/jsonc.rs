@@ -14,7 +14,6 @@ pub enum JsoncError {
     /// The text is not JSON.
     #[error("line {line}, column {column}: {what}")]
     Syntax {
-        /// Counted from 1.
         line: usize,
         /// Counted from 1, in characters.
         column: usize,
@@ -25,7 +24,7 @@ pub enum JsoncError {
     #[error("{0} is not an object")]
     NotObject(String),
     /// A key occurs twice, and readers differ in which one they use.
-    #[error("{0:?} is there twice")]
+    #[error("{0:?} occurs twice")]
     Twice(String),
     /// The changed text does not have the expected value.
     #[error("it is written in a way that cannot be changed safely")]

@@ -6,7 +6,6 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Options for variables.
 #[derive(clap::Args, Debug, Default)]
 pub struct EnvArgs {
     /// Set an environment variable, or pass on the caller's variable of this name. Can be repeated.

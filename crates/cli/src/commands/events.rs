@@ -72,7 +72,6 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
 pub struct Selection<'a> {
     /// Only events of this sandbox.
     pub sandbox: Option<&'a str>,
-    /// Follow new events.
     pub follow: bool,
     /// Only events since this time.
     pub since: Option<Since>,
@@ -123,7 +122,7 @@ pub fn print(args: &Selection<'_>) -> Result<u8, Box<dyn Error>> {
     printer.finish()?;
     if follower.unreadable() > 0 {
         output::note(format_args!(
-            "{} could not be read. `bathy audit verify` tells more",
+            "{} could not be read. `bathy audit verify` has details",
             counted(follower.unreadable(), "line")
         ));
     }
@@ -189,7 +188,7 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
                 document.insert("file".to_owned(), json!(file));
                 document.insert("line".to_owned(), json!(line));
             }
-            (NOT_WHOLE, document, format!("The record is not whole: {error}"))
+            (NOT_WHOLE, document, format!("The audit log is not intact: {error}"))
         }
         Err(error) => return Err(error.into()),
     };
@@ -204,9 +203,9 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
 /// The report on a log that passed verification.
 fn report_text(report: &Report) -> String {
     let Report { lines, files, first_seq, last_seq, head_hash, recovered, torn_bytes, lost } = report;
-    let verdict = if *lost == 0 { "is whole" } else { "is consistent, but not complete" };
+    let state = if *lost == 0 { "is intact" } else { "is consistent, but not complete" };
     let mut text = format!(
-        "The record {verdict}: {} in {}, {first_seq} to {last_seq}.",
+        "The audit log {state}: {} in {}, {first_seq} to {last_seq}.",
         counted(*lines, "event"),
         counted(*files, "file")
     );
@@ -221,7 +220,7 @@ fn report_text(report: &Report) -> String {
     if *recovered > 0 || *torn_bytes > 0 {
         let _ = write!(
             text,
-            "\n{} a writer was interrupted in the middle of a line; every byte that is there is accounted for.",
+            "\n{} a writer was interrupted in the middle of a line; all bytes are accounted for.",
             counted(*recovered, "time")
         );
     }

@@ -187,7 +187,6 @@ fn execute(
 
 /// The result of a command, without the descriptors that it was connected to.
 pub struct Done {
-    /// How it went.
     pub outcome: Outcome,
     /// Warnings of the keeper.
     pub warnings: Vec<String>,
@@ -207,7 +206,6 @@ impl Done {
         }
     }
 
-    /// Passes warnings on.
     pub fn warn(&self) {
         for warning in &self.warnings {
             output::note(format_args!("warning: {}", escape::text(warning)));

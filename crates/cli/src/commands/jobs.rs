@@ -113,7 +113,7 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     let mut connection = manager.connect(&sandbox)?;
     if io::stdin().is_terminal() {
         let keys = if args.tty { "Ctrl-P Ctrl-Q" } else { "Ctrl-C" };
-        output::note(format_args!("attached to job {}; {keys} leaves, and it goes on", args.job));
+        output::note(format_args!("attached to job {}; {keys} detaches, and the job continues", args.job));
     }
     stdio.enter()?;
     let finished = Attach::start(&mut connection, What::Join { job: args.job }, None, stdio.stdio())?.run();
@@ -123,7 +123,7 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     done.warn();
     if matches!(done.outcome, Outcome::Detached | Outcome::Interrupted) {
         let own_line = if args.tty { "\n" } else { "" };
-        output::note_after(own_line, format_args!("job {} goes on", args.job));
+        output::note_after(own_line, format_args!("job {} continues", args.job));
     }
     let (code, message) = exit_code::of(&done.outcome, None, &stop)?;
     if let Some(message) = message {

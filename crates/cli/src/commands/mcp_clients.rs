@@ -59,7 +59,6 @@ pub struct Places {
     pub home: PathBuf,
     /// `XDG_CONFIG_HOME`, or its default.
     pub config: PathBuf,
-    /// The project's folder.
     pub project: PathBuf,
     /// `CODEX_HOME`, if it is set.
     pub codex: Option<PathBuf>,
@@ -244,7 +243,7 @@ impl Client {
             (Self::VsCode, _) => "VS Code offers to start it; the command `MCP: List Servers` shows it",
             (Self::Windsurf, _) => "Refresh the MCP servers in Windsurf's settings to use it",
             (Self::Codex, Scope::User) => "New sessions of Codex have it; /mcp shows it",
-            (Self::Codex, Scope::Project) => "Codex reads it in projects that it was told to trust",
+            (Self::Codex, Scope::Project) => "Codex reads it in projects that it trusts",
             (Self::Zed, _) => "Zed starts it at once; its agent panel shows it",
         }
     }

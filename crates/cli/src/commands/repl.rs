@@ -225,7 +225,7 @@ fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
     Ok(code)
 }
 
-/// An open REPL.
+/// A REPL that is open at a prompt or for one cell.
 pub struct Conversation {
     manager: Manager,
     repl: Repl,
@@ -234,7 +234,6 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// The REPL's name.
     pub fn name(&self) -> &str {
         &self.repl.name
     }

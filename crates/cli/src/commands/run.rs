@@ -61,7 +61,6 @@ pub struct Args {
 
 #[cfg(test)]
 impl Args {
-    /// The parsed command.
     pub fn words(&self) -> impl Iterator<Item = &str> {
         self.command.iter().filter_map(|word| word.to_str())
     }

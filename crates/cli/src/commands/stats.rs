@@ -34,7 +34,6 @@ pub struct Args {
     names: Vec<String>,
 }
 
-/// Prints a table.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let mut manager = open_to_look("bathy stats")?;
     let mut watch = Watch::default();
@@ -84,7 +83,7 @@ impl Row {
     }
 }
 
-/// Samples sandboxes repeatedly.
+/// Samples sandboxes, and remembers the previous sample.
 #[derive(Default)]
 pub struct Watch {
     /// The previous sample of each sandbox.

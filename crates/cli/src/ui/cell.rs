@@ -121,7 +121,6 @@ impl Screen {
         }
     }
 
-    /// Shows an event.
     pub fn take(&mut self, event: CellEvent) {
         if self.args.json {
             self.collected.take(event);

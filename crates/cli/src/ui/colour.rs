@@ -8,7 +8,6 @@ use std::io::{self, IsTerminal};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
     Good,
-    /// Worth a look.
     Odd,
     Bad,
 }

@@ -89,7 +89,7 @@ impl Stream {
         Self { returns, begun: Vec::new(), held_return: false, sequence: String::new(), is_coloured: false }
     }
 
-    /// Escapes `bytes`.
+    /// Escapes the next chunk, except for what may continue in a later one.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         let mut input = std::mem::take(&mut self.begun);
         input.extend_from_slice(bytes);

@@ -64,21 +64,23 @@ pub fn of(
             crate::OUR_FAILURE,
             Some("the sandbox does not answer. `bathy kill` and `bathy rm -f` work nevertheless".to_owned()),
         ),
-        Outcome::SandboxEnded { cause, console } => (crate::OUR_FAILURE, Some(obituary(cause, console))),
+        Outcome::SandboxEnded { cause, console } => (crate::OUR_FAILURE, Some(describe_end(cause, console))),
     })
 }
 
-fn obituary(cause: &Cause, console: &str) -> String {
+fn describe_end(cause: &Cause, console: &str) -> String {
     let what = match cause {
         Cause::Killed => "the sandbox was ended".to_owned(),
         Cause::GuestExited(status) => format!("the guest ended before its command did (status {status})"),
         Cause::GuestCrashed(how) => format!("{} before its command ended", escape::text(how)),
         Cause::NotReady(ms) => format!("the guest was not ready after {} s", *ms as f64 / 1000.0),
-        Cause::Violation(what) => format!("the guest broke the rules and was ended: {}", escape::text(what)),
-        Cause::Failed(what) => format!("the sandbox could not be kept: {}", escape::text(what)),
+        Cause::Violation(what) => {
+            format!("the guest violated the protocol and was killed: {}", escape::text(what))
+        }
+        Cause::Failed(what) => format!("the sandbox failed: {}", escape::text(what)),
     };
     if console.is_empty() {
-        format!("{what}. The guest kernel said nothing")
+        format!("{what}. The guest kernel printed nothing")
     } else {
         let lines: String = escape::text(console).lines().map(|line| format!("\n  | {line}")).collect();
         format!("{what}. The guest kernel's last lines:{lines}")

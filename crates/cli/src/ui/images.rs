@@ -68,10 +68,7 @@ impl Image {
     pub fn of(bundle: &Bundle) -> Option<Result<Self, String>> {
         let (kind, text) =
             Kind::ALL.into_iter().find_map(|kind| bundle.text(kind.mime()).map(|text| (kind, text)))?;
-        Some(
-            Self::new(kind, text)
-                .ok_or_else(|| format!("a value says that it is {}, and is not", kind.mime())),
-        )
+        Some(Self::new(kind, text).ok_or_else(|| format!("a value claims to be {}, and is not", kind.mime())))
     }
 
     fn new(kind: Kind, text: &str) -> Option<Self> {

@@ -52,7 +52,7 @@ pub fn talk(mut conversation: Conversation) -> Result<u8, Box<dyn Error>> {
                     }
                 }
             }
-            Err(ReadlineError::Interrupted) => output::note("Ctrl-D leaves"),
+            Err(ReadlineError::Interrupted) => output::note("Ctrl-D exits"),
             Err(ReadlineError::Signal(_)) => {}
             Err(ReadlineError::Eof) => break,
             Err(error) => return Err(error.into()),
@@ -60,7 +60,7 @@ pub fn talk(mut conversation: Conversation) -> Result<u8, Box<dyn Error>> {
     }
     let name = conversation.name();
     output::note(format_args!(
-        "the REPL goes on. `bathy repl {name}` opens it again, `bathy repl rm {name}` removes it"
+        "the REPL keeps its state. `bathy repl {name}` opens it again, `bathy repl rm {name}` removes it"
     ));
     Ok(0)
 }
@@ -73,7 +73,7 @@ fn greet(conversation: &Conversation) {
         cells => format!("{cells} cells have run in it"),
     };
     // Failures to show the greeting are ignored.
-    let _ = writeln!(io::stderr(), "Python in the REPL {name} ({state}). Ctrl-C interrupts, Ctrl-D leaves.");
+    let _ = writeln!(io::stderr(), "Python in the REPL {name} ({state}). Ctrl-C interrupts, Ctrl-D exits.");
 }
 
 /// Reads lines until they are a complete cell. An interrupt discards them.

@@ -1,4 +1,4 @@
-//! Names of signals.
+//! Parses the names and numbers of signals.
 
 /// Every signal that has a name of its own, with its number on Linux.
 const NAMES: &[(&str, i32)] = &[

@@ -16,13 +16,16 @@ pub enum Side {
     Right,
 }
 
+/// The colour of a cell, if it has one.
+pub type CellColour = fn(&str) -> Option<Colour>;
+
 /// A table being filled.
 #[derive(Debug)]
 pub struct Table {
     columns: Vec<(&'static str, Side)>,
     rows: Vec<Vec<String>>,
     /// A column, and the colour of its cells.
-    colours: Option<(&'static str, fn(&str) -> Option<Colour>)>,
+    colours: Option<(&'static str, CellColour)>,
 }
 
 impl Table {
@@ -33,7 +36,7 @@ impl Table {
 
     /// Colours the cells of a column where standard output is a terminal that wants colours.
     #[must_use]
-    pub fn coloured(mut self, heading: &'static str, colour: fn(&str) -> Option<Colour>) -> Self {
+    pub fn coloured(mut self, heading: &'static str, colour: CellColour) -> Self {
         self.colours = Some((heading, colour));
         self
     }

@@ -29,12 +29,12 @@ pub fn parse_grace(text: &str) -> Result<Duration, String> {
 pub enum Since {
     /// This long before now.
     Ago(Duration),
-    /// Nanoseconds since 1970.
+    /// At this time, in nanoseconds since 1970.
     At(u64),
 }
 
 impl Since {
-    /// Nanoseconds since 1970.
+    /// This time in nanoseconds since 1970.
     pub fn unix_ns(self, now: u64) -> u64 {
         match self {
             Self::Ago(ago) => now.saturating_sub(u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX)),

@@ -15,10 +15,9 @@ pub enum Known {
     Images,
 }
 
-/// A completion.
+/// A completion of a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The completed word.
     pub value: String,
     /// Its description in one line.
     pub about: String,
