@@ -197,7 +197,8 @@ fn the_main_command_and_its_exit_code() {
     let jobs = home.json(&["jobs", "--json", "main"]);
     assert_eq!((&jobs[0]["number"], &jobs[0]["exit"]), (&0.into(), &"code 7".into()));
     // Starting it only to copy a file leads nowhere, and that is said.
-    let error = home.fails(&["cp", "main:/etc/hostname", "/nowhere/file"], 125);
+    let copy = home.path().join("hostname");
+    let error = home.fails(&["cp", "main:/etc/hostname", copy.to_str().unwrap()], 125);
     assert!(error.contains("runs only as long as its main command"), "{error}");
     let error = home.fails(&["exec", "main", "true"], 125);
     assert!(error.contains("runs only as long as its main command"), "{error}");

@@ -88,10 +88,7 @@ fn copy_one(
         Copy::In { from, to, .. } => manager.copy_in(&sandbox, from, to, options),
         Copy::Out { from, to, .. } => manager.copy_out(&sandbox, from, to, options),
     };
-    copied.map_err(|error| match hints::main_command(&error, &sandbox) {
-        Some(hint) => format!("{error}; {hint}").into(),
-        None => error.into(),
-    })
+    copied.map_err(|error| hints::not_running(error, &sandbox))
 }
 
 fn report(summary: &Summary, elapsed: Duration) {

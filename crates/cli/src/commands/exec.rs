@@ -144,10 +144,7 @@ pub fn pass_terminal_variables(command: &mut CommandSpec) {
 }
 
 fn connect(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Connection, Box<dyn Error>> {
-    manager.connect(sandbox).map_err(|error| match hints::main_command(&error, sandbox) {
-        Some(hint) => format!("{error}; {hint}").into(),
-        None => error.into(),
-    })
+    manager.connect(sandbox).map_err(|error| hints::not_running(error, sandbox))
 }
 
 fn execute(

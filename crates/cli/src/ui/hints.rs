@@ -1,5 +1,6 @@
 //! Hints for commands that fail because a sandbox is not what its user expects.
 
+use std::error::Error;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -59,12 +60,15 @@ fn host_file(code: u8, argv: &[Vec<u8>], folder: &Path) -> Option<String> {
     ))
 }
 
-/// A sandbox with a main command stops when that ends, so that starting it again leads back to where its user was.
-pub fn main_command(error: &ManagerError, sandbox: &Sandboxed) -> Option<&'static str> {
-    let ends_by_itself = !sandbox.record.spec.command.is_empty();
-    (ends_by_itself && matches!(error, ManagerError::NotRunning { .. })).then_some(
-        "it runs only as long as its main command. A sandbox without one runs until it is stopped: `bathy create --start`, then `bathy cp` and `bathy exec`",
-    )
+/// The error for a sandbox that is not running, because its main command ended: to start it again would not help.
+pub fn not_running(error: ManagerError, sandbox: &Sandboxed) -> Box<dyn Error> {
+    match error {
+        ManagerError::NotRunning { name, status } if !sandbox.record.spec.command.is_empty() => format!(
+            "The sandbox `{name}` is {status}: it runs only as long as its main command. A sandbox without one runs until it is stopped: `bathy create --start`, then `bathy cp` and `bathy exec`"
+        )
+        .into(),
+        other => other.into(),
+    }
 }
 
 #[cfg(test)]
