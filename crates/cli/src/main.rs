@@ -1,5 +1,5 @@
-//! The `bathy` command. It is thin: it parses arguments into a [`bathy_spec::SandboxSpec`], and turns results into output and exit
-//! codes.
+//! The `bathy` command. It is thin: it parses arguments into a [`bathy_spec::SandboxSpec`], and turns results into output
+//! and exit codes.
 
 mod args;
 mod commands;

@@ -1,5 +1,5 @@
-//! Options that describe a sandbox's network. The order of rules matters across `--allow` and `--deny`, which a derived parser would
-//! lose.
+//! Options that describe a sandbox's network. The order of rules matters across `--allow` and `--deny`, and a derived
+//! parser would lose it.
 
 use crate::args::choice::choice;
 use bathy_policy::{Action, NetworkPolicy, PolicyError, Preset, PublishedPort, Rule};

@@ -25,8 +25,8 @@ use crate::ui::{escape, output, time};
 /// The description of a sandbox given as options.
 #[derive(clap::Args, Debug, Default)]
 pub struct SpecArgs {
-    /// Read the description of the sandbox from this file; options override it. A file that was found, not named, may only be
-    /// stricter than the defaults. [default: ./bathysphere.toml, if it exists]
+    /// Read the description of the sandbox from this file; options override it. A file that is not named but found may
+    /// only be stricter than the defaults. [default: ./bathysphere.toml, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
     config: Option<PathBuf>,
     /// Do not use ./bathysphere.toml.
@@ -84,11 +84,11 @@ pub struct SpecArgs {
     /// End the sandbox after this time, such as 90s, 15m or 2h. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     max_duration: Option<Seconds>,
-    /// End the sandbox after it has been idle, without connected clients, for this time. [default: never]
+    /// End the sandbox after this time without connected clients. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     idle_timeout: Option<Seconds>,
-    /// Pause a persistent sandbox, and move its memory to disk, after it has been idle for this time. Its jobs are paused,
-    /// too. The next command resumes it. [default: never]
+    /// Pause a persistent sandbox, and move its memory to disk, after this time without connected clients. Its jobs are
+    /// paused, too. The next command resumes it. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     pause_idle: Option<Seconds>,
     /// Remove a persistent sandbox, with its disk and logs, when it ends.

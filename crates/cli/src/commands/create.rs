@@ -23,7 +23,8 @@ pub struct Args {
     /// Print the sandbox's record as JSON instead of its id.
     #[arg(long)]
     json: bool,
-    /// The main command. It runs at every start, and the sandbox stops when it ends. Without one the sandbox runs until it is stopped.
+    /// The main command. It runs at every start, and the sandbox stops when it ends. Without one the sandbox runs until it is
+    /// stopped.
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
