@@ -451,6 +451,25 @@ fn of_two_removals_one_succeeds() {
 }
 
 #[test]
+fn one_whose_keeper_or_monitor_was_killed_is_dead_and_starts_again() {
+    let home = Home::new();
+    let id = home.started("web", &["--memory", "128M", "--disk", "64M"]);
+    for process in [Home::keeper, Home::monitor] {
+        signal(process(&home, "web"), Signal::KILL);
+        until("it is dead", 10, || home.status("web") == "dead");
+        let record = home.inspect("web");
+        assert!(record["end_cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
+        // The id is that of the record, whatever was typed.
+        let started = home.json(&["start", "--json", &id[..6]])[0].take();
+        assert_eq!((&started["id"], &started["name"]), (&id.as_str().into(), &"web".into()), "{started}");
+    }
+    let stopped = home.json(&["stop", "-t", "1", "--json", "web"])[0].take();
+    assert_eq!((&stopped["id"], &stopped["error"]), (&id.as_str().into(), &Value::Null), "{stopped}");
+    let listed = home.json(&["ls", "--json"])[0].take();
+    assert!(listed["created_at"].as_str().is_some_and(|time| time.ends_with('Z')), "{listed}");
+}
+
+#[test]
 fn one_whose_monitor_is_stuck_is_killed_and_removed_all_the_same() {
     let home = Home::new();
     for (name, keeper_too) in [("web", false), ("all", true)] {

@@ -274,6 +274,15 @@ mod tests {
     }
 
     #[test]
+    fn sizes_in_messages_are_short() {
+        for (bytes, text) in
+            [(24_684_112 << 10, "23.5G"), (512 << 20, "512.0M"), (1 << 40, "1024.0G"), (1000, "1000")]
+        {
+            assert_eq!(Size(bytes).rounded(), text);
+        }
+    }
+
+    #[test]
     fn times_are_read_as_people_write_them() {
         let cases =
             [("90", 90_000), ("90s", 90_000), ("15m", 900_000), ("2h", 7_200_000), ("1d", 86_400_000)];
