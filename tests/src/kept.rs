@@ -1,4 +1,4 @@
-//! Sandboxes that are kept: a home of their own for those of one test, and how they and their processes are looked at.
+//! Persistent sandboxes: each test has a state folder of its own, and ways to inspect its sandboxes and their processes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,10 +14,10 @@ use serde_json::Value;
 
 use crate::{Engine, Ran, bathy, engine, finish, pace, patience};
 
-/// A state folder of its own, which takes everything in it along when it goes: also after a test that failed.
+/// A state folder for one test. Dropping it removes its sandboxes, also after a failed test.
 #[derive(Debug)]
 pub struct Home {
-    /// Before the folder, so that it is unmounted first.
+    /// Declared before the folder, so that it is unmounted first.
     small_disk: Option<SmallDisk>,
     folder: tempfile::TempDir,
 }
@@ -29,7 +29,6 @@ impl Default for Home {
 }
 
 impl Home {
-    /// An empty one.
     pub fn new() -> Self {
         Self {
             small_disk: None,
@@ -37,14 +36,14 @@ impl Home {
         }
     }
 
-    /// An empty one on a disk of its own with so many mebibytes. Only root can.
+    /// An empty folder on a disk of its own of this size. Needs root.
     pub fn small(mebibytes: u32) -> Self {
         let mut home = Self::new();
         home.small_disk = Some(SmallDisk::mount(home.path(), mebibytes));
         home
     }
 
-    /// What `XDG_STATE_HOME` is for this home's sandboxes. Tests may put other things beside the state.
+    /// The value of `XDG_STATE_HOME`. Tests may put other files beside the state.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -54,7 +53,7 @@ impl Home {
         self.path().join("filler")
     }
 
-    /// Fills this home's disk to its last byte. How many that took.
+    /// Fills this home's disk to its last byte, and returns the number of bytes written.
     #[track_caller]
     pub fn fill(&self) -> u64 {
         let mut options = fs::File::options();
@@ -65,7 +64,7 @@ impl Home {
         file.metadata().expect("our own file").len()
     }
 
-    /// The product's own folder in it.
+    /// The product's folder in it.
     pub fn state(&self) -> PathBuf {
         self.path().join("bathysphere")
     }
@@ -89,7 +88,7 @@ impl Home {
         finish(&mut self.command(arguments), input)
     }
 
-    /// What `bathy` with these arguments prints; it has to succeed.
+    /// Runs `bathy` with these arguments, which has to succeed, and returns its output.
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
         let ran = self.run(arguments);
@@ -97,7 +96,7 @@ impl Home {
         ran.stdout
     }
 
-    /// What `bathy` with these arguments says on standard error; it has to fail with this exit code.
+    /// Runs `bathy` with these arguments, which has to fail with this exit code, and returns its standard error.
     #[track_caller]
     pub fn fails(&self, arguments: &[&str], code: i32) -> String {
         let ran = self.run(arguments);
@@ -105,21 +104,21 @@ impl Home {
         ran.stderr
     }
 
-    /// What `bathy` with these arguments prints, as JSON; it has to succeed.
+    /// Runs `bathy` with these arguments, which has to succeed, and parses its output as JSON.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         let text = self.ok(arguments);
         serde_json::from_str(&text).unwrap_or_else(|error| unreadable(arguments, &text, &error))
     }
 
-    /// Makes a sandbox of this name and returns its id.
+    /// Creates a sandbox of this name and returns its id.
     #[track_caller]
     pub fn create(&self, name: &str, options: &[&str]) -> String {
         let arguments = [&["create", "--name", name], options].concat();
         self.ok(&arguments).trim().to_owned()
     }
 
-    /// Makes a sandbox of this name, starts it and returns its id.
+    /// Creates a sandbox of this name, starts it and returns its id.
     #[track_caller]
     pub fn started(&self, name: &str, options: &[&str]) -> String {
         let id = self.create(name, options);
@@ -132,13 +131,13 @@ impl Home {
         self.run(&[&["exec", name, "--"], command].concat())
     }
 
-    /// What a shell script in a sandbox prints, as the sandbox's ordinary user; it has to succeed.
+    /// Runs a shell script in a sandbox as its ordinary user, which has to succeed, and returns its output.
     #[track_caller]
     pub fn sh(&self, name: &str, script: &str) -> String {
         self.ok(&["exec", name, "--", "sh", "-c", script])
     }
 
-    /// What a shell script in a sandbox prints, as root; it has to succeed.
+    /// Runs a shell script in a sandbox as root, which has to succeed, and returns its output.
     #[track_caller]
     pub fn root_sh(&self, name: &str, script: &str) -> String {
         self.ok(&["exec", "-u", "root", name, "--", "sh", "-c", script])
@@ -150,7 +149,7 @@ impl Home {
         self.ok(&["exec", "-d", name, "--", "sh", "-c", script]).trim().to_owned()
     }
 
-    /// What `inspect` says about a sandbox.
+    /// The record of a sandbox, by `bathy inspect`.
     #[track_caller]
     pub fn inspect(&self, name: &str) -> Value {
         self.json(&["inspect", name])[0].take()
@@ -171,19 +170,19 @@ impl Home {
         }
     }
 
-    /// The monitor's process of a running sandbox.
+    /// The process id of a running sandbox's monitor.
     #[track_caller]
     pub fn monitor(&self, name: &str) -> u32 {
         pid_in(&self.inspect(name), "monitor_pid").expect("it runs, so it has a monitor")
     }
 
-    /// The keeper's process of a running sandbox.
+    /// The process id of a running sandbox's keeper.
     #[track_caller]
     pub fn keeper(&self, name: &str) -> u32 {
         pid_in(&self.inspect(name), "keeper_pid").expect("it runs, so it has a keeper")
     }
 
-    /// The gateway's process of a running sandbox, if it has one at present.
+    /// The process id of a running sandbox's gateway, if it has one at present.
     pub fn gateway(&self, name: &str) -> Option<u32> {
         let is_gateway = |pid: &u32| {
             let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -192,8 +191,8 @@ impl Home {
         children(self.monitor(name)).into_iter().filter(is_gateway).find(|pid| is_alive(*pid))
     }
 
-    /// The process that the guest of a running sandbox runs in: its kernel's own, or the keeper, whose threads are the
-    /// processors of a virtual machine.
+    /// The process that runs the guest: the guest kernel's own, or the keeper, whose threads are the processors of a virtual
+    /// machine.
     #[track_caller]
     pub fn guest(&self, name: &str) -> u32 {
         let keeper = self.keeper(name);
@@ -207,7 +206,7 @@ impl Home {
         }
     }
 
-    /// All processes of a running sandbox: its monitor, its keeper, and those of the guest, if it has any.
+    /// All processes of a running sandbox: monitor, keeper, and the guest's, if it has any.
     #[track_caller]
     pub fn processes_of(&self, name: &str) -> BTreeSet<u32> {
         let guest = self.guest(name);
@@ -215,7 +214,7 @@ impl Home {
         [self.monitor(name), keeper, guest].into_iter().chain(descendants(keeper)).collect()
     }
 
-    /// Other processes that hold a file of this home open: monitors, keepers and clients of its sandboxes.
+    /// Other processes with an open file in this home: monitors, keepers and clients of its sandboxes.
     pub fn processes(&self) -> BTreeSet<u32> {
         let holds = |pid: &u32| {
             let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -224,7 +223,7 @@ impl Home {
         all_processes().filter(|pid| *pid != std::process::id()).filter(holds).collect()
     }
 
-    /// Everything of this home's sandboxes on the host: those that hold its files, and what they started.
+    /// All host processes of this home's sandboxes: those of [`Self::processes`] and their descendants.
     pub fn all_processes(&self) -> BTreeSet<u32> {
         let holders = self.processes();
         let started = holders.iter().flat_map(|pid| descendants(*pid)).collect();
@@ -255,7 +254,7 @@ impl Drop for Home {
     }
 }
 
-/// A file system of its own, as large as its files may become together. It is unmounted with its value.
+/// A file system of a fixed size. Dropping it unmounts it.
 #[derive(Debug)]
 struct SmallDisk(PathBuf);
 
@@ -284,14 +283,14 @@ fn pid_in(record: &Value, key: &str) -> Option<u32> {
     u32::try_from(record[key].as_u64()?).ok()
 }
 
-/// All processes that can be seen.
+/// The ids of all visible processes.
 pub fn all_processes() -> impl Iterator<Item = u32> {
     let listed = fs::read_dir("/proc").into_iter().flatten().flatten();
     listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Whether a process is there and has not ended. It has not while one of its threads is still ending: that one holds its
-/// files, and with them its locks.
+/// Whether a process exists and is not a zombie. It is alive while one of its threads is still exiting, because that thread
+/// holds its files and their locks.
 pub fn is_alive(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads
@@ -299,7 +298,7 @@ pub fn is_alive(pid: u32) -> bool {
         .any(|stat| stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X'])))
 }
 
-/// The processes that this one started, oldest number first.
+/// The children of a process, in the order of their ids.
 pub fn children(parent: u32) -> Vec<u32> {
     let wanted = parent.to_string();
     let mut found: Vec<u32> = all_processes()
@@ -312,7 +311,7 @@ pub fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-/// The processes that this one started, and what those started.
+/// The descendants of a process.
 pub fn descendants(parent: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut next = vec![parent];
@@ -322,14 +321,14 @@ pub fn descendants(parent: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Sends a signal; a process that is gone does not mind.
+/// Sends a signal. A process that has exited is ignored.
 pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Processor time that a process has used, in clock ticks (a hundredth of a second each).
+/// The processor time of a process, in clock ticks of a hundredth of a second.
 pub fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -337,7 +336,7 @@ pub fn cpu_ticks(pid: u32) -> u64 {
     [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<u64>().ok()).sum()
 }
 
-/// Waits until something holds; fails when it does not within `seconds`, or as much more as this machine is slower.
+/// Waits until a condition holds, and fails if it does not within `seconds`, scaled to the speed of this machine.
 #[track_caller]
 pub fn until(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
     let limit = patience(Duration::from_secs(seconds));

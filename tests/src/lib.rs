@@ -1,4 +1,4 @@
-//! What the end-to-end and attack tests share: where the product is, and how it is run.
+//! Shared by the end-to-end and attack tests: where the product is, and how to run it.
 
 pub mod kept;
 pub mod mcp;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What runs a sandbox's guest.
+/// The engine that runs a sandbox's guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// A virtual machine, run by threads of the keeper.
@@ -20,7 +20,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// As the product writes it.
+    /// Its name in the product.
     pub fn name(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
@@ -29,7 +29,7 @@ impl Engine {
     }
 }
 
-/// The engine that the product takes where a test names none: `BATHY_ENGINE`, or what the machine can do.
+/// The engine that the product uses by default: `BATHY_ENGINE`, or what the machine supports.
 pub fn engine() -> Engine {
     match std::env::var("BATHY_ENGINE").as_deref() {
         Ok("kvm") => Engine::Kvm,
@@ -39,45 +39,45 @@ pub fn engine() -> Engine {
     }
 }
 
-/// Whether the machine has hardware virtualization, by other means than those of the product.
+/// Whether the machine has hardware virtualization, determined independently of the product.
 pub fn has_hardware() -> bool {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = |flag: &str| flags.split_whitespace().any(|word| word == flag);
     Path::new("/dev/kvm").exists() && (named("vmx") || named("svm"))
 }
 
-/// How many times longer things may take while other programs use the processors.
+/// The factor by which time limits grow on a busy machine.
 const BUSY: u32 = 5;
-/// From which share of the last ten seconds on, in percent, in which a process waited for a processor, the machine is busy.
+/// The machine is busy if processes waited for a processor in more than this percentage of the last ten seconds.
 const WAITING: f64 = 25.0;
 
-/// How long a test waits for something that takes at most `time` on an ordinary machine. It only tells what hangs from
-/// what is slow: the machine may be busy.
+/// How long a test waits for something that takes at most `time` on an ordinary machine. The machine may be busy: this limit
+/// only detects what hangs.
 pub fn patience(time: Duration) -> Duration {
     // An emulated machine is slower than its pace only by what its host does besides.
     pace(time) * if is_emulated() { 2 } else { BUSY }
 }
 
-/// How long something may take that is promised to take at most `time`: the promise holds where the processors are not busy with
-/// something else. To be asked after it was done, unless it is done beside an attack that takes the processors: then before that.
+/// How long something may take that is promised to take at most `time`. The promise holds while other programs do not use the
+/// processors, so call this after measuring, or before an attack that uses them itself.
 pub fn promptly(time: Duration) -> Duration {
     if is_busy() { patience(time) } else { pace(time) }
 }
 
-/// A moment that a test lets pass, long enough for what takes that long on an ordinary machine. `BATHY_TEST_PATIENCE` is how
-/// many times slower this one is: the nested test bed sets it, because it emulates every instruction.
+/// A delay of a test, scaled to the speed of this machine. `BATHY_TEST_PATIENCE` is how many times slower than an ordinary one it
+/// is: the nested test bed sets it, because it emulates every instruction.
 pub fn pace(time: Duration) -> Duration {
     time * slowness()
 }
 
-/// Whether processes had to wait for a processor in the last seconds. A kernel that does not tell was not asked to.
+/// Whether processes had to wait for a processor in the last seconds. Not every kernel reports that.
 fn is_busy() -> bool {
     let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let share = pressure.split_whitespace().find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
     share.is_some_and(|share| share > WAITING)
 }
 
-/// A limit that a test sets and waits for. It need not grow as much as what a test tolerates.
+/// A limit that a test sets and waits for. It is scaled less than what a test tolerates.
 pub fn limit(time: Duration) -> Duration {
     time * slowness().div_ceil(4)
 }
@@ -87,17 +87,17 @@ pub fn patient_seconds(seconds: u64) -> String {
     limit(Duration::from_secs(seconds)).as_secs().to_string()
 }
 
-/// How many sandboxes a test may start at once, that starts `wanted` of them on an ordinary machine.
+/// How many sandboxes a test starts at once, if it starts `wanted` on an ordinary machine.
 pub fn at_once(wanted: usize) -> usize {
     if is_emulated() { wanted.min(4) } else { wanted }
 }
 
-/// How many of something a test does or expects, that does or expects `count` of them on an ordinary machine.
+/// How many of something a test does or expects, if it is `count` on an ordinary machine.
 pub fn fewer(count: u64) -> u64 {
     (count / u64::from(slowness())).max(1)
 }
 
-/// Whether this is the nested test bed, or another machine that is many times slower than usual.
+/// Whether this is the nested test bed, or another machine that is many times slower than an ordinary one.
 pub fn is_emulated() -> bool {
     slowness() > 1
 }
@@ -119,21 +119,17 @@ pub fn release_folder() -> PathBuf {
     target.join("x86_64-unknown-linux-gnu/release")
 }
 
-/// The repository's folder. Asked when the test runs: cargo takes programs of another checkout that shares its target
-/// folder for its own.
+/// The repository's folder, determined at run time: checkouts that share a target folder also share compiled tests.
 pub fn repository() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("what runs the tests names their folder");
     Path::new(&package).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// A finished run.
+/// The result of a finished program.
 #[derive(Debug)]
 pub struct Ran {
-    /// Exit code.
     pub code: Option<i32>,
-    /// Standard output.
     pub stdout: String,
-    /// Standard error.
     pub stderr: String,
     /// How long it took.
     pub took: Duration,
@@ -169,7 +165,7 @@ pub fn run(arguments: &[&str]) -> Ran {
     finish(Command::new(bathy()).args(arguments), b"")
 }
 
-/// Does something when it goes, also when a test fails: threads of a scope that go on would be waited for.
+/// Calls a function when it is dropped, also if a test fails: a scope waits for its threads, which have to be stopped.
 pub struct OnDrop<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {

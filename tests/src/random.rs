@@ -1,18 +1,17 @@
-//! Numbers that are the same for the same seed.
+//! Pseudorandom numbers from a seed.
 
 use std::time::SystemTime;
 
-/// A generator of such numbers (SplitMix64).
+/// A generator of 64-bit numbers (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// One that begins with this seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -37,13 +36,12 @@ impl Random {
         usize::try_from(self.below(end)).expect("it is less than a length")
     }
 
-    /// One of these.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }
 }
 
-/// The seed that this variable gives, or one of the clock's.
+/// The seed in this environment variable, or one from the clock.
 pub fn seed_of(variable: &str) -> u64 {
     if let Ok(text) = std::env::var(variable) {
         return text.parse().expect("a seed is a number");

@@ -1,12 +1,11 @@
-//! A world to run sandboxes in: a host with a network card, and behind it servers at every address there is. Nothing of
-//! it reaches a real network.
+//! A simulated network to run sandboxes in: a host with a network interface, and servers at every address behind it. Nothing
+//! reaches a real network.
 //!
-//! Two network namespaces are joined by a cable. Inside is the host, where the product runs. Outside is everybody else.
-//! All servers write down who came, so that a test can tell what was reached. What they are and can do:
-//! `tests/network`.
+//! A link joins two network namespaces: inside is the host, where the product runs, outside are all other hosts. The servers log
+//! every contact, so that a test can check what was reached. `tests/network` describes them.
 //!
-//! Worlds have no names on the machine: any number of them can be there at once, with the same addresses. A world ends
-//! with its value, or with the test's process, whichever ends first.
+//! Worlds are anonymous, so any number of them can exist at once with the same addresses. A world ends when it is dropped, or
+//! with the test's process.
 
 pub mod addresses;
 mod contact;
@@ -33,16 +32,16 @@ use crate::kept::Home;
 use crate::{Ran, finish, repository};
 use servers::Servers;
 
-/// What runs the programs of `tests/network`.
+/// The interpreter of the programs in `tests/network`.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A world of its own. Its sandboxes go first, then its processes, then its files.
+/// A simulated network. Dropping it removes its sandboxes, then its processes, then its files.
 #[derive(Debug)]
 pub struct World {
     home: OnceLock<Home>,
     servers: Servers,
     folder: TempDir,
-    /// How much of the contact log is not asked for any more, in bytes.
+    /// The number of bytes at the beginning of the contact log to ignore.
     forgotten: AtomicUsize,
 }
 
@@ -53,13 +52,13 @@ impl Default for World {
 }
 
 impl World {
-    /// A world whose resolvers know the names of `tests/network/zone.json`. All its servers are ready.
+    /// A world whose resolvers know the names of `tests/network/zone.json`, with all servers ready.
     #[track_caller]
     pub fn new() -> Self {
         Self::with_names(&Value::Null)
     }
 
-    /// A world whose sandboxes are in this home.
+    /// A world with this home for its sandboxes.
     #[track_caller]
     pub fn with_home(home: Home) -> Self {
         let world = Self::new();
@@ -67,8 +66,8 @@ impl World {
         world
     }
 
-    /// A world whose resolvers know these names as well, or instead; `tests/network/names.py` tells what can be said
-    /// about one.
+    /// A world whose resolvers know these names, too; they override those of the zone. `tests/network/names.py` describes their
+    /// form.
     #[track_caller]
     pub fn with_names(more: &Value) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the world can be made");
@@ -90,12 +89,12 @@ impl World {
         self.servers.command(Side::Inside, program.as_ref())
     }
 
-    /// A command where everybody else is. What it listens to, it has to bind at all addresses.
+    /// A command on the outside. A server has to listen on all addresses.
     pub fn outside_command(&self, program: impl AsRef<OsStr>) -> Command {
         self.servers.command(Side::Outside, program.as_ref())
     }
 
-    /// Runs one of the programs of `tests/network` on the host to its end.
+    /// Runs a program of `tests/network` on the host to its end.
     pub fn tool(&self, name: &str, arguments: &[&str]) -> Ran {
         let mut command = self.command(PYTHON);
         command.args(["-B", "-E", "-s"]).arg(programs().join(name)).args(arguments);
@@ -126,7 +125,7 @@ impl World {
         finish(&mut self.bathy_command(arguments), b"")
     }
 
-    /// What `bathy` with these arguments prints; it has to succeed.
+    /// Runs `bathy` with these arguments, which has to succeed, and returns its output.
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
         let ran = self.bathy(arguments);
@@ -134,20 +133,20 @@ impl World {
         ran.stdout
     }
 
-    /// The home of this world's sandboxes. Its own methods run `bathy` where the calling thread is: what starts a
-    /// sandbox has to be [`World::bathy`], or come after [`World::enter`].
+    /// The home of this world's sandboxes. Its methods run `bathy` in the network of the calling thread: to start a sandbox use
+    /// [`World::bathy`], or call [`World::enter`] first.
     pub fn home(&self) -> &Home {
         self.home.get_or_init(Home::new)
     }
 
-    /// Moves the calling thread to the host, with the sockets and processes that it makes from now on, until the value
-    /// goes. Only root can.
+    /// Moves the calling thread to the host, with the sockets and processes that it creates, until the value is dropped. Needs
+    /// root.
     pub fn enter(&self) -> Inside<'_> {
         self.servers.enter()
     }
 
-    /// Everything that has reached a server since the start, or since [`World::forget_contacts`], in order. What had
-    /// arrived before the call is in it.
+    /// All contacts since the start, or since [`World::forget_contacts`], in order, including those that arrived just before the
+    /// call.
     pub fn contacts(&self) -> Vec<Contact> {
         let log = self.contact_log();
         let new = log.get(self.forgotten.load(Ordering::SeqCst)..).unwrap_or_default();
@@ -156,7 +155,7 @@ impl World {
         whole.lines().map(Contact::from_line).collect()
     }
 
-    /// As [`World::contacts`], of one port at one address.
+    /// As [`World::contacts`], for one port of one address.
     #[track_caller]
     pub fn contacts_at(&self, address: &str, port: u16) -> Vec<Contact> {
         let address = parsed(address);
@@ -166,7 +165,7 @@ impl World {
             .collect()
     }
 
-    /// As [`World::contacts`], without those of these addresses and of the resolver: what nobody should have reached.
+    /// As [`World::contacts`], except for these addresses and the resolver: contacts that should not exist.
     #[track_caller]
     pub fn contacts_beyond(&self, allowed: &[&str]) -> Vec<Contact> {
         let mut allowed: BTreeSet<IpAddr> = allowed.iter().map(|address| parsed(address)).collect();
@@ -174,18 +173,18 @@ impl World {
         self.contacts().into_iter().filter(|contact| !allowed.contains(&contact.address)).collect()
     }
 
-    /// The names that the resolvers were asked for, once for each question.
+    /// The names in DNS queries, once for each query.
     pub fn asked_names(&self) -> Vec<String> {
         let asked = self.contacts().into_iter().filter(|contact| contact.kind == Kind::Dns);
         asked.filter_map(|contact| contact.name).collect()
     }
 
-    /// From now on, what has been reached so far is not told any more.
+    /// Ignores all contacts so far.
     pub fn forget_contacts(&self) {
         self.forgotten.store(self.contact_log().len(), Ordering::SeqCst);
     }
 
-    /// The folder that web servers offer below `/files/`.
+    /// The folder that web servers serve as `/files/`.
     pub fn files(&self) -> PathBuf {
         self.folder.path().join("files")
     }
@@ -195,7 +194,7 @@ impl World {
         self.folder.path().join("authority.pem")
     }
 
-    /// All processes whose network is this world's, its servers included.
+    /// All processes in this world's networks, including its servers.
     pub fn processes(&self) -> BTreeSet<u32> {
         self.servers.processes()
     }

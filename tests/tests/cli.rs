@@ -103,6 +103,8 @@ fn programs_that_cannot_be_run_have_their_own_codes() {
     let missing = run(&["run", "--", "no-such-program"]);
     assert_eq!(missing.code, Some(127));
     assert!(missing.stderr.contains("no-such-program"), "{}", missing.stderr);
+    let image = run(&["run", "debian", "echo"]);
+    assert!(image.code == Some(127) && image.stderr.contains("there is one image"), "{image:?}");
     assert_eq!(run(&["run", "--", "/etc/passwd"]).code, Some(126));
     assert_eq!(run(&["run", "--", "/etc"]).code, Some(126));
 }

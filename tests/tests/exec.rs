@@ -193,6 +193,7 @@ fn jobs_outlive_their_client() {
     // The client hears of the end at once, the record a moment later.
     until("its end is known", 5, || home.json(&["jobs", "--json", "box"])[0]["exit"] == "code 9");
     assert_eq!(home.ok(&["logs", "--job", "1", "box"]), "begun\nover\n");
+    assert_eq!(home.ok(&["logs", "box", "1"]), "begun\nover\n");
     assert_eq!(home.ok(&["logs", "--job", "2", "box"]), "");
 }
 

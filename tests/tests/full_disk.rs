@@ -90,7 +90,7 @@ fn told(web: &Guest<'_>, kind: &str) -> usize {
 #[track_caller]
 fn verifies(world: &World) {
     let verified = world.ok(&["audit", "verify"]);
-    assert!(verified.contains("The record is whole"), "{verified}");
+    assert!(verified.contains("The audit log is intact"), "{verified}");
 }
 
 /// It has to succeed, whatever it warns of.

@@ -114,6 +114,10 @@ fn the_operators_ceiling_holds_at_each_start() {
     let ran = limited.run(&["start", "older"]);
     let told = ran.stderr.contains("Memory of 256M") && ran.stderr.contains("operator.toml");
     assert!(ran.code == Some(125) && told, "{ran:?}");
+    let ran = limited.run(&["create", "--disk", "64M"]);
+    let told = ran.stderr.contains("The default memory is 128M instead of 512M")
+        && ran.stderr.contains("operator.toml");
+    assert!(ran.code == Some(0) && told, "{ran:?}");
     // What was left open is set, for as long as the operator says so.
     fs::write(&limited.file, "[ceiling]\nmax_duration = 3\n").unwrap();
     limited.allows(&["start", "older"]);
@@ -147,7 +151,18 @@ fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
     let ran = limited.run(&["ls"]);
     let told = ran.stderr.contains("operator.toml") && ran.stderr.contains("nothing is started");
     assert!(ran.code == Some(0) && ran.stdout.contains("one") && told, "{ran:?}");
-    limited.allows(&["inspect", "one"]);
+    for arguments in [
+        &["inspect", "one"][..],
+        &["logs", "one"],
+        &["stats", "one"],
+        &["jobs", "one"],
+        &["port", "one"],
+        &["repl", "ls"],
+        &["events", "--sandbox", "one"],
+    ] {
+        let ran = limited.run(arguments);
+        assert!(ran.code == Some(0) && ran.stderr.contains("operator.toml"), "{arguments:?}: {ran:?}");
+    }
     limited.allows(&["stop", "one"]);
     limited.allows(&["rm", "one"]);
     limited.allows(&["rm", "--force", "two"]);

@@ -4,11 +4,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
 use bathy_tests::kept::{Home, cpu_ticks, descendants, is_alive, signal, until};
-use bathy_tests::{engine, finish, patient_seconds};
+use bathy_tests::{bathy, engine, finish, patient_seconds};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -63,13 +64,16 @@ fn a_running_sandbox_is_only_removed_by_force() {
     let home = Home::new();
     let id = home.started("whale", &[]);
     let all = home.all_processes();
-    assert!(home.fails(&["rm", "whale"], 125).contains("is running"));
+    assert!(home.fails(&["rm", "whale"], 125).contains("is running. `bathy rm -f whale` ends it"));
     assert_eq!(home.status("whale"), "running");
     // Starting what runs changes nothing.
     let keeper = home.inspect("whale")["keeper_pid"].take();
     home.ok(&["start", "whale"]);
     assert_eq!(home.inspect("whale")["keeper_pid"], keeper);
     home.create("idle", &[]);
+    // Neither does stopping what does not run.
+    home.ok(&["stop", "idle"]);
+    assert_eq!(home.status("idle"), "created");
     assert_eq!(home.ok(&["rm", "--all"]).lines().count(), 1, "the one that is not running");
     assert_eq!(home.status("whale"), "running");
     home.ok(&["rm", "--force", "--filter", "name=wh"]);
@@ -132,6 +136,23 @@ fn labels_and_filters() {
 }
 
 #[test]
+fn bash_completes_the_names_of_sandboxes() {
+    let home = Home::new();
+    home.create("web", &[]);
+    home.create("worker", &[]);
+    let script = "source <(\"$1\" completion bash)\n\
+        try() { COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _bathy \"$1\"; echo \"${COMPREPLY[*]}\"; }\n\
+        try \"$1\" exec ''; try \"$1\" policy deny wo; try \"$1\" run --net = pub";
+    let completed = |home: &Home| {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", script, "bash"]).arg(bathy()).env("XDG_STATE_HOME", home.path());
+        finish(&mut bash, b"").stdout
+    };
+    assert_eq!(completed(&home), "web worker\nworker\npublic\n");
+    assert_eq!(completed(&Home::new()), "\n\npublic\n");
+}
+
+#[test]
 fn the_disk_survives_a_stop_and_also_a_kill() {
     let home = Home::new();
     home.started("whale", &[]);
@@ -175,6 +196,12 @@ fn the_main_command_and_its_exit_code() {
     assert_eq!(home.ok(&["logs", "main"]).lines().next(), Some("begun"), "logs are kept after the end");
     let jobs = home.json(&["jobs", "--json", "main"]);
     assert_eq!((&jobs[0]["number"], &jobs[0]["exit"]), (&0.into(), &"code 7".into()));
+    // Starting it only to copy a file leads nowhere, and that is said.
+    let copy = home.path().join("hostname");
+    let error = home.fails(&["cp", "main:/etc/hostname", copy.to_str().unwrap()], 125);
+    assert!(error.contains("runs only as long as its main command"), "{error}");
+    let error = home.fails(&["exec", "main", "true"], 125);
+    assert!(error.contains("runs only as long as its main command"), "{error}");
     // It runs again at every start.
     home.ok(&["start", "main"]);
     assert_eq!(home.ok(&["wait", "main"]), "7\n");
@@ -358,7 +385,7 @@ fn c6_a_file_that_was_found_raises_nothing_and_stops_nothing() {
 
     // What would keep a reader waiting, or never end.
     fs::remove_file(&file).unwrap();
-    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
     let operators = |path: &str| {
         finish(home.command(&["run", "--no-config", "--", "true"]).env("BATHYSPHERE_CONFIG", path), b"")
     };
@@ -421,6 +448,25 @@ fn of_two_removals_one_succeeds() {
     home.ok(&["audit", "verify"]);
     let removed = causes(&home, "twice").iter().filter(|event| *event == "sandbox_removed").count();
     assert_eq!(removed, 6, "each removal is recorded once");
+}
+
+#[test]
+fn one_whose_keeper_or_monitor_was_killed_is_dead_and_starts_again() {
+    let home = Home::new();
+    let id = home.started("web", &["--memory", "128M", "--disk", "64M"]);
+    for process in [Home::keeper, Home::monitor] {
+        signal(process(&home, "web"), Signal::KILL);
+        until("it is dead", 10, || home.status("web") == "dead");
+        let record = home.inspect("web");
+        assert!(record["end_cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
+        // The id is that of the record, whatever was typed.
+        let started = home.json(&["start", "--json", &id[..6]])[0].take();
+        assert_eq!((&started["id"], &started["name"]), (&id.as_str().into(), &"web".into()), "{started}");
+    }
+    let stopped = home.json(&["stop", "-t", "1", "--json", "web"])[0].take();
+    assert_eq!((&stopped["id"], &stopped["error"]), (&id.as_str().into(), &Value::Null), "{stopped}");
+    let listed = home.json(&["ls", "--json"])[0].take();
+    assert!(listed["created_at"].as_str().is_some_and(|time| time.ends_with('Z')), "{listed}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -348,6 +349,33 @@ fn c1_without_a_terminal_of_its_own_a_command_cannot_command_ours() {
 }
 
 #[test]
+fn a_person_is_told_that_there_is_nothing_and_sees_manual_pages_as_pages() {
+    let home = Home::new();
+    let terminal = Terminal::open(&home);
+    for (verb, remark) in [
+        ("net log", "nothing is recorded yet"),
+        ("ls", "there are no sandboxes yet"),
+        ("ps", "no sandbox is running"),
+        ("repl ls", "there are no REPLs yet"),
+    ] {
+        terminal.clear();
+        terminal.line(&format!("\"$B\" {verb}"));
+        terminal.shows(remark);
+        let ran = home.run(&verb.split(' ').collect::<Vec<_>>());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "a program reads nothing: {verb}");
+    }
+    // The viewer is the system's own.
+    let viewer = home.path().join("man");
+    fs::write(&viewer, "#!/bin/sh\necho viewed \"$@\"; grep -c '^.TH bathy-run ' > \"$0.pages\"\n").unwrap();
+    fs::set_permissions(&viewer, fs::Permissions::from_mode(0o700)).unwrap();
+    terminal.clear();
+    terminal.line("PATH=\"$PWD:$PATH\" \"$B\" man run");
+    terminal.shows("viewed -l -");
+    terminal.leaves_with(0);
+    assert_eq!(fs::read_to_string(home.path().join("man.pages")).unwrap(), "1\n");
+}
+
+#[test]
 fn ctrl_p_ctrl_q_leaves_a_job_running() {
     let home = Home::new();
     home.started("box", &[]);
@@ -362,7 +390,7 @@ fn ctrl_p_ctrl_q_leaves_a_job_running() {
     terminal.shows("set=42");
     terminal.keys(&["C-p"]);
     terminal.keys(&["C-q"]);
-    terminal.shows("job 1 goes on");
+    terminal.shows("job 1 continues");
     terminal.leaves_with(0);
     assert_eq!(terminal.settings(), before);
     assert_eq!(home.json(&["jobs", "--json", "box"])[0]["exit"], serde_json::Value::Null);

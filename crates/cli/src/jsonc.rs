@@ -1,4 +1,4 @@
-//! JSON files of other programs, with or without comments: changed in one place, with every other character kept.
+//! Edits JSON files of other programs, with or without comments, in one place, and preserves every other character.
 
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstObject, CstObjectProp, CstRootNode};
@@ -11,23 +11,22 @@ const BYTE_ORDER_MARK: char = '\u{feff}';
 /// A file that cannot be changed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum JsoncError {
-    /// It is no JSON.
+    /// The text is not JSON.
     #[error("line {line}, column {column}: {what}")]
     Syntax {
-        /// Where, from 1.
         line: usize,
-        /// Where, from 1, in characters.
+        /// Counted from 1, in characters.
         column: usize,
         /// What is wrong there.
         what: String,
     },
-    /// Something is not an object.
+    /// A value is not an object.
     #[error("{0} is not an object")]
     NotObject(String),
-    /// A key that is there twice: which of them counts depends on the reader.
-    #[error("{0:?} is there twice")]
+    /// A key occurs twice, and readers differ in which one they use.
+    #[error("{0:?} occurs twice")]
     Twice(String),
-    /// The change did not do what it should.
+    /// The changed text does not have the expected value.
     #[error("it is written in a way that cannot be changed safely")]
     Unsafe,
 }
@@ -39,7 +38,6 @@ impl From<ParseError> for JsoncError {
     }
 }
 
-/// A file.
 #[derive(Debug)]
 pub struct Document {
     text: String,
@@ -48,8 +46,8 @@ pub struct Document {
 }
 
 impl Document {
-    /// Reads a file; one without any value counts as an empty object. `comments` are only read for programs that
-    /// allow them.
+    /// Parses a text; one without a value counts as an empty object. `comments` are accepted only for programs that allow
+    /// them.
     ///
     /// # Errors
     /// When it is no JSON object.
@@ -68,10 +66,10 @@ impl Document {
         self.value.get(section)?.get(name)
     }
 
-    /// The text with `name` in the object `section` set to `entry`. Both are made if they are not there.
+    /// The text with `name` in the object `section` set to `entry`. Missing ones are created.
     ///
     /// # Errors
-    /// When the section is no object, or one of them is there twice.
+    /// When the section is not an object, or one of the keys occurs twice.
     pub fn set(&self, section: &str, name: &str, entry: &[(&str, Value)]) -> Result<String, JsoncError> {
         let root = tree(&self.text, self.comments)?;
         let file = root.object_value_or_create().ok_or(JsoncError::Unsafe)?;
@@ -96,7 +94,7 @@ impl Document {
         Ok(changed)
     }
 
-    /// Whatever the text looked like: the result differs from it in what was wanted, and in nothing else.
+    /// Checks that the result differs from the text in the requested value only.
     fn check(&self, new: &str, section: &str, name: &str, entry: &[(&str, Value)]) -> Result<(), JsoncError> {
         let mut wanted = self.value.clone();
         let entry: serde_json::Map<String, Value> =
@@ -137,7 +135,7 @@ fn tree(text: &str, comments: bool) -> Result<CstRootNode, JsoncError> {
     Ok(root)
 }
 
-/// The only member of this name.
+/// The member of this name, which must be unique.
 fn only(object: &CstObject, name: &str) -> Result<Option<CstObjectProp>, JsoncError> {
     let is_named = |member: &CstObjectProp| member.decoded_name().is_some_and(|found| found == name);
     let mut found = object.properties().into_iter().filter(is_named);

@@ -4,48 +4,25 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// What is said about `-`, which would otherwise be a file of that name.
+/// The error for `-`, which would otherwise be a file of that name.
 const STREAM: &str = "`bathy cp` copies no streams: `bathy exec NAME cat PATH` prints a file, `bathy exec -i NAME tee PATH` writes \
     standard input to one. A file that is called - is written ./-";
 
-/// Where something is copied from or to.
+/// The source or the destination of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// On this machine.
     Host(PathBuf),
-    /// In a sandbox.
-    Guest {
-        /// The sandbox.
-        name: String,
-        /// The path there.
-        path: Vec<u8>,
-    },
+    Guest { name: String, path: Vec<u8> },
 }
 
-/// A copy that makes sense.
+/// A copy into or out of a sandbox.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Copy {
-    /// Into a sandbox.
-    In {
-        /// What.
-        from: PathBuf,
-        /// The sandbox.
-        name: String,
-        /// Where to.
-        to: Vec<u8>,
-    },
-    /// Out of a sandbox.
-    Out {
-        /// The sandbox.
-        name: String,
-        /// What.
-        from: Vec<u8>,
-        /// Where to.
-        to: PathBuf,
-    },
+    In { from: PathBuf, name: String, to: Vec<u8> },
+    Out { name: String, from: Vec<u8>, to: PathBuf },
 }
 
-/// Tells the two kinds apart: before a sandbox's colon there is no slash, so `./a:b` is a path of the host.
+/// Parses a location. A sandbox's name precedes the first colon and has no slash, so `./a:b` is a path of the host.
 pub fn parse(text: &OsStr) -> Result<Location, String> {
     let bytes = text.as_bytes();
     if bytes.is_empty() {
@@ -74,7 +51,7 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     (!name.contains(&b'/')).then_some((name, rest))
 }
 
-/// Reads both sides: exactly one of them is in a sandbox. Of several sources all are on the same side, and the destination is a
+/// Parses both sides, exactly one of which is in a sandbox. Several sources are on the same side, and their destination is a
 /// folder.
 pub fn parse_copies(sources: &[OsString], to: &OsString) -> Result<Vec<Copy>, String> {
     let several = sources.len() > 1;
@@ -85,7 +62,7 @@ fn parse_copy(from: &OsString, to: &OsString, into_folder: bool) -> Result<Copy,
     match (parse(from)?, parse(to)?) {
         (Location::Host(from), Location::Guest { name, mut path }) => {
             if into_folder {
-                // Whatever is not a folder has no such entry.
+                // Only a folder has this entry.
                 path.extend(b"/.");
             }
             Ok(Copy::In { from, name, to: path })

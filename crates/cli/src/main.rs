@@ -1,4 +1,5 @@
-//! The `bathy` command: thin. It turns words into a [`bathy_spec::SandboxSpec`], and results into output and exit codes.
+//! The `bathy` command. It is thin: it parses arguments into a [`bathy_spec::SandboxSpec`], and turns results into output
+//! and exit codes.
 
 mod args;
 mod commands;
@@ -9,21 +10,21 @@ mod ui;
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    code, copy, create, doctor, events, exec, jobs, lifecycle, list, logs, man, mcp, net, policy, repl, run,
-    setup, stats, top,
+    code, completion, copy, create, doctor, events, exec, jobs, lifecycle, list, logs, man, mcp, net, policy,
+    repl, run, setup, stats, top,
 };
 use crate::ui::{exit_code, mistakes, output};
 
-/// Exit code for failures of ours, as opposed to those of the command in the sandbox.
+/// Exit code for failures of bathy itself, as opposed to those of the command in the sandbox.
 const OUR_FAILURE: u8 = 125;
 
-/// Runs code that nobody should trust, each in a sandbox with its own Linux kernel.
+/// Runs untrusted code in sandboxes, each with its own Linux kernel.
 #[derive(Parser)]
 #[command(name = "bathy", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
@@ -33,122 +34,124 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Run a command in a new sandbox that is gone afterwards.
+    /// Run a command in an ephemeral sandbox, which is removed when the command ends.
     ///
-    /// Input, output and the exit code pass through. 125 is a failure of bathy itself, 126 a command that cannot be
-    /// executed, 127 one that does not exist, 128+n one that was ended by signal n, 124 one that took too long.
-    /// With --detach the sandbox is kept instead, as with `bathy create` and `bathy start`.
+    /// Input, output and the exit code are passed through. Other exit codes: 124 if the command exceeded its time limit,
+    /// 125 if bathy itself failed, 126 if the command cannot be executed, 127 if it does not exist, 128+n if signal n ended it.
+    /// With --detach the sandbox is persistent, as with `bathy create` and `bathy start`.
     Run(Box<run::Args>),
-    /// Make a sandbox that is kept, and print its id.
+    /// Create a persistent sandbox, and print its id.
     Create(Box<create::Args>),
     /// Start sandboxes.
     Start(lifecycle::Names),
-    /// Stop sandboxes: their processes are asked to end, and ended if they do not. Their disks are kept.
+    /// Stop sandboxes: ask their processes to end, and kill those that do not. Their disks remain.
     Stop(lifecycle::StopArgs),
     /// Stop and start sandboxes.
     Restart(lifecycle::StopArgs),
     /// Remove sandboxes with their disks and logs.
     Rm(lifecycle::RemoveArgs),
-    /// Take back sandboxes whose disks are there and that the store does not know.
+    /// Take back orphaned sandboxes: their disks exist, but the store does not know them.
     ///
-    /// That is so after the store was damaged, lost, or replaced by an older one; `bathy ls` shows such sandboxes as orphaned.
-    /// What stands beside the disk tells their names and settings. Where nothing does, they get the usual settings and no
+    /// A store that was damaged, lost, or replaced by an older one leaves such sandboxes; `bathy ls` shows them as orphaned.
+    /// Their names and settings are read from the file beside the disk. Without that file they get default settings and no
     /// network.
     Adopt(lifecycle::Names),
     /// List sandboxes.
     Ls(list::Args),
-    /// List the sandboxes that run.
+    /// List running sandboxes.
     Ps(list::Args),
-    /// Print everything that is known about sandboxes, as JSON.
+    /// Print all details of sandboxes as JSON.
     Inspect(list::InspectArgs),
-    /// Wait until sandboxes have ended, and print the exit codes of their main commands.
+    /// Wait for sandboxes to end, and print the exit codes of their main commands.
     Wait(lifecycle::WaitArgs),
-    /// Freeze sandboxes: they use no processor until they are resumed.
+    /// Pause sandboxes: they use no processor time until they are resumed.
     Pause(lifecycle::PauseArgs),
-    /// Let paused sandboxes go on.
+    /// Resume paused sandboxes.
     Resume(lifecycle::Names),
-    /// Run a command in a sandbox that runs.
+    /// Run a command in a running sandbox.
     ///
     /// Exit codes are those of `bathy run`.
     Exec(exec::Args),
     /// Run code and show its result: the value of its last expression, pictures, errors.
     ///
-    /// Without --sandbox it runs in a new sandbox that is gone afterwards. The exit code is 1 if the code raised an error,
-    /// 124 if it took too long, its own if it ended its interpreter, 127 if there is no interpreter, and as with
-    /// `bathy run` otherwise.
+    /// Without --sandbox it runs in an ephemeral sandbox, which is removed afterwards. The exit code is 1 if the code raised an
+    /// error, 124 if it exceeded its time limit, 127 if there is no interpreter, the code's own if it ended its interpreter,
+    /// and otherwise as with `bathy run`.
     Code(Box<code::Args>),
-    /// Open a Python REPL that remembers: make one, or go on with one by its name.
+    /// Open a Python REPL whose state persists: a new one, or an existing one by its name.
     ///
-    /// A REPL lives until it is removed. While nobody uses it, it is paused with its memory on disk; the next cell resumes
-    /// it.
+    /// A REPL exists until it is removed. While it is idle, it is paused and its memory is on disk; the next cell resumes it.
     Repl(Box<repl::Args>),
     /// Serve sandboxes to AI agents over the Model Context Protocol.
     ///
-    /// Without --http it speaks with the one client that started it, over standard input and output, until that ends.
-    /// Sandboxes that agents make outlive the server; their lifetime and idle time end and remove them, or --rm does.
+    /// Without --http it serves the one client that started it, over standard input and output, until that client exits.
+    /// Sandboxes that agents create outlive the server, until their maximum duration or idle timeout, unless --rm is given.
     Mcp(Box<mcp::Args>),
-    /// Open a login shell in a sandbox that runs.
+    /// Open a login shell in a running sandbox.
     Shell(exec::ShellArgs),
     /// List a sandbox's main command and jobs.
     Jobs(jobs::Args),
-    /// Connect to a sandbox's main command or job. Ctrl-P Ctrl-Q leaves it running, and so does Ctrl-C without -t.
+    /// Attach to a sandbox's main command or a job. Ctrl-P Ctrl-Q detaches, and so does Ctrl-C without -t.
     Attach(jobs::AttachArgs),
-    /// Print what a sandbox's main command, jobs and kernel said.
+    /// Print the output of a sandbox's main command and jobs, or its kernel's console.
     Logs(logs::Args),
-    /// End a sandbox at once, or send a signal to its main command or a job.
+    /// Kill a sandbox, or send a signal to its main command or to a job.
     Kill(jobs::KillArgs),
-    /// Copy files and folders into or out of a sandbox that runs.
+    /// Copy files and folders into or out of a running sandbox.
     Cp(copy::Args),
-    /// Print what sandboxes use.
+    /// Print the resource usage of sandboxes.
     Stats(stats::Args),
-    /// Show what sandboxes use, live.
+    /// Show the resource usage of sandboxes, live.
     Top(top::Args),
     /// Show or change what a sandbox may reach.
     Policy {
         #[command(subcommand)]
         verb: policy::Verb,
     },
-    /// Look at the network of sandboxes.
+    /// Inspect the network traffic of sandboxes.
     Net {
         #[command(subcommand)]
         verb: net::Verb,
     },
     /// Print the published ports of a sandbox.
     Port(policy::PortArgs),
-    /// Print what happened: every crossing of the boundary, and who asked for it.
+    /// Print events: everything that crossed a sandbox's boundary, and who requested it.
     Events(events::Args),
-    /// Check the record of events.
+    /// Verify the audit log.
     Audit {
         #[command(subcommand)]
         verb: events::AuditVerb,
     },
-    /// Build what is missing: the guest kernel of the engine in use, and the default image.
+    /// Build what is missing of the guest kernel and the default image.
     Setup(setup::Args),
-    /// Check what this machine offers, and tell how to mend what is missing.
+    /// Check whether this machine can run sandboxes, and suggest fixes.
     Doctor(doctor::Args),
     /// Print a completion script for a shell.
-    Completion {
-        /// The shell.
-        shell: clap_complete::Shell,
-    },
-    /// Print or write manual pages.
+    ///
+    /// In bash, zsh and fish it also completes the names of sandboxes: `source <(bathy completion bash)`, or
+    /// `bathy completion fish | source`.
+    Completion(completion::Args),
+    /// Show a manual page, or write all of them to a folder.
     Man(man::Args),
     /// Print the version, as --version does.
     #[command(hide = true)]
     Version,
-    /// Keep a sandbox: the parent of everything that runs for it.
+    /// Run the monitor of a persistent sandbox.
     #[command(hide = true)]
     Monitor {
         /// The sandbox's id.
         id: String,
     },
+    /// Print what completes a word of a command line, for the scripts of `bathy completion`.
+    #[command(hide = true)]
+    Complete(completion::CompleteArgs),
     /// Run the KVM probe guest in this process.
     #[command(hide = true, name = bathy_runtime::kvm_probe::VERB)]
     ProbeKvm,
 }
 
 impl Verb {
-    /// Does it; returns the exit code.
+    /// Runs the verb and returns the exit code.
     fn run(self) -> Result<u8, Box<dyn Error>> {
         match self {
             Self::Run(args) => run::run(*args),
@@ -183,19 +186,15 @@ impl Verb {
             Self::Audit { verb } => events::audit(&verb),
             Self::Setup(args) => setup::run(&args),
             Self::Doctor(args) => doctor::run(&args),
-            Self::Completion { shell } => {
-                let mut script = Vec::new();
-                clap_complete::generate(shell, &mut Cli::command(), "bathy", &mut script);
-                io::stdout().write_all(&script)?;
-                Ok(0)
-            }
+            Self::Completion(args) => completion::script(&args, &Cli::command()),
+            Self::Complete(args) => completion::complete(args, Cli::command()),
             Self::Man(args) => man::run(&args, Cli::command()),
             Self::Version => {
                 output::line(format_args!("bathy {}", env!("CARGO_PKG_VERSION")))?;
                 Ok(0)
             }
             Self::Monitor { id } => {
-                // Whoever started us may have had its own plans with signals.
+                // The process that started the monitor may have blocked signals.
                 sys::unblock_signals()?;
                 bathy_manager::monitor::run(&id)?;
                 Ok(0)
@@ -211,15 +210,15 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let line: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-            let error = mistakes::mend(error, &mut Cli::command(), &line);
-            // A broken pipe or terminal is no reason to fail differently.
+            let error = mistakes::improve(error, &mut Cli::command(), &line);
+            // A broken pipe or terminal does not change the exit code.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(OUR_FAILURE) } else { ExitCode::SUCCESS };
         }
     };
     match cli.verb.run() {
         Ok(code) => ExitCode::from(code),
-        // Like any program whose reader has gone away.
+        // As with any program whose output pipe was closed.
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::from(exit_code::BROKEN_PIPE),
         Err(error) => {
             output::failure(error.as_ref());
@@ -228,14 +227,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// `bathy --engine kvm run …` is `bathy run --engine kvm …`: people write what concerns the whole machine first.
+/// Accepts `bathy --engine kvm run …` for `bathy run --engine kvm …`.
 fn engine_after_verb(mut words: Vec<OsString>) -> Vec<OsString> {
     let flag = match words.get(1).and_then(|word| word.to_str()) {
         Some("--engine") => 2,
         Some(word) if word.starts_with("--engine=") => 1,
         _ => return words,
     };
-    // The program, the flag with its value, and the verb.
+    // The program, the option with its value, and the verb.
     if words.len() > flag + 1 {
         words.get_mut(1..=flag + 1).unwrap_or_default().rotate_right(1);
     }

@@ -1,19 +1,19 @@
-//! The command line's unsafe code: signals as descriptors.
+//! Unsafe code of the command line: signal descriptors.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
-/// What asks a program to stop.
+/// Signals that stop a program.
 const STOPPING: &[i32] = &[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// A descriptor that becomes readable when somebody asks us to stop (Ctrl-C, termination, hang-up). The signals no
-/// longer end us by themselves, so that the sandbox can be ended, or the terminal mended, first.
+/// A descriptor that becomes readable at a signal that stops a program (Ctrl-C, termination, hang-up). The signals no longer
+/// end the process, so that it can end the sandbox or restore the terminal first.
 pub fn stop_signals() -> io::Result<OwnedFd> {
     signals(STOPPING)
 }
 
-/// A descriptor that becomes readable when the size of the terminal has changed.
+/// A descriptor that becomes readable when the size of the terminal changes.
 pub fn resize_signals() -> io::Result<OwnedFd> {
     signals(&[libc::SIGWINCH])
 }
@@ -36,7 +36,7 @@ fn signals(wanted: &[i32]) -> io::Result<OwnedFd> {
     }
 }
 
-/// Drops what [`stop_signals`] has held back, and lets those signals end us again.
+/// Discards pending signals of [`stop_signals`], and unblocks them.
 pub fn forget_stop_signals() -> io::Result<()> {
     for signal in STOPPING {
         // SAFETY: the calls take a signal's number, and a constant or the handler that was there. Ignoring a signal drops
@@ -49,7 +49,7 @@ pub fn forget_stop_signals() -> io::Result<()> {
     unblock_signals()
 }
 
-/// Lets every signal through again: a process that outlives the one that started it does not inherit its reserve.
+/// Unblocks every signal: a monitor outlives the process that started it, and must not inherit its signal mask.
 pub fn unblock_signals() -> io::Result<()> {
     // SAFETY: the set is initialized by sigemptyset before use.
     unsafe {
@@ -62,7 +62,7 @@ pub fn unblock_signals() -> io::Result<()> {
     }
 }
 
-/// Which signal a descriptor of [`stop_signals`] holds.
+/// Reads a signal's number from a descriptor of [`stop_signals`].
 pub fn read_signal(fd: &OwnedFd) -> io::Result<u8> {
     let mut record = [0u8; size_of::<libc::signalfd_siginfo>()];
     rustix::io::read(fd, &mut record)?;

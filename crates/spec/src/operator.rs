@@ -197,6 +197,11 @@ impl Operator {
         spec
     }
 
+    /// Sentences on those defaults of `spec` that are lower than usual, because a ceiling is.
+    pub fn lowered(&self, spec: &SandboxSpec) -> Vec<String> {
+        self.limits.lowered(spec)
+    }
+
     /// Refuses what is above a ceiling, raises what is below the floor, and sets limits that were left open.
     pub fn apply(&self, mut spec: SandboxSpec) -> Result<Allowed, OperatorError> {
         let mut notes = Vec::new();

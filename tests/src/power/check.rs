@@ -1,4 +1,4 @@
-//! What has to hold on a machine that has just been started after a power cut.
+//! Checks on a machine that was started after a power cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,26 +14,26 @@ use crate::random::Random;
 
 /// Sandboxes that are started at the same time.
 const AT_ONCE: usize = 3;
-/// Sandboxes that are left for the next round.
+/// The number of sandboxes left for the next round.
 const MOST: usize = 5;
 
 /// How much was checked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Checked {
-    /// Sandboxes that had to be there.
+    /// Sandboxes that had to exist.
     pub sandboxes: u64,
     /// Sandboxes that were started and used.
     pub started: u64,
-    /// Removed sandboxes that had to stay so.
+    /// Sandboxes that had to stay removed.
     pub removed: u64,
-    /// Rules that had to be there, or had to be taken back.
+    /// Rules that had to exist, or had to stay removed.
     pub rules: u64,
-    /// Files in guests that had to be there.
+    /// Files in guests that had to exist.
     pub files: u64,
 }
 
 impl Checked {
-    /// Adds what another round checked.
+    /// Adds the counts of another round.
     pub fn add(&mut self, other: Self) {
         self.sandboxes += other.sandboxes;
         self.started += other.started;
@@ -67,7 +67,7 @@ struct Found {
     problems: Vec<String>,
 }
 
-/// Checks everything, and corrects in the journal what could be either way. Returns how much it was, and what is wrong.
+/// Checks everything, and resolves in the journal what could be either way. Returns counts and problems.
 pub fn check(shell: &Shell, journal: &Journal, random: &mut Random) -> (Checked, Vec<String>) {
     let check = Check { shell, journal, facts: journal.facts(), found: Mutex::default() };
     if check.facts.is_used {
@@ -88,7 +88,7 @@ pub fn check(shell: &Shell, journal: &Journal, random: &mut Random) -> (Checked,
     (found.checked, found.problems)
 }
 
-/// What `ls` tells about a sandbox, by its name.
+/// The records of `bathy ls`, by name.
 type Listed = BTreeMap<String, Value>;
 
 impl Check<'_> {
@@ -103,7 +103,7 @@ impl Check<'_> {
         add(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner).checked);
     }
 
-    /// What a command prints. One that fails or hangs is a problem.
+    /// The output of a command. A failure or a hang is a problem.
     fn ok(&self, check: &str, arguments: &[&str]) -> Option<String> {
         let Ran { code, stdout, stderr, took } = self.shell.bathy(arguments);
         if code == Some(0) {
@@ -128,7 +128,7 @@ impl Check<'_> {
         Some(records.into_iter().filter_map(named).collect())
     }
 
-    /// The list with what was reported.
+    /// Compares the list with what was reported.
     fn compare(&self, listed: &Listed) {
         for (name, known) in &self.facts.sandboxes {
             let id = listed.get(name).and_then(|record| record["id"].as_str());
@@ -162,7 +162,7 @@ impl Check<'_> {
         }
     }
 
-    /// Starts every sandbox that is listed, some at a time.
+    /// Starts every listed sandbox, some at a time.
     fn use_all(&self, listed: &Listed) {
         let names = Mutex::new(listed.keys());
         let next = || names.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -175,7 +175,7 @@ impl Check<'_> {
                 });
             }
         });
-        // What is not listed is not there: what could be either way is decided.
+        // A sandbox that is not listed does not exist: what could be either way is resolved.
         self.journal.correct(|facts| facts.sandboxes.retain(|name, _| listed.contains_key(name)));
         for (name, record) in listed {
             let id = record["id"].as_str().map(str::to_owned);
@@ -263,7 +263,7 @@ impl Check<'_> {
         self.journal.correct(|facts| facts.sandboxes.get_mut(name).map(change));
     }
 
-    /// What a user does next works.
+    /// Checks that the next steps of a user work.
     fn use_new(&self) {
         let create =
             ["create", "--start", "--name", "after", "--memory", "64M", "--disk", "32M", "--log-size", "1M"];
@@ -271,7 +271,7 @@ impl Check<'_> {
             [&create, &["exec", "after", "--", "true"], &["stop", "-t", "1", "after"], &["rm", "after"]];
         for arguments in all {
             if self.ok("use-after", arguments).is_none() {
-                // So that the next round can make it.
+                // So that the next round can create it.
                 self.shell.bathy(&["rm", "-f", "after"]);
                 return;
             }

@@ -1,4 +1,4 @@
-//! What the product was asked for and what it reported as done, kept where no power cut reaches it.
+//! A journal of requests to the product and of what it reported as done, stored where no power cut affects it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -12,14 +12,14 @@ use serde_json::json;
 use super::Shell;
 use crate::Ran;
 
-/// Whether something has to be there after a power cut.
+/// Whether something has to exist after a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// A change of it was asked for, and not reported as done.
+    /// Either: a change was requested and not reported as done.
     Either,
     /// It was reported as done.
     Present,
-    /// It was reported as taken back.
+    /// It was reported as removed.
     Absent,
 }
 
@@ -28,20 +28,19 @@ pub enum Expect {
 pub struct GuestFile {
     /// Its SHA-256, if it was reported as synced.
     pub digest: String,
-    /// Whether it has to be there.
+    /// Whether it has to exist.
     pub expect: Expect,
 }
 
-/// A sandbox.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// Its id, once the product has told it.
+    /// Its id, once the product has reported it.
     pub id: Option<String>,
     /// Whether it is a REPL.
     pub is_repl: bool,
     /// Whether it runs, if nothing unexpected happened to it.
     pub is_running: bool,
-    /// Whether it has to be there.
+    /// Whether it has to exist.
     pub expect: Expect,
     /// Rules of its policy, as `bathy policy show` prints them.
     pub rules: BTreeMap<String, Expect>,
@@ -50,7 +49,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// One that was asked for.
+    /// A sandbox that was requested.
     pub fn asked(is_repl: bool) -> Self {
         Self {
             id: None,
@@ -62,28 +61,27 @@ impl Known {
         }
     }
 
-    /// What is to be expected of a rule.
+    /// What to expect of a rule.
     pub fn expect_rule(&mut self, rule: &str, expect: Expect) {
         self.rules.insert(rule.to_owned(), expect);
     }
 }
 
-/// Everything that is known.
+/// The state according to the journal.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Sandboxes by their names.
     pub sandboxes: BTreeMap<String, Known>,
     /// Ids of sandboxes whose removal was reported.
     pub removed: BTreeSet<String>,
-    /// Counts what was made, so that each thing has a name of its own.
+    /// A counter for unique names.
     pub counter: u64,
-    /// Commands that were done in all.
+    /// The number of completed commands.
     pub done: u64,
     /// Whether the product has ever been used on this disk. On a new one there is no audit log.
     pub is_used: bool,
 }
 
-/// The journal.
 #[derive(Debug)]
 pub struct Journal {
     inner: Mutex<Inner>,
@@ -112,35 +110,34 @@ impl Journal {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything that is known.
     pub fn facts(&self) -> Facts {
         self.lock().facts.clone()
     }
 
-    /// Corrects what is known by what was found.
+    /// Corrects the state by what was found.
     pub fn correct<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
         change(&mut self.lock().facts)
     }
 
-    /// A remark, to find one's way in the file.
+    /// Writes a remark for readers of the file.
     pub fn note(&self, what: &str, details: &str) {
         self.lock().write(what, &[details], 0);
     }
 
-    /// From now on nothing that is reported counts.
+    /// Ignores everything that is reported from now on.
     pub fn close(&self) {
         self.lock().is_closed = true;
     }
 
-    /// The next round begins. Returns the commands that failed in the last one.
+    /// Begins the next round. Returns the commands that failed in the last one.
     pub fn open(&self) -> Vec<String> {
         let mut inner = self.lock();
         inner.is_closed = false;
         std::mem::take(&mut inner.failures)
     }
 
-    /// Runs a command of the product; first `before` changes what is known, and `after` if it succeeds. One that fails is
-    /// a finding: each sandbox has one user. None if the journal is closed, before or after.
+    /// Runs a command of the product. `before` changes the state first, `after` if it succeeds. A failure is a finding, because
+    /// each sandbox has one user. None if the journal is closed before or after.
     pub fn run(
         &self,
         shell: &Shell,

@@ -1,4 +1,4 @@
-//! What a machine that is switched off must not leave, and what it leaves because it only was a part of this one.
+//! What a machine must not leave when it is switched off, and what it leaves because it was only a part of this one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ fn collect(folder: &Path, ids: &BTreeSet<String>, is_inside: bool, depth: usize,
         }
         let name = entry.file_name().into_string().unwrap_or_default();
         let id = name.strip_prefix(PREFIX).unwrap_or_default();
-        // A folder that is not whole yet may have a prefix before its id.
+        // An incomplete folder may have a prefix before its id.
         let is_ours = is_inside || !id.is_empty() && ids.iter().any(|folder| folder.ends_with(id));
         collect(&entry.path(), ids, is_ours, deeper, found);
         if is_ours {
@@ -43,7 +43,7 @@ fn collect(folder: &Path, ids: &BTreeSet<String>, is_inside: bool, depth: usize,
     }
 }
 
-/// Removes the control groups of killed sandboxes that had these folders. A machine that has been switched off has none.
+/// Removes the control groups of killed sandboxes that had these folders. A real machine would have none after a reboot.
 pub fn remove_groups(folders: &BTreeSet<String>) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(5);
     for group in groups_of(folders) {
@@ -60,7 +60,7 @@ pub fn remove_groups(folders: &BTreeSet<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// That no loop device and no mount of this machine has to do with this folder.
+/// Asserts that no loop device and no mount of this machine refers to this folder.
 pub fn check_released(folder: &Path) -> Result<(), String> {
     for device in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
         let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What is done with a machine until its power is cut.
+//! The workload of a machine until its power is cut.
 
 use std::fs;
 use std::path::Path;
@@ -17,18 +17,16 @@ const HOME: &str = "/home/user";
 const SMALL: &str = "64M";
 const REPL: &str = "128M";
 
-/// One of several that work at the same time, each on sandboxes of its own.
+/// One of several concurrent workers, each with sandboxes of its own.
 #[derive(Debug)]
 pub struct Worker<'round> {
-    /// The machine.
     pub shell: Shell,
-    /// Where it writes down what it does.
+    /// The journal of its actions.
     pub journal: &'round Journal,
-    /// Where it may put files that are copied in and out.
+    /// The folder for files that are copied in and out.
     pub folder: &'round Path,
     /// Its sandboxes' names begin with this.
     pub prefix: String,
-    /// Its choices.
     pub random: Random,
 }
 
@@ -78,7 +76,7 @@ const OF_REPL: [Work; 6] =
     [Work::WriteFile, Work::WriteFile, Work::WriteFile, Work::Deny, Work::TakeBack, Work::Remove];
 
 impl Worker<'_> {
-    /// Goes on until the journal is closed, or something fails.
+    /// Works until the journal is closed or something fails.
     pub fn run(mut self) {
         while self.step().is_some() {}
     }
@@ -140,7 +138,7 @@ impl Worker<'_> {
     }
 
     fn create(&mut self) -> Option<()> {
-        // A name that was free before may be taken again.
+        // A free name may be used again.
         let number = if self.random.chance(1, 3) { self.random.below(3) } else { 100 + self.number() };
         let name = format!("{}{number}", self.prefix);
         if self.journal.facts().sandboxes.contains_key(&name) {
@@ -226,7 +224,7 @@ impl Worker<'_> {
         Some(())
     }
 
-    /// Copies one of its files out and compares it: it was not written again since.
+    /// Copies one of its files out and compares it with what was written last.
     fn copy_out(&mut self, name: &str, known: &Known) -> Option<()> {
         let certain: Vec<_> = known.files.iter().filter(|(_, file)| file.expect == Expect::Present).collect();
         if certain.is_empty() {
@@ -262,7 +260,7 @@ impl Worker<'_> {
             .filter(|(_, expect)| **expect == Expect::Present)
             .map(|(rule, _)| rule)
             .collect();
-        // The last one stays, so that there always is a denial that has to hold.
+        // The last rule stays, so that there is always a denial that has to hold.
         if certain.len() < 2 {
             return Some(());
         }

@@ -1,4 +1,4 @@
-//! Addresses of a world, by what they are. All of them answer, those of other ranges too, except for [`SILENT`].
+//! Addresses of a world, by kind. All addresses respond, except for [`SILENT`].
 
 /// The resolver that the host uses.
 pub const RESOLVER: &str = "10.53.0.53";
@@ -6,24 +6,24 @@ pub const RESOLVER: &str = "10.53.0.53";
 pub const SITE: &str = "93.184.215.14";
 /// `site.example`.
 pub const SITE_V6: &str = "2606:2800:21f:cb07::1";
-/// `hang.example`: public, and whatever is sent there is lost.
+/// `hang.example`: public, and drops all packets.
 pub const SILENT: &str = "151.101.66.66";
 /// The host's own address that looks private.
 pub const HOST: &str = "192.168.77.2";
-/// The host's own addresses, among them a second one of a network: what goes there comes from the first.
+/// The host's own addresses, including a secondary one: packets to it have the primary one as source.
 pub const HOST_OWN: [&str; 6] =
     [HOST, "93.184.77.2", "93.184.78.2", "93.184.78.3", "fd77::2", "2606:2800:77::2"];
-/// Of the internet.
+/// Public addresses.
 pub const PUBLIC: [&str; 7] =
     [SITE, "1.1.1.1", "8.8.8.8", "151.101.1.10", SITE_V6, "2606:4700:4700::1111", "2001:4860:4860::8888"];
-/// Of somebody's own network.
+/// Private addresses.
 pub const PRIVATE: [&str; 7] =
     ["10.0.0.5", "172.16.0.5", "172.31.255.5", "192.168.1.5", "100.64.0.5", "fd00::5", "fc00::5"];
-/// The host itself.
+/// Loopback and unspecified addresses.
 pub const LOOPBACK: [&str; 5] = ["127.0.0.1", "127.0.0.53", "127.255.255.254", "0.0.0.0", "::1"];
-/// Of the host's link. IPv6 ones need the interface, `world`, to be reached.
+/// Link-local addresses. IPv6 ones need the interface, `world`.
 pub const LINK_LOCAL: [&str; 3] = ["169.254.7.5", "fe80::5", "fe80::1"];
-/// Where clouds hand out a machine's credentials.
+/// Metadata services of clouds.
 pub const METADATA: [&str; 14] = [
     "169.254.169.254",
     "169.254.169.253",
@@ -40,8 +40,8 @@ pub const METADATA: [&str; 14] = [
     "fd20:ce::254",
     "fe80::a9fe:a9fe",
 ];
-/// Of ranges that are set aside: for documentation, for measurements, for later, for tunnels and translators. Groups of
-/// hosts are not among them: nobody connects to those.
+/// Addresses of special-purpose ranges: documentation, benchmarks, reserved, tunnels, translators. Multicast is not among them,
+/// because TCP cannot connect to it.
 pub const SPECIAL: [&str; 13] = [
     "0.1.2.3",
     "192.0.0.8",

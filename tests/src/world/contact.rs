@@ -1,4 +1,4 @@
-//! What reached a server.
+//! Contacts: what reached a server.
 
 use std::net::IpAddr;
 
@@ -6,21 +6,21 @@ use serde::Deserialize;
 
 use super::Side;
 
-/// How it was reached. A request over HTTP is a connection before, and is both.
+/// The kind of a contact. An HTTP request is preceded by a connection, which is a contact of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A connection was accepted.
     Tcp,
-    /// A datagram came; `detail` has its beginning in hexadecimal.
+    /// A datagram arrived; `detail` has its beginning in hexadecimal.
     Udp,
-    /// A question for a name; `detail` has its type and `udp` or `tcp`.
+    /// A DNS query; `detail` has its type and `udp` or `tcp`.
     Dns,
     /// A request; `name` is its `Host`, `detail` its method and target.
     Http,
-    /// A greeting of TLS; `name` is the server that it asks for, if it names one.
+    /// A TLS ClientHello; `name` is its SNI, if it has one.
     Tls,
-    /// The end of what came to the discard port; `detail` has how many bytes that was.
+    /// The end of a stream to the discard port; `detail` has its number of bytes.
     Discarded,
 }
 
@@ -30,19 +30,13 @@ pub enum Kind {
 pub struct Contact {
     /// Where the server is.
     pub side: Side,
-    /// How.
     pub kind: Kind,
     /// The address that was reached.
     pub address: IpAddr,
-    /// Its port.
     pub port: u16,
-    /// Who reached it.
     pub peer: IpAddr,
-    /// The port of that one.
     pub peer_port: u16,
-    /// The name that was asked for.
     pub name: Option<String>,
-    /// More about it.
     pub detail: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A sandbox in a world, and what programs in it try.
+//! A sandbox in a world, and the probe that runs in it.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use super::World;
 use crate::{Ran, finish, patience, promptly, slowness};
 use serde_json::Value;
 
-/// What runs in the sandbox.
+/// The probe that runs in the sandbox.
 pub const PROBE: &str = include_str!("probe.py");
-/// The gateway as its guest sees it.
+/// The gateway's address in the guest.
 pub const GATEWAY: &str = "192.0.0.1";
 /// How long a denial may take.
 pub const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// For [`Guest::try_with`]: rows whose answer is only as quick as a resolver and a busy machine let it be.
+/// For [`Guest::try_with`]: a time limit for rows that depend on a resolver.
 pub const PATIENT: &str = "SECONDS = 20 * SLOWNESS";
 
-/// The probe for a machine of this speed, with more Python before its rows.
+/// The probe, scaled to the speed of this machine, with more Python before its rows.
 pub fn probe(more: &str) -> String {
     PROBE.replacen("SLOWNESS = 1", &format!("SLOWNESS = {}", slowness()), 1).replacen(
         "if __name__",
@@ -26,16 +26,13 @@ pub fn probe(more: &str) -> String {
     )
 }
 
-/// A running sandbox.
 pub struct Guest<'world> {
-    /// Where it is.
     pub world: &'world World,
-    /// What it is called.
     pub name: &'static str,
 }
 
 impl<'world> Guest<'world> {
-    /// Makes and starts one.
+    /// Creates and starts a sandbox.
     #[track_caller]
     pub fn start(world: &'world World, name: &'static str, options: &[&str]) -> Self {
         world.ok(&[&["create", "--name", name], options].concat());
@@ -48,13 +45,13 @@ impl<'world> Guest<'world> {
         self.world.bathy(&[&["exec", "-u", "root", self.name, "--"], command].concat())
     }
 
-    /// What a command prints as the ordinary user; it has to succeed.
+    /// Runs a command as the ordinary user, which has to succeed, and returns its output.
     #[track_caller]
     pub fn user(&self, command: &[&str]) -> String {
         self.world.ok(&[&["exec", self.name, "--"], command].concat())
     }
 
-    /// Runs rows of the probe as root, with more Python before them, and returns what came of each.
+    /// Runs rows of the probe as root, with more Python before them, and returns their outcomes.
     #[track_caller]
     pub fn try_with(&self, more: &str, rows: &[Value]) -> Vec<Outcome> {
         let rows_text = Value::from(rows.to_vec()).to_string();
@@ -78,13 +75,13 @@ impl<'world> Guest<'world> {
         self.try_all(&[row]).remove(0)
     }
 
-    /// Changes the policy: `allow`, `deny` or `set`, and what follows the sandbox's name.
+    /// Changes the policy with `bathy policy VERB`, and these arguments after the sandbox's name.
     #[track_caller]
     pub fn policy(&self, verb: &str, rest: &[&str]) -> String {
         self.world.ok(&[&["policy", verb, self.name], rest].concat())
     }
 
-    /// The network's events so far.
+    /// The network events so far.
     #[track_caller]
     pub fn net_log(&self) -> Vec<Value> {
         let text = self.world.ok(&["net", "log", self.name, "--json"]);
@@ -99,7 +96,7 @@ impl<'world> Guest<'world> {
         events.into_iter().filter(|event| event["event"] == kind).collect()
     }
 
-    /// Waits for an event of the network.
+    /// Waits for a network event.
     #[track_caller]
     pub fn until_event(&self, what: &str, is_it: impl Fn(&Value) -> bool) {
         let deadline = Instant::now() + patience(Duration::from_secs(4));
@@ -113,7 +110,7 @@ impl<'world> Guest<'world> {
         }
     }
 
-    /// Ordinary traffic still works.
+    /// Asserts that ordinary traffic still works.
     #[track_caller]
     pub fn still_works(&self) {
         let row = serde_json::json!(["curl", "http://site.example/still"]);
@@ -121,34 +118,32 @@ impl<'world> Guest<'world> {
     }
 }
 
-/// What came of a row.
+/// The outcome of a row.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was tried.
     pub row: Value,
     /// What the probe printed.
     pub result: Value,
 }
 
 impl Outcome {
-    /// In one word.
     pub fn word(&self) -> &str {
         self.result["outcome"].as_str().unwrap_or_default()
     }
 
-    /// What was heard.
+    /// The data that was received.
     pub fn heard(&self) -> &str {
         self.result["heard"].as_str().unwrap_or_default()
     }
 
-    /// It came out like this.
+    /// Asserts that the outcome is this word.
     #[track_caller]
     pub fn is(&self, word: &str) -> &Self {
         assert_eq!(self.word(), word, "{self:?}");
         self
     }
 
-    /// Whether it was denied, in one of the ways in which that is told, without a wait.
+    /// Whether it was denied, in any of the possible ways, without a delay.
     pub fn was_denied(&self) -> bool {
         self.tells_denial() && self.took() <= promptly(AT_ONCE)
     }
@@ -160,7 +155,7 @@ impl Outcome {
         told || explained
     }
 
-    /// As [`Outcome::was_denied`], and it has to be.
+    /// Asserts that it was denied, as [`Outcome::was_denied`] checks.
     #[track_caller]
     pub fn is_denied(&self) -> &Self {
         assert!(self.was_denied(), "{self:?}");
@@ -172,14 +167,14 @@ impl Outcome {
         Duration::from_millis(self.result["ms"].as_u64().unwrap_or(u64::MAX))
     }
 
-    /// It did not take longer.
+    /// Asserts that it did not take longer.
     #[track_caller]
     pub fn took_at_most(&self, time: Duration) -> &Self {
         assert!(self.took() <= promptly(time), "{self:?}");
         self
     }
 
-    /// It tells this.
+    /// Asserts that the detail contains this.
     #[track_caller]
     pub fn says(&self, text: &str) -> &Self {
         assert!(self.result.to_string().contains(text), "no {text:?} in {self:#?}");

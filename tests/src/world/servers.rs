@@ -21,22 +21,21 @@ use super::PYTHON;
 use crate::kept::all_processes;
 use crate::patience;
 
-/// How long a world may take to be there, and to answer.
+/// Time limit for a world's start, and for its answers.
 const START: Duration = Duration::from_secs(10);
-/// How long it may take to end by itself.
+/// Time limit for its shutdown.
 const END: Duration = Duration::from_secs(3);
 
-/// A side of the cable.
+/// A side of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     /// The host, where the product runs.
     Inside,
-    /// Everybody else.
     Outside,
 }
 
-/// What is said to the servers, and what they say.
+/// The standard streams of the servers.
 #[derive(Debug)]
 struct Conversation {
     /// The servers end with it.
@@ -44,8 +43,8 @@ struct Conversation {
     lines: Receiver<String>,
 }
 
-/// A network of ours, by the name that the system gives it. It is held, because the name goes to somebody else's as soon
-/// as the network is gone, and what is in a network of ours gets killed.
+/// A network namespace, by its inode number. The namespace is held open, because its number is reused once it is removed, and
+/// processes in it are killed by that number.
 #[derive(Debug)]
 struct Network {
     name: PathBuf,
@@ -70,7 +69,7 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Starts them, and waits until they are ready. What they complain about is in the message if they are not.
+    /// Starts the servers and waits until they are ready. The message of a failure has their errors.
     #[track_caller]
     pub(super) fn start(folder: &Path, program: &Path) -> Self {
         let complaints = folder.join("errors.txt");
@@ -84,7 +83,7 @@ impl Servers {
         let mut inside = command.spawn().expect("unshare can be started; it is in util-linux");
         let output = inside.stdout.take().expect("its output is a pipe");
         let (sender, lines) = mpsc::channel();
-        // Ends with the servers, or with the first line that nobody wants.
+        // Ends with the servers, or when the receiver is dropped.
         std::thread::spawn(move || {
             BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
@@ -107,7 +106,7 @@ impl Servers {
         servers
     }
 
-    /// Returns when everything that has arrived by now is in the log.
+    /// Waits until everything that has arrived so far is in the log.
     pub(super) fn mark(&self) {
         let mut conversation = self.conversation.lock().unwrap_or_else(PoisonError::into_inner);
         let input = conversation.input.as_mut().expect("it is there until the end");
@@ -162,8 +161,8 @@ impl Servers {
         format!("/proc/{}/ns/net", self.pid(side))
     }
 
-    /// Ends what is in one of our networks: nothing else can be there. A number that has become another process's is
-    /// not touched, because it is looked at again when it is held.
+    /// Kills all processes in our networks, which contain no others. A reused process id is not killed, because the network is
+    /// checked again once the process is held by a descriptor.
     fn kill(&self, pid: u32) {
         let held = Pid::from_raw(pid.cast_signed()).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if let Some(process) = held.filter(|_| self.holds(pid)) {
@@ -192,11 +191,11 @@ impl Drop for Servers {
     }
 }
 
-/// While this is there, the thread that made it is on the host of a world.
+/// Until this is dropped, the thread that created it is on the host of a world.
 #[derive(Debug)]
 pub struct Inside<'world> {
     back: OwnedFd,
-    /// A thread moves itself only: this may not go to another one. And the world may not end meanwhile.
+    /// A thread can move only itself, so this is not `Send`. The world has to outlive it.
     world: PhantomData<(&'world (), *const ())>,
 }
 

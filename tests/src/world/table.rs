@@ -1,5 +1,5 @@
-//! Rows of attacks: what is tried, what came of it, whether the defence held. Every row is printed, and is a line in a file of
-//! its test, from which `tests/network/table.py` makes the table.
+//! Rows of attacks: what is tried, the outcome, whether the defence held. Every row is printed, and written to a file of its
+//! test, from which `tests/network/table.py` makes a table.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -35,40 +35,37 @@ thread_local! {
     static FILE: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
-/// One row.
 #[derive(Debug)]
 pub struct Attack {
-    /// The attack's number.
     pub id: &'static str,
-    /// The attack, in words.
+    /// A description of the attack.
     pub what: String,
-    /// What the probe is given.
     pub row: Value,
-    /// Whether the row gets through where nothing defends.
+    /// Whether the row gets through without a defence.
     pub works: bool,
 }
 
-/// A row that gets through where nothing defends.
+/// A row that gets through without a defence.
 pub fn attack(id: &'static str, what: impl Into<String>, row: Value) -> Attack {
     Attack { id, what: what.into(), row, works: true }
 }
 
-/// A row that no policy lets through: nobody is there who would answer, or it is refused for what it is.
+/// A row that no policy lets through: there is no server that would answer, or it is always refused.
 pub fn hopeless(id: &'static str, what: impl Into<String>, row: Value) -> Attack {
     Attack { works: false, ..attack(id, what, row) }
 }
 
-/// What comes before a row, and is none itself.
+/// A step before a row that is not an attack.
 pub fn step(row: Value) -> Attack {
     hopeless("", "", row)
 }
 
-/// The rows as the probe takes them.
+/// The rows in the probe's format.
 pub fn rows(attacks: &[Attack]) -> Vec<Value> {
     attacks.iter().map(|attack| attack.row.clone()).collect()
 }
 
-/// Where the files are: with the results of the nested test bed, or among what cargo makes.
+/// The folder of the files: the results of the nested test bed, or cargo's target folder.
 fn folder() -> PathBuf {
     let target =
         || std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
@@ -83,7 +80,7 @@ fn begun() -> File {
     File::create(folder.join(format!("{test}.tsv"))).expect("the folder for results can be written")
 }
 
-/// Writes down a row: the attack's number, the attack, what came of it, and one word that says whether that is good.
+/// Records a row: the attack's number, its description, the outcome, and whether that is good in one word.
 fn note(id: &str, what: &str, outcome: &str, verdict: &str) {
     let clean = |text: &str| text.replace(|character: char| character.is_control(), " ");
     let (what, outcome) = (clean(what), clean(outcome));
@@ -94,14 +91,14 @@ fn note(id: &str, what: &str, outcome: &str, verdict: &str) {
     });
 }
 
-/// A row, and whether its defence held; it has to.
+/// Records a row and asserts that its defence held.
 #[track_caller]
 pub fn row(id: &str, what: &str, outcome: &str, held: bool) {
     note(id, what, outcome, if held { "held" } else { "NOT HELD" });
     assert!(held, "{id} {what}: {outcome}");
 }
 
-/// A row that got through without its defence, or did not; it has to.
+/// Records a row and asserts that it got through without its defence.
 #[track_caller]
 pub fn undefended(id: &str, what: &str, outcome: &str, through: bool) {
     note(id, what, outcome, if through { "through" } else { "NOT THROUGH" });
@@ -114,7 +111,7 @@ pub fn all_held(guest: &Guest<'_>, more: &str, attacks: &[Attack], allowed: &[&s
     all_held_by(guest, more, attacks, allowed, Outcome::was_denied)
 }
 
-/// As [`all_held`], where a row is held if `holds` says so.
+/// As [`all_held`], where `holds` decides whether a row was held.
 #[track_caller]
 pub fn all_held_by(
     guest: &Guest<'_>,
@@ -139,13 +136,13 @@ pub fn is_through(outcome: &Outcome) -> bool {
     ["open", "answered", "status 200", "code 0", "believed"].contains(&outcome.word())
 }
 
-/// Tries the same rows with nothing in the way: each one that can get through does.
+/// Tries the same rows without a defence: each one that can get through does.
 #[track_caller]
 pub fn all_work(world: &World, more: &str, attacks: &[Attack]) {
     all_work_allowing(world, &[], more, attacks);
 }
 
-/// As [`all_work`], with more that is allowed: an address that can be read as another one has to be named itself.
+/// As [`all_work`], with more allowed targets: an address that embeds another one has to be allowed by itself.
 #[track_caller]
 pub fn all_work_allowing(world: &World, allowed: &[&str], more: &str, attacks: &[Attack]) {
     let rules: Vec<_> = allowed.iter().flat_map(|target| ["--allow", target]).collect();
@@ -155,8 +152,8 @@ pub fn all_work_allowing(world: &World, allowed: &[&str], more: &str, attacks: &
     world.ok(&["rm", "-f", "undefended"]);
 }
 
-/// As [`all_work`], in a sandbox that is there already, where a row has got through if `is_through` says so. Rows that cannot
-/// get through are tried too: later ones may need them.
+/// As [`all_work`], in an existing sandbox, where `is_through` decides whether a row got through. Rows that cannot get through
+/// are tried, too, because later ones may need them.
 #[track_caller]
 pub fn all_work_in(open: &Guest<'_>, more: &str, attacks: &[&Attack], is_through: impl Fn(&Outcome) -> bool) {
     let rows: Vec<_> = attacks.iter().map(|attack| attack.row.clone()).collect();

@@ -1,4 +1,4 @@
-//! Environment variables of a command: given, passed on from the caller's, or read from a file.
+//! Environment variables of a command: given as options, inherited from the caller, or read from a file.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -6,20 +6,19 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Options for variables.
 #[derive(clap::Args, Debug, Default)]
 pub struct EnvArgs {
     /// Set an environment variable, or pass on the caller's variable of this name. Can be repeated.
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = variable)]
     env: Vec<(String, Vec<u8>)>,
-    /// Read environment variables from this file, one in a line, written as for --env, which wins over it. Lines that begin
+    /// Read environment variables from this file, one per line in the form of --env, which takes precedence. Lines that begin
     /// with # are comments. Can be repeated.
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
 }
 
 impl EnvArgs {
-    /// All of them. Of equal names the last one counts, and options count more than files.
+    /// All variables. The last of equal names wins, and options win over files.
     pub fn variables(&self) -> Result<BTreeMap<String, Vec<u8>>, String> {
         let mut all = BTreeMap::new();
         for path in &self.env_file {
@@ -43,7 +42,7 @@ fn read(path: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
 /// Reads `NAME=VALUE`, or `NAME` for the caller's own variable.
 fn variable(text: &str) -> Result<(String, Vec<u8>), String> {
     let name = text.split_once('=').map_or(text, |(name, _)| name);
-    // As in `export A=1` or `A = 1`, which shells and others read differently.
+    // `export A=1` and `A = 1` mean different things to shells and to other tools.
     if name.contains(char::is_whitespace) {
         return Err(format!(
             "{name:?} is not the name of a variable. Write NAME=VALUE without spaces before the value"

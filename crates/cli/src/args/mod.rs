@@ -1,5 +1,6 @@
 //! Options that several verbs share.
 
+pub mod choice;
 pub mod disk;
 pub mod env;
 pub mod net;

@@ -1,11 +1,17 @@
-//! The options that describe a sandbox's network. Rules count in the order in which they stand, so they are read by hand.
+//! Options that describe a sandbox's network. The order of rules matters across `--allow` and `--deny`, and a derived
+//! parser would lose it.
 
+use crate::args::choice::choice;
 use bathy_policy::{Action, NetworkPolicy, PolicyError, Preset, PublishedPort, Rule};
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
 const HEADING: &str = "Network";
 
-/// A network, in options.
+/// The names of the presets.
+pub const PRESETS: &[&str] =
+    &[Preset::None.name(), Preset::Public.name(), Preset::AllowList.name(), Preset::Open.name()];
+
+/// The network given as options.
 #[derive(Clone, Debug, Default)]
 pub struct NetArgs {
     preset: Option<Preset>,
@@ -14,7 +20,7 @@ pub struct NetArgs {
 }
 
 impl NetArgs {
-    /// What the sandbox may reach, if any option says so.
+    /// The policy, if any option sets one.
     pub fn policy(&self) -> Result<Option<NetworkPolicy>, PolicyError> {
         if self.preset.is_none() && self.rules.is_empty() {
             return Ok(None);
@@ -38,16 +44,16 @@ impl clap::Args for NetArgs {
             Arg::new(name).long(name).value_name(value).help_heading(HEADING)
         };
         command
-            .arg(option("net", "PRESET").value_parser(|text: &str| text.parse::<Preset>()).help(
-                "What the sandbox may reach where no rule says: none (it has no network), public (public addresses only), \
+            .arg(option("net", "PRESET").value_parser(choice(PRESETS, str::parse::<Preset>)).hide_possible_values(true).help(
+                "What the sandbox may reach where no rule matches: none (no network at all), public (public addresses only), \
                  allow-list (nothing), or open (private networks as well). [default: public, or allow-list with --allow]",
             ))
             .arg(option("allow", "TARGET").action(ArgAction::Append).value_parser(rule(Action::Allow)).help(
-                "Let the sandbox reach a target, such as api.example:443, *.example.org, 10.1.2.0/24:22 or \"GET \
-                 http://api.example/v1/*\". Can be repeated; of all rules the first that matches counts.",
+                "Allow connections to a target, such as api.example:443, *.example.org, 10.1.2.0/24:22 or \"GET \
+                 http://api.example/v1/*\". Can be repeated; the first rule that matches decides.",
             ))
             .arg(option("deny", "TARGET").action(ArgAction::Append).value_parser(rule(Action::Deny)).help(
-                "Keep the sandbox from a target. Can be repeated; of all rules the first that matches counts.",
+                "Deny connections to a target. Can be repeated; the first rule that matches decides.",
             ))
             .arg(
                 option("publish", "[BIND:]HOST:GUEST[/udp]")
@@ -55,8 +61,8 @@ impl clap::Args for NetArgs {
                     .action(ArgAction::Append)
                     .value_parser(|text: &str| text.parse::<PublishedPort>())
                     .help(
-                        "Let a port of the host lead to one of the sandbox's, for programs on the host only unless BIND \
-                         says otherwise. Can be repeated.",
+                        "Publish a port of the sandbox on a port of the host, at the host's loopback address unless BIND \
+                         names another. Can be repeated.",
                     ),
             )
     }

@@ -1,7 +1,7 @@
-//! The options that describe a sandbox: the same for every verb that makes one.
+//! Options that describe a sandbox: the same for every verb that creates one.
 //!
-//! Three layers, each over the one before: what is usual, a file, the options. Each option is therefore optional here,
-//! and has its default where [`SandboxSpec`] has it.
+//! There are three layers, each overriding the one before: defaults, a file, options. So every option is optional here, and
+//! [`SandboxSpec`] has the defaults.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -16,16 +16,17 @@ use bathy_spec::{CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, label};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::args::choice::choice;
 use crate::args::disk::DiskArgs;
 use crate::args::env::EnvArgs;
 use crate::args::net::NetArgs;
 use crate::ui::{escape, output, time};
 
-/// A description of a sandbox, in options.
+/// The description of a sandbox given as options.
 #[derive(clap::Args, Debug, Default)]
 pub struct SpecArgs {
-    /// Read the description of the sandbox from this file; options win over it. A file that is not named but found may hold
-    /// the sandbox back further than the defaults do, and no less. [default: ./bathysphere.toml, if it exists]
+    /// Read the description of the sandbox from this file; options override it. A file that is not named but found may
+    /// only be stricter than the defaults. [default: ./bathysphere.toml, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
     config: Option<PathBuf>,
     /// Do not use ./bathysphere.toml.
@@ -34,22 +35,22 @@ pub struct SpecArgs {
     /// The root image. [default: default]
     #[arg(long, help_heading = "Sandbox")]
     image: Option<String>,
-    /// The engine: kvm (a hardware virtual machine), uml (needs no hardware for it), or auto for kvm where this machine has
-    /// it and uml elsewhere. The variable BATHY_ENGINE decides where neither this nor a file names kvm or uml. [default: auto]
-    #[arg(long, value_parser = parse_engine, help_heading = "Sandbox")]
+    /// The engine: kvm (a hardware virtual machine), uml (needs no hardware virtualization), or auto (kvm if this machine has
+    /// it, else uml). Where the choice is left open, the variable BATHY_ENGINE decides. [default: auto]
+    #[arg(long, value_parser = choice(&["auto", "kvm", "uml"], parse_engine), hide_possible_values = true, help_heading = "Sandbox")]
     engine: Option<Engine>,
-    /// How the uml engine contains guest processes: seccomp (fast) or ptrace (users inside the guest are kept apart). The
+    /// How the uml engine runs guest processes: seccomp (fast) or ptrace (isolates the guest's users from each other). The
     /// kvm engine has no such mode. [default: seccomp, or ptrace in a restricted sandbox]
-    #[arg(long, value_name = "MODE", value_parser = parse_mode, help_heading = "Sandbox")]
+    #[arg(long, value_name = "MODE", value_parser = choice(&["seccomp", "ptrace"], parse_mode), hide_possible_values = true, help_heading = "Sandbox")]
     uml_mode: Option<UmlMode>,
-    /// How far the sandbox holds its own commands back: default or restricted (not root, no new privileges, a read-only
-    /// root). [default: default]
-    #[arg(long, value_name = "LEVEL", value_parser = parse_security, help_heading = "Sandbox")]
+    /// The security level of the sandbox's commands: default, or restricted (not root, no new privileges, a read-only root).
+    /// [default: default]
+    #[arg(long, value_name = "LEVEL", value_parser = choice(SECURITY, parse_security), hide_possible_values = true, help_heading = "Sandbox")]
     security: Option<Security>,
-    /// Leave the root writable in a restricted sandbox.
+    /// Keep the root file system writable in a restricted sandbox.
     #[arg(long, help_heading = "Sandbox")]
     writable_root: bool,
-    /// A label, to find the sandbox by. Can be repeated.
+    /// A label to find the sandbox by. Can be repeated.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = label, help_heading = "Sandbox")]
     label: Vec<(String, String)>,
     #[command(flatten, next_help_heading = "Sandbox")]
@@ -57,7 +58,7 @@ pub struct SpecArgs {
     /// Working directory in the sandbox.
     #[arg(short, long, value_name = "PATH", help_heading = "Sandbox")]
     workdir: Option<String>,
-    /// User in the sandbox: a name or number, with :group if wanted.
+    /// User in the sandbox: a name or number, optionally with :GROUP.
     #[arg(short, long, help_heading = "Sandbox")]
     user: Option<String>,
     /// Guest memory. [default: 512M]
@@ -66,7 +67,7 @@ pub struct SpecArgs {
     /// Processors; more than one needs the kvm engine. [default: 1]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     cpus: Option<u32>,
-    /// Share of processor time, such as 0.5 for half of one. [default: all of --cpus]
+    /// Limit on processor time, such as 0.5 for half a processor. [default: all of --cpus]
     #[arg(long, value_name = "CPUS", help_heading = "Limits")]
     cpu_quota: Option<CpuQuota>,
     /// Size of the writable disk. [default: 4G]
@@ -74,28 +75,28 @@ pub struct SpecArgs {
     disk: Option<Size>,
     #[command(flatten)]
     disk_limits: DiskArgs,
-    /// The most processes of the guest. [default: 1024]
+    /// Maximum number of processes in the guest. [default: 1024]
     #[arg(long, value_name = "NUMBER", help_heading = "Limits")]
     processes: Option<u32>,
-    /// The most that is kept of output and console. [default: 16M]
+    /// Size of the logs of output and console; old output makes room for new. [default: 16M]
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     log_size: Option<Size>,
     /// End the sandbox after this time, such as 90s, 15m or 2h. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     max_duration: Option<Seconds>,
-    /// End the sandbox when nobody has used it for this time. [default: never]
+    /// End the sandbox after this time without connected clients. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     idle_timeout: Option<Seconds>,
-    /// Pause a kept sandbox, with its memory on disk, when nobody has been connected to it for this time. The next
-    /// command resumes it. Until then its jobs stand still as well. [default: never]
+    /// Pause a persistent sandbox, and move its memory to disk, after this time without connected clients. Its jobs are
+    /// paused, too. The next command resumes it. [default: never]
     #[arg(long, value_name = "TIME", help_heading = "Limits")]
     pause_idle: Option<Seconds>,
-    /// Remove a kept sandbox, with its disk and logs, when it has ended.
+    /// Remove a persistent sandbox, with its disk and logs, when it ends.
     #[arg(long, help_heading = "Sandbox")]
     rm: bool,
     #[command(flatten)]
     net: NetArgs,
-    /// How long the guest may take to get ready.
+    /// Time limit for the guest's start.
     #[arg(long, value_name = "TIME", value_parser = time::parse_duration, hide = true)]
     ready_timeout: Option<Duration>,
 }
@@ -103,14 +104,14 @@ pub struct SpecArgs {
 /// A file that describes a sandbox.
 #[derive(Debug, PartialEq, Eq)]
 enum File {
-    /// The caller wants this one.
+    /// Named by the caller.
     Named(PathBuf),
-    /// It was there.
+    /// Found in the current folder.
     Found(PathBuf),
 }
 
 impl SpecArgs {
-    /// All layers together, within what the operator allows. `command` is the main command, if there is one.
+    /// Merges all layers and applies the operator's limits. `command` is the main command, if there is one.
     pub fn spec(&self, command: &[OsString]) -> Result<SandboxSpec, Box<dyn Error>> {
         let operator = Operator::load()?;
         let file = self.file(config::find(Path::new(".")));
@@ -121,30 +122,35 @@ impl SpecArgs {
         let command = command_texts(command)?;
         let command = if command.is_empty() { spec.command.clone() } else { command };
         let allowed = operator.apply(SandboxSpec { command, ..spec })?;
-        for note in &allowed.notes {
+        for note in operator.lowered(&allowed.spec).iter().chain(&allowed.notes) {
             output::note(escape::text(note));
         }
         Ok(allowed.spec.checked()?)
     }
 
-    /// Warns of options that do nothing for a sandbox that ends with its command.
+    /// Warns of options that have no effect on an ephemeral sandbox.
     pub fn warn_of_no_effect(&self) {
+        let names = self.without_effect();
+        if !names.is_empty() {
+            output::note(format_args!(
+                "warning: {} without effect on a sandbox that ends with its command; `bathy run --detach` makes a persistent one",
+                names.join(", ")
+            ));
+        }
+    }
+
+    /// The given options that only a persistent sandbox obeys.
+    fn without_effect(&self) -> Vec<&'static str> {
         let given = [
             ("--idle-timeout", self.idle_timeout.is_some()),
             ("--pause-idle", self.pause_idle.is_some()),
             ("--log-size", self.log_size.is_some()),
             ("--label", !self.label.is_empty()),
         ];
-        let names: Vec<_> = given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect();
-        if !names.is_empty() {
-            output::note(format_args!(
-                "warning: {} without effect on a sandbox that ends with its command; `bathy run --detach` makes one that stays",
-                names.join(", ")
-            ));
-        }
+        given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 
-    /// The variables and the working directory alone: for work in a sandbox that exists.
+    /// Only the variables and the working directory, for an existing sandbox.
     pub fn variables_and_folder(&self) -> Result<(BTreeMap<String, String>, Option<String>), String> {
         Ok((self.variables()?, self.workdir.clone()))
     }
@@ -154,7 +160,6 @@ impl SpecArgs {
         Ok(self.env.variables()?.into_iter().map(text).collect())
     }
 
-    /// The file to use, if any.
     fn file(&self, usual: Option<PathBuf>) -> Option<File> {
         let named = self.config.clone().map(File::Named);
         named.or_else(|| usual.filter(|_| !self.no_config).map(File::Found))
@@ -173,7 +178,7 @@ impl SpecArgs {
         Ok(options.into_iter().fold(layers, |layers, (key, value)| layers.set(key, value)).build()?)
     }
 
-    /// The options that were given, by the keys that they have in a file.
+    /// The options that were given, by their keys in a file.
     fn options(&self) -> Result<Vec<(&'static str, Value)>, Box<dyn Error>> {
         fn some(value: Option<impl Serialize>) -> serde_json::Result<Option<Value>> {
             value.map(serde_json::to_value).transpose()
@@ -210,7 +215,7 @@ impl SpecArgs {
     }
 }
 
-/// A kept sandbox's command is written down, so it has to be text.
+/// The main command is stored, so it has to be text.
 fn command_texts(command: &[OsString]) -> Result<Vec<String>, String> {
     command
         .iter()
@@ -229,6 +234,9 @@ fn parse_engine(text: &str) -> Result<Engine, String> {
 fn parse_mode(text: &str) -> Result<UmlMode, String> {
     serde_json::from_value(Value::from(text)).map_err(|_| "the modes are seccomp and ptrace".to_owned())
 }
+
+/// The levels of security.
+pub const SECURITY: &[&str] = &["default", "restricted"];
 
 /// Reads a level of security.
 pub fn parse_security(text: &str) -> Result<Security, String> {
@@ -323,6 +331,14 @@ mod tests {
         };
         assert_eq!(pairs(spec.env), ["A=option", "B=option", "C=file"]);
         assert_eq!(pairs(spec.labels), ["team=a", "use=test"]);
+    }
+
+    #[test]
+    fn options_for_persistent_sandboxes_are_named_where_they_have_no_effect() {
+        assert_eq!(args(&["-m", "1G", "--max-duration", "5m"]).without_effect(), Vec::<&str>::new());
+        let all = ["--idle-timeout", "1m", "--pause-idle", "1m", "--log-size", "1M", "-l", "a=b"];
+        let names = ["--idle-timeout", "--pause-idle", "--log-size", "--label"];
+        assert_eq!(args(&all).without_effect(), names);
     }
 
     #[test]

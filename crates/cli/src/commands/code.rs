@@ -1,4 +1,4 @@
-//! `bathy code`: one cell of code, in a sandbox of its own or in one that is kept.
+//! `bathy code`: one cell of code, in an ephemeral or a persistent sandbox.
 
 use std::error::Error;
 use std::fs::File;
@@ -21,6 +21,7 @@ use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{CommandSpec, SandboxSpec};
 
+use crate::args::choice::choice;
 use crate::args::spec::SpecArgs;
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
@@ -30,22 +31,22 @@ use crate::ui::{escape, output, time};
 
 /// The only stream of a connection.
 const STREAM: u32 = 1;
-/// The name of this verb in the record.
+/// The name of this verb in the audit log.
 const PROGRAM: &str = "bathy code";
 
 /// Arguments of `bathy code`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The language: python, javascript, typescript or bash. [default: what FILE's name says, else python]
-    #[arg(long, value_name = "LANGUAGE", value_parser = language)]
+    /// The language: python, javascript, typescript or bash. [default: by FILE's extension, else python]
+    #[arg(long, value_name = "LANGUAGE", value_parser = choice(LANGUAGES, language), hide_possible_values = true)]
     lang: Option<Language>,
-    /// The code itself.
+    /// The code to run.
     #[arg(short, long, value_name = "CODE", conflicts_with = "file")]
     code: Option<String>,
-    /// Run it in this sandbox, which keeps its variables for the next cell: a name, an id or the beginning of an id.
+    /// Run the code in this sandbox, where variables persist between cells: a name, an id or a prefix of an id.
     #[arg(long, value_name = "NAME", conflicts_with_all = OF_NEW_SANDBOXES)]
     sandbox: Option<String>,
-    /// With --sandbox: a context of its own, with its own variables. It is made if it is not there.
+    /// With --sandbox: the context to use, which has its own variables. It is created if it does not exist.
     #[arg(long, value_name = "ID", requires = "sandbox")]
     context: Option<String>,
     /// Interrupt the code after this time, such as 30s; the exit code is then 124.
@@ -55,11 +56,14 @@ pub struct Args {
     show: ShowArgs,
     #[command(flatten)]
     spec: SpecArgs,
-    /// A file with the code: .py, .js, .mjs, .ts or .sh. Standard input if it is left out or -.
+    /// A file with the code: .py, .js, .mjs, .ts or .sh. [default: standard input, as with -]
     file: Option<PathBuf>,
 }
 
-/// Options that describe a sandbox that is to be made. Variables and the working directory can be a cell's own.
+/// As `--lang` names them.
+const LANGUAGES: &[&str] = &["python", "javascript", "typescript", "bash"];
+
+/// Options for new sandboxes, which conflict with --sandbox. Variables and the working directory apply to a cell as well.
 const OF_NEW_SANDBOXES: [&str; 22] = [
     "config",
     "no_config",
@@ -95,7 +99,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     match args.sandbox {
         Some(name) => {
             (request.env, request.cwd) = args.spec.variables_and_folder()?;
-            kept(&name, args.context, request, &args.show)
+            persistent(&name, args.context, request, &args.show)
         }
         None => {
             let spec = args.spec.spec(&[])?;
@@ -114,16 +118,13 @@ fn language(text: &str) -> Result<Language, String> {
 
 /// Where code comes from.
 pub enum Source {
-    /// The command line.
     Given(String),
-    /// A file.
     File(PathBuf),
-    /// Standard input.
     Input,
 }
 
 impl Source {
-    /// From an option or a file.
+    /// Code given as an option, in a file, or on standard input.
     pub fn of(code: Option<String>, file: Option<PathBuf>) -> Self {
         match (code, file) {
             (Some(code), _) => Self::Given(code),
@@ -132,7 +133,7 @@ impl Source {
         }
     }
 
-    /// What the caller says, or the file's name, or Python.
+    /// The requested language, else that of the file's extension, else Python.
     pub fn language(&self, wanted: Option<Language>) -> Result<Language, String> {
         let Self::File(path) = self else { return Ok(wanted.unwrap_or(Language::Python)) };
         let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
@@ -151,7 +152,6 @@ impl Source {
             .ok_or_else(|| format!("The name of {} does not tell its language. Use --lang", path.display()))
     }
 
-    /// The code.
     pub fn read(self, language: Language) -> Result<String, Box<dyn Error>> {
         let (what, bytes) = match self {
             Self::Given(code) => return Ok(code),
@@ -181,15 +181,15 @@ impl Source {
     }
 }
 
-/// As much as can be run, and one byte more.
+/// Reads at most one byte more than can be run.
 fn limited(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(u64::try_from(MAX_CODE).unwrap_or(u64::MAX) + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Runs a cell in a kept sandbox.
-fn kept(
+/// Runs a cell in a persistent sandbox.
+fn persistent(
     name: &str,
     context: Option<String>,
     mut request: CellRequest,
@@ -204,8 +204,8 @@ fn kept(
     }
     let begun = manager.begin_cell(&sandbox, &request)?;
     let mut connection = manager.connect(&sandbox)?;
-    let told = perform(&mut connection, begun.cell, begun.tag, show, true)?;
-    told.code
+    let result = perform(&mut connection, begun.cell, begun.tag, show, true)?;
+    result.code
 }
 
 fn ensure_context(
@@ -221,20 +221,20 @@ fn ensure_context(
     Ok(())
 }
 
-/// What a cell came to: for the record, and for the caller.
-struct Told {
+/// The result of a cell: for the audit log, and for the caller.
+struct CellResult {
     outcome: Result<CellOutcome, InterpreterError>,
     code: Result<u8, Box<dyn Error>>,
 }
 
-/// Runs a cell on a connection and shows what it does.
+/// Runs a cell on a connection and shows its output.
 fn perform(
     connection: &mut Connection,
     cell: Cell,
     tag: u64,
     show: &ShowArgs,
     kept: bool,
-) -> Result<Told, Box<dyn Error>> {
+) -> Result<CellResult, Box<dyn Error>> {
     let interrupts = Interrupts::take(Some(connection.fd().try_clone_to_owned()?))?;
     let mut screen = Screen::new(show, interrupts.trigger());
     let options = CellOptions { interrupt: Some(interrupts.fd()) };
@@ -244,14 +244,14 @@ fn perform(
     drop(interrupts);
     let code = match (&outcome, signal) {
         (Ok(outcome), signal) => screen.finish(&End { outcome, signal, kept, lost: None }),
-        // Twice asked to stop: nothing is waited for any more.
+        // The second interrupt closed the connection.
         (Err(InterpreterError::Connection(_)), Some(signal)) => Ok(128u8.saturating_add(signal)),
         (Err(error), _) => Err(failure(error)),
     };
-    Ok(Told { outcome, code })
+    Ok(CellResult { outcome, code })
 }
 
-/// A failure, with what the guest's kernel said if the sandbox is gone.
+/// A failure, with the end of the guest's console if the sandbox has ended.
 fn failure(error: &InterpreterError) -> Box<dyn Error> {
     let mut text = bathy_protocol::chain(error);
     if let InterpreterError::SandboxEnded { console, .. } = error {
@@ -261,7 +261,7 @@ fn failure(error: &InterpreterError) -> Box<dyn Error> {
     text.into()
 }
 
-/// Runs a cell in a sandbox that is gone afterwards.
+/// Runs a cell in an ephemeral sandbox.
 fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
     request.check()?;
     let (paths, operator) = (Paths::of_user()?, Operator::load()?);
@@ -280,21 +280,21 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
         NewEphemeral { program: PROGRAM, spec, engine, assets: &assets, paths: &paths, operator: &operator };
     let mut sandbox = Ephemeral::start(new, &work, Box::new(Narrator::default()))?;
     let tag = sandbox.tag();
-    let told = perform(sandbox.connection(), cell, tag, show, false);
-    let last_words = match &told {
-        Ok(Told { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),
+    let result = perform(sandbox.connection(), cell, tag, show, false);
+    let keeper_failure = match &result {
+        Ok(CellResult { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),
         _ => None,
     };
-    let ended = told.as_ref().map_or_else(|_| Ended::unknown(), |told| Ended::of_cell(&told.outcome));
-    // Whatever happened, the sandbox has ended before anything is said about it.
+    let ended = result.as_ref().map_or_else(|_| Ended::unknown(), |result| Ended::of_cell(&result.outcome));
+    // The sandbox has ended before anything is reported about it.
     sandbox.end(ended).into_iter().for_each(output::note);
-    match last_words {
-        Some(words) => Err(format!("The sandbox's keeper could not {}", escape::text(&words)).into()),
-        None => told?.code,
+    match keeper_failure {
+        Some(failure) => Err(format!("The sandbox's keeper could not {}", escape::text(&failure)).into()),
+        None => result?.code,
     }
 }
 
-/// Code is easily taken for a file.
+/// The error for a missing file, which may be code that was given without -c.
 fn no_such_file(path: &Path) -> String {
     format!("Cannot read {}: there is no such file. Code itself is given with -c", path.display())
 }

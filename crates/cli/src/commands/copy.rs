@@ -6,44 +6,43 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use bathy_client::transfer::{Limits, Summary};
-use bathy_manager::{CopyOptions, Manager, ManagerError};
+use bathy_manager::{CopyOptions, Manager};
 use bathy_spec::Size;
 use serde_json::json;
 
 use crate::location::{Copy, parse_copies};
 use crate::sys;
 use crate::ui::progress::{Bar, rate};
-use crate::ui::{escape, output, table};
+use crate::ui::{escape, hints, output, table};
 
 /// Arguments of `bathy cp`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Say nothing, and show no progress.
+    /// Print nothing, and show no progress.
     #[arg(short, long)]
     quiet: bool,
-    /// The most bytes to take out of a sandbox.
+    /// Maximum number of bytes to copy out of a sandbox.
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     limit: Size,
-    /// Who reads or writes in the sandbox.
+    /// The user in the sandbox who reads or writes the files.
     #[arg(short, long)]
     user: Option<String>,
-    /// Print what was copied as JSON.
+    /// Print a summary as JSON.
     #[arg(long)]
     json: bool,
-    /// What to copy: PATH on this machine or NAME:PATH in a sandbox, where a relative one begins at the user's home. A path with a
-    /// colon in it is written ./PATH.
+    /// What to copy: PATH on this machine, or NAME:PATH in a sandbox, where a relative path begins at the user's home. Write
+    /// ./PATH for a path with a colon in it.
     #[arg(value_name = "SOURCE", required = true)]
     from: Vec<OsString>,
-    /// Where to: an existing folder receives the copy under its old name, anything else is its new name.
+    /// The destination: an existing folder receives the copy under its old name; any other path is its new name.
     #[arg(value_name = "DESTINATION")]
     to: OsString,
 }
 
-/// Copies.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let copies = parse_copies(&args.from, &args.to)?;
     let mut manager = Manager::open("bathy cp")?;
-    // A copy that is interrupted cleans up behind itself.
+    // An interrupted copy cleans up.
     let stop = sys::stop_signals()?;
     let mut summaries = Vec::new();
     for copy in &copies {
@@ -55,8 +54,8 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             Ok(summary) if args.quiet => drop(summary),
             Ok(summary) => report(&summary, started.elapsed()),
             Err(error) => {
-                output::failure(&error);
-                // Nothing is there to be read unless the caller asked us to stop.
+                output::failure(error.as_ref());
+                // There is a signal to read only if the caller interrupted the copy.
                 let signal = sys::read_signal(&stop);
                 return Ok(signal.map_or(crate::OUR_FAILURE, |signal| 128u8.saturating_add(signal)));
             }
@@ -75,7 +74,7 @@ fn copy_one(
     args: &Args,
     copy: &Copy,
     interrupt: BorrowedFd<'_>,
-) -> Result<Summary, ManagerError> {
+) -> Result<Summary, Box<dyn Error>> {
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
@@ -83,16 +82,13 @@ fn copy_one(
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
     };
-    match copy {
-        Copy::In { from, name, to } => {
-            let sandbox = manager.find(name)?;
-            manager.copy_in(&sandbox, from, to, options)
-        }
-        Copy::Out { name, from, to } => {
-            let sandbox = manager.find(name)?;
-            manager.copy_out(&sandbox, from, to, options)
-        }
-    }
+    let (Copy::In { name, .. } | Copy::Out { name, .. }) = copy;
+    let sandbox = manager.find(name)?;
+    let copied = match copy {
+        Copy::In { from, to, .. } => manager.copy_in(&sandbox, from, to, options),
+        Copy::Out { from, to, .. } => manager.copy_out(&sandbox, from, to, options),
+    };
+    copied.map_err(|error| hints::not_running(error, &sandbox))
 }
 
 fn report(summary: &Summary, elapsed: Duration) {
@@ -103,10 +99,10 @@ fn report(summary: &Summary, elapsed: Duration) {
     if others > 0 {
         output::note(format_args!("left out {others} more"));
     }
-    output::note(said(summary, elapsed));
+    output::note(sentence(summary, elapsed));
 }
 
-fn said(summary: &Summary, elapsed: Duration) -> String {
+fn sentence(summary: &Summary, elapsed: Duration) -> String {
     let count = |number: u64, one: &str, many: &str| match number {
         0 => None,
         1 => Some(format!("1 {one}")),

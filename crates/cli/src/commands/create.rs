@@ -1,4 +1,4 @@
-//! `bathy create`: a sandbox that is kept.
+//! `bathy create`: a persistent sandbox.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -12,23 +12,24 @@ use crate::ui::{escape, output};
 /// Arguments of `bathy create`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A name to call it by, besides its id.
+    /// A name for the sandbox, besides its id.
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
     spec: SpecArgs,
-    /// Start it as well.
+    /// Start the sandbox, too.
     #[arg(long)]
     start: bool,
-    /// Print the whole record as JSON instead of the id.
+    /// Print the sandbox's record as JSON instead of its id.
     #[arg(long)]
     json: bool,
-    /// The main command, run at every start; its end is the sandbox's end. Without one the sandbox runs until it is stopped.
+    /// The main command. It runs at every start, and the sandbox stops when it ends. Without one the sandbox runs until it is
+    /// stopped.
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Makes the sandbox and prints its id.
+/// Creates the sandbox and prints its id.
 pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy create")?;
     let spec = args.spec.spec(&args.command)?;
@@ -36,12 +37,12 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     report(&sandbox, args.json)
 }
 
-/// Makes a sandbox, and starts it if wanted. One that cannot be started is not left behind.
+/// Creates a sandbox, and starts it if requested. A sandbox that cannot be started is removed.
 pub fn create(manager: &mut Manager, new: NewSandbox, start: bool) -> Result<Sandboxed, Box<dyn Error>> {
     let mut progress = Progress::new();
     let (sandbox, notes) = manager.create(new, &mut |step| progress.step(step))?;
     if start && let Err(error) = manager.start(&sandbox, &mut |step| progress.step(step)) {
-        // The first failure is the one to tell.
+        // The first failure is the one that is reported.
         let _ = manager.remove(&sandbox, true);
         output::warnings(manager);
         return Err(error.into());
@@ -54,7 +55,7 @@ pub fn create(manager: &mut Manager, new: NewSandbox, start: bool) -> Result<San
     Ok(manager.refresh(&sandbox)?)
 }
 
-/// Prints what was made.
+/// Prints the new sandbox.
 pub fn report(sandbox: &Sandboxed, json: bool) -> Result<u8, Box<dyn Error>> {
     if json {
         output::json(sandbox)?;

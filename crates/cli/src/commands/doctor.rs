@@ -1,4 +1,4 @@
-//! `bathy doctor`: what this machine offers, and what to do about what it does not.
+//! `bathy doctor`: checks whether this machine can run sandboxes, and suggests fixes.
 
 use std::error::Error;
 
@@ -18,7 +18,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Examines this machine. The exit code is 1 if sandboxes will not run.
+/// Checks this machine. The exit code is 1 if sandboxes cannot run.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let diagnosis = examine(&Paths::of_user()?);
     if args.json {
@@ -40,12 +40,12 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         output::line(format_args!("\nengine: {engine} ({})", escape::text(&diagnosis.engine_reason)))?;
         output::line(if diagnosis.healthy {
             if diagnosis.checks.iter().any(|check| check.status == Status::Warning) {
-                "Sandboxes will run, with less protection than they should have: see the warnings."
+                "Sandboxes will run, but with less protection than they should have: see the warnings."
             } else {
                 "Sandboxes will run."
             }
         } else {
-            "Sandboxes will not run until the failed checks are mended."
+            "Sandboxes will not run until the failed checks are fixed."
         })?;
     }
     Ok(u8::from(!diagnosis.healthy))

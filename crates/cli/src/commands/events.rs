@@ -1,4 +1,4 @@
-//! `bathy events` and `bathy audit`: what happened, and whether the record of it is whole.
+//! `bathy events` and `bathy audit`: prints the audit log, and verifies it.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -7,33 +7,33 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bathy_audit::{Anchor, Entry, Filter, FollowError, Follower, Report, VerifyError, verify};
-use bathy_manager::Manager;
 use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use bathy_runtime::audit::audit_folder;
 use bathy_spec::paths::Paths;
 use serde_json::{Map, Value, json};
 
+use crate::commands::open_to_look;
 use crate::ui::time::{self, Since};
 use crate::ui::{escape, output};
 
-/// The exit code for a record that is not whole.
+/// The exit code for an audit log that fails verification.
 const NOT_WHOLE: u8 = 1;
 /// How long one wait for new events lasts.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Fields of an event that have a place of their own in a line.
+/// Fields of an event that are not printed as details.
 const PLACED: [&str; 8] = ["time_unix_ns", "sandbox", "name", "actor", "event", "seq", "prev", "hash"];
 
 /// Arguments of `bathy events`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Go on with what happens.
+    /// Follow new events.
     #[arg(short, long)]
     follow: bool,
-    /// Only of this sandbox, which may be gone already: its name or id.
+    /// Only events of this sandbox, which may have been removed: its name or id.
     #[arg(long, value_name = "NAME")]
     sandbox: Option<String>,
-    /// Only what happened since: a time ago such as 10m, a date, or seconds since 1970.
+    /// Only events since this time: an age such as 10m, a date, or seconds since 1970.
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     since: Option<Since>,
     /// Print as JSON: one array, or with --follow one event per line.
@@ -41,14 +41,14 @@ pub struct Args {
     json: bool,
 }
 
-/// What can be done with the record.
+/// What can be done with the audit log.
 #[derive(clap::Subcommand)]
 pub enum AuditVerb {
-    /// Check that no line of the record was changed, removed or moved.
+    /// Verify that no line of the audit log was changed, removed or moved.
     ///
     /// The exit code is 1 if one was.
     Verify {
-        /// The line that an earlier verification told to keep, as NUMBER:HASH. It must still be there.
+        /// The anchor that an earlier verification printed, as NUMBER:HASH. The log must still contain it.
         #[arg(long, value_name = "ANCHOR", value_parser = parse_anchor)]
         anchor: Option<Anchor>,
         /// Print the result as JSON.
@@ -57,7 +57,6 @@ pub enum AuditVerb {
     },
 }
 
-/// Prints events.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     print(&Selection {
         sandbox: args.sandbox.as_deref(),
@@ -69,19 +68,17 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     })
 }
 
-/// Which events, and how.
+/// Which events are printed, and how.
 pub struct Selection<'a> {
-    /// Only of this sandbox.
+    /// Only events of this sandbox.
     pub sandbox: Option<&'a str>,
-    /// Go on with what happens.
     pub follow: bool,
-    /// Only what happened since.
+    /// Only events since this time.
     pub since: Option<Since>,
-    /// As JSON.
     pub json: bool,
-    /// Only those that this is true of.
+    /// Only events that match.
     pub wanted: fn(&Map<String, Value>) -> bool,
-    /// One line for people.
+    /// Formats an event as one line.
     pub sentence: fn(&Map<String, Value>) -> String,
 }
 
@@ -107,7 +104,7 @@ pub fn print(args: &Selection<'_>) -> Result<u8, Box<dyn Error>> {
     };
     let mut follower = match Follower::open(&folder()?, filter) {
         Ok(follower) => follower,
-        // Nothing has happened yet.
+        // There are no events yet.
         Err(FollowError::NoLog(_)) if !args.follow => return printer.finish().map(|()| 0),
         Err(error) => return Err(error.into()),
     };
@@ -125,28 +122,28 @@ pub fn print(args: &Selection<'_>) -> Result<u8, Box<dyn Error>> {
     printer.finish()?;
     if follower.unreadable() > 0 {
         output::note(format_args!(
-            "{} could not be read. `bathy audit verify` tells more",
+            "{} could not be read. `bathy audit verify` has details",
             counted(follower.unreadable(), "line")
         ));
     }
     Ok(0)
 }
 
-/// Whether a sandbox is there.
+/// Whether the store knows a sandbox.
 enum Known {
     Present,
-    /// It is gone, or was never there.
+    /// It was removed, or never existed.
     Unknown,
 }
 
-/// A sandbox that is gone is known by its events alone.
+/// The id of a sandbox. One that was removed is known by its events only.
 fn sandbox_id(wanted: &str) -> Result<(Known, String), Box<dyn Error>> {
-    Ok(Manager::open_to_end("bathy events")?
+    Ok(open_to_look("bathy events")?
         .find(wanted)
         .map_or_else(|_| (Known::Unknown, wanted.to_owned()), |sandbox| (Known::Present, sandbox.record.id)))
 }
 
-/// Whether anything was ever recorded of it.
+/// Whether the log has events of a sandbox.
 fn has_events(sandbox: &str) -> Result<bool, Box<dyn Error>> {
     let filter = Filter { sandbox: Some(sandbox.to_owned()), since_unix_ns: None };
     match Follower::open(&folder()?, filter) {
@@ -160,7 +157,7 @@ fn folder() -> Result<PathBuf, Box<dyn Error>> {
     Ok(audit_folder(&Paths::of_user()?))
 }
 
-/// Checks the record.
+/// Verifies the audit log.
 pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
     let AuditVerb::Verify { anchor, json } = verb;
     let found = verify::verify(&folder()?, anchor.as_ref());
@@ -177,7 +174,7 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
                 "torn_bytes": report.torn_bytes,
                 "lost": report.lost,
             });
-            (0, document, praise(&report))
+            (0, document, report_text(&report))
         }
         Err(
             error @ (VerifyError::Bad { .. }
@@ -191,7 +188,7 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
                 document.insert("file".to_owned(), json!(file));
                 document.insert("line".to_owned(), json!(line));
             }
-            (NOT_WHOLE, document, format!("The record is not whole: {error}"))
+            (NOT_WHOLE, document, format!("The audit log is not intact: {error}"))
         }
         Err(error) => return Err(error.into()),
     };
@@ -203,12 +200,12 @@ pub fn audit(verb: &AuditVerb) -> Result<u8, Box<dyn Error>> {
     Ok(code)
 }
 
-/// What to say of a record that is whole.
-fn praise(report: &Report) -> String {
+/// The report on a log that passed verification.
+fn report_text(report: &Report) -> String {
     let Report { lines, files, first_seq, last_seq, head_hash, recovered, torn_bytes, lost } = report;
-    let verdict = if *lost == 0 { "is whole" } else { "is consistent, but not complete" };
+    let state = if *lost == 0 { "is intact" } else { "is consistent, but not complete" };
     let mut text = format!(
-        "The record {verdict}: {} in {}, {first_seq} to {last_seq}.",
+        "The audit log {state}: {} in {}, {first_seq} to {last_seq}.",
         counted(*lines, "event"),
         counted(*files, "file")
     );
@@ -223,7 +220,7 @@ fn praise(report: &Report) -> String {
     if *recovered > 0 || *torn_bytes > 0 {
         let _ = write!(
             text,
-            "\n{} a writer was interrupted in the middle of a line; every byte that is there is accounted for.",
+            "\n{} a writer was interrupted in the middle of a line; all bytes are accounted for.",
             counted(*recovered, "time")
         );
     }
@@ -234,7 +231,7 @@ fn praise(report: &Report) -> String {
     text
 }
 
-/// A number of things, in words.
+/// A count with its noun.
 fn counted(count: u64, thing: &str) -> String {
     match count {
         1 => format!("1 {thing}"),
@@ -252,7 +249,7 @@ fn parse_anchor(text: &str) -> Result<Anchor, String> {
     }
 }
 
-/// Prints events in the form that was asked for.
+/// Prints events in the requested form.
 struct Printer {
     wanted: fn(&Map<String, Value>) -> bool,
     sentence: fn(&Map<String, Value>) -> String,
@@ -283,19 +280,21 @@ impl Printer {
     fn finish(&self) -> Result<(), Box<dyn Error>> {
         if self.json && !self.lines {
             output::line(if self.printed { "]" } else { "[]" })?;
+        } else if !self.printed {
+            output::nothing("nothing is recorded yet that matches");
         }
         Ok(())
     }
 }
 
-/// A line of the log, with its time as text besides.
+/// A line of the log with an additional field: its time as text.
 fn with_time(line: &str, event: &Map<String, Value>) -> String {
     let time = event.get("time_unix_ns").and_then(Value::as_u64).map(iso).unwrap_or_default();
     let members = line.trim_end();
     format!("{},\"time\":\"{time}\"}}", members.strip_suffix('}').unwrap_or(members))
 }
 
-/// One line for people: when, what, where, by whom, and the details.
+/// An event as one line: time, kind, sandbox, actor and details.
 fn sentence(event: &Map<String, Value>) -> String {
     let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
     let time = event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `bathy exec` and `bathy shell`: commands in a sandbox that runs.
+//! `bathy exec` and `bathy shell`: commands in a running sandbox.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -9,18 +9,20 @@ use std::time::Duration;
 
 use bathy_client::attach::{Attach, Finished, Outcome, What};
 use bathy_client::command::ExecOptions;
+use bathy_client::connection::Connection;
 use bathy_manager::{ExecRequest, Manager, Sandboxed};
 use bathy_protocol::Restriction;
 use bathy_spec::{CommandSpec, Security, SpecError};
 use serde_json::{Value, json};
 
+use crate::args::choice::choice;
 use crate::args::env::EnvArgs;
-use crate::args::spec::parse_security;
+use crate::args::spec::{SECURITY, parse_security};
 use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::{escape, host_files, output, terminal, time};
+use crate::ui::{escape, hints, output, terminal, time};
 
-/// The variables that tell programs what the caller's terminal can do.
+/// Variables that describe the capabilities of the caller's terminal.
 const TERMINAL_VARIABLES: [&str; 2] = ["TERM", "COLORTERM"];
 /// Shells to try, in order.
 const SHELLS: &str = "for shell in \"$SHELL\" /bin/bash /bin/sh; do [ -x \"$shell\" ] && exec \"$shell\" -l; done; echo 'there is no shell' >&2; exit 127";
@@ -31,10 +33,10 @@ pub struct Args {
     /// Pass standard input to the command.
     #[arg(short, long)]
     interactive: bool,
-    /// Give the command a terminal.
+    /// Allocate a terminal for the command.
     #[arg(short, long)]
     tty: bool,
-    /// Let it run as a job, which goes on when this program ends, and print the job's number.
+    /// Run the command as a job, which outlives this program, and print the job's number.
     #[arg(short, long, conflicts_with_all = ["interactive", "timeout"])]
     detach: bool,
     #[command(flatten)]
@@ -42,10 +44,10 @@ pub struct Args {
     /// End the command after this time, such as 30, 90s or 5m; the exit code is then 124.
     #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
-    /// Print the result with the output as JSON.
+    /// Print the result, including the output, as JSON.
     #[arg(long, conflicts_with = "tty")]
     json: bool,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
@@ -57,11 +59,11 @@ pub struct Args {
 pub struct ShellArgs {
     #[command(flatten)]
     how: How,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
 }
 
-/// As whom and where a command runs.
+/// The environment, user and security level of a command.
 #[derive(clap::Args)]
 struct How {
     #[command(flatten)]
@@ -69,13 +71,13 @@ struct How {
     /// Working directory in the sandbox.
     #[arg(short, long, value_name = "PATH")]
     workdir: Option<OsString>,
-    /// User in the sandbox: a name or number, with :group if wanted.
+    /// User in the sandbox: a name or number, optionally with :GROUP.
     #[arg(short, long)]
     user: Option<String>,
-    /// How far the command is held back: default or restricted (not root, no new privileges, a read-only root).
-    #[arg(long, value_name = "LEVEL", value_parser = parse_security)]
+    /// The security level of the command: default, or restricted (not root, no new privileges, a read-only root).
+    #[arg(long, value_name = "LEVEL", value_parser = choice(SECURITY, parse_security), hide_possible_values = true)]
     security: Option<Security>,
-    /// Leave the root writable for a restricted command.
+    /// Keep the root file system writable for a restricted command.
     #[arg(long)]
     writable_root: bool,
 }
@@ -127,18 +129,22 @@ pub fn shell(args: ShellArgs) -> Result<u8, Box<dyn Error>> {
     execute(&mut manager, &sandbox, &command, options, wiring)
 }
 
-/// How the guest is to connect a command.
+/// How the guest connects a command's standard streams.
 pub fn options(wiring: Wiring, restricted: Option<Restriction>) -> ExecOptions {
     ExecOptions { stdin: wiring.stdin, terminal: wiring.terminal.then(terminal::size), restricted }
 }
 
-/// Tells a command what the caller's terminal can do.
+/// Passes the description of the caller's terminal to a command.
 pub fn pass_terminal_variables(command: &mut CommandSpec) {
     for name in TERMINAL_VARIABLES {
         if let Some(value) = std::env::var_os(name) {
             command.env.entry(name.to_owned()).or_insert_with(|| value.into_vec());
         }
     }
+}
+
+fn connect(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Connection, Box<dyn Error>> {
+    manager.connect(sandbox).map_err(|error| hints::not_running(error, sandbox))
 }
 
 fn execute(
@@ -149,7 +155,7 @@ fn execute(
     wiring: Wiring,
 ) -> Result<u8, Box<dyn Error>> {
     let mut stdio = CallerStdio::new(wiring)?;
-    let mut connection = manager.connect(sandbox)?;
+    let mut connection = connect(manager, sandbox)?;
     let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: false })?;
     let what = What::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
     stdio.enter()?;
@@ -171,35 +177,32 @@ fn execute(
         if let Some(message) = message {
             output::note(message);
         }
-        host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);
+        hints::of_command(code, &command.argv, Path::new(".")).iter().for_each(output::note);
     }
     Ok(code)
 }
 
-/// What is left of a command when the descriptors that it was connected to are not needed any more.
+/// The result of a command, without the descriptors that it was connected to.
 pub struct Done {
-    /// How it went.
     pub outcome: Outcome,
-    /// What the keeper warned of.
+    /// Warnings of the keeper.
     pub warnings: Vec<String>,
-    /// Standard output, if it was kept.
+    /// Standard output, if it was collected.
     pub stdout: Value,
-    /// Standard error, if it was kept.
+    /// Standard error, if it was collected.
     pub stderr: Value,
 }
 
 impl Done {
-    /// Of a finished command.
     pub fn new(finished: Finished<'_>) -> Self {
         Self {
-            stdout: exit_code::kept(&finished.stdout),
-            stderr: exit_code::kept(&finished.stderr),
+            stdout: exit_code::collected(&finished.stdout),
+            stderr: exit_code::collected(&finished.stderr),
             outcome: finished.outcome,
             warnings: finished.warnings,
         }
     }
 
-    /// Passes warnings on.
     pub fn warn(&self) {
         for warning in &self.warnings {
             output::note(format_args!("warning: {}", escape::text(warning)));
@@ -207,7 +210,7 @@ impl Done {
     }
 }
 
-/// Starts the command as a job and tells its number.
+/// Starts the command as a job and prints its number.
 fn start_job(
     manager: &mut Manager,
     sandbox: &Sandboxed,
@@ -215,9 +218,9 @@ fn start_job(
     options: ExecOptions,
     json: bool,
 ) -> Result<u8, Box<dyn Error>> {
-    // What a job says goes to its log, also what it says before we have left.
+    // A job's output goes to its log, including output from before the client detaches.
     let stdio = CallerStdio::new(Wiring { json: true, ..Wiring::default() })?;
-    let mut connection = manager.connect(sandbox)?;
+    let mut connection = connect(manager, sandbox)?;
     let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: true })?;
     let what = What::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
     let finished = Attach::start(&mut connection, what, None, stdio.stdio())?.run();
@@ -225,7 +228,7 @@ fn start_job(
     let stop = stdio.close();
     let done = done?;
     done.warn();
-    // A job that has ended before we could leave it has started as well.
+    // A job that ended before the client detached has started, too.
     if matches!(done.outcome, Outcome::Detached | Outcome::Exited(_)) {
         if json {
             output::json(&json!({ "job": begun.job }))?;
@@ -243,7 +246,7 @@ fn start_job(
 
 #[cfg(test)]
 impl Args {
-    /// What was understood: whether input is passed, the sandbox, the command.
+    /// The parsed arguments: whether input is passed, the sandbox, the command.
     pub fn words(&self) -> (bool, &str, Vec<&str>) {
         (self.interactive, &self.name, self.command.iter().filter_map(|word| word.to_str()).collect())
     }

@@ -8,12 +8,14 @@ use bathy_manager::Manager;
 use bathy_manager::store::Job;
 use bathy_protocol::unix_ns;
 
+use crate::args::choice::choice;
 use crate::commands::exec::Done;
+use crate::commands::open_to_look;
 use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{exit_code, output, signals, time};
 
-/// How much of a command is shown.
+/// How many characters of a command are shown.
 const COMMAND_WIDTH: usize = 60;
 
 /// Arguments of `bathy jobs`.
@@ -22,20 +24,20 @@ pub struct Args {
     /// Print the jobs as JSON.
     #[arg(long)]
     json: bool,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
 }
 
 /// Arguments of `bathy attach`.
 #[derive(clap::Args)]
 pub struct AttachArgs {
-    /// The job has a terminal: it was started with -t.
+    /// The job has a terminal, because it was started with -t.
     #[arg(short, long)]
     tty: bool,
-    /// Do not pass standard input on.
+    /// Do not forward standard input.
     #[arg(long)]
     no_stdin: bool,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
     /// The job's number; 0 is the main command.
     #[arg(default_value_t = 0)]
@@ -46,17 +48,17 @@ pub struct AttachArgs {
 #[derive(clap::Args)]
 pub struct KillArgs {
     /// The signal: a name such as TERM, or a number.
-    #[arg(short, long, value_parser = signals::parse, default_value = "KILL")]
+    #[arg(short, long, value_parser = choice(signals::SHOWN, signals::parse), hide_possible_values = true, default_value = "KILL")]
     signal: i32,
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
-    /// The job's number. Without it KILL ends the whole sandbox, and any other signal goes to the main command.
+    /// The job's number. Without it KILL kills the whole sandbox, and any other signal goes to the main command.
     job: Option<u32>,
 }
 
 /// Lists a sandbox's jobs.
 pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy jobs")?;
+    let mut manager = open_to_look("bathy jobs")?;
     let sandbox = manager.find(&args.name)?;
     let jobs = manager.jobs(&sandbox)?;
     if args.json {
@@ -64,6 +66,9 @@ pub fn list(args: &Args) -> Result<u8, Box<dyn Error>> {
     } else {
         for line in table(&jobs, unix_ns()).fit(output_width(), &["USER", "STARTED"]).lines() {
             output::line(line)?;
+        }
+        if jobs.is_empty() {
+            output::nothing(format_args!("no jobs yet; `bathy exec -d {} COMMAND` starts one", args.name));
         }
     }
     Ok(0)
@@ -89,7 +94,7 @@ fn table(jobs: &[Job], now: u64) -> Table {
     table
 }
 
-/// Connects the caller to a job.
+/// Attaches the caller to a job.
 pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy attach")?;
     let sandbox = manager.find(&args.name)?;
@@ -108,7 +113,7 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     let mut connection = manager.connect(&sandbox)?;
     if io::stdin().is_terminal() {
         let keys = if args.tty { "Ctrl-P Ctrl-Q" } else { "Ctrl-C" };
-        output::note(format_args!("attached to job {}; {keys} leaves, and it goes on", args.job));
+        output::note(format_args!("attached to job {}; {keys} detaches, and the job continues", args.job));
     }
     stdio.enter()?;
     let finished = Attach::start(&mut connection, What::Join { job: args.job }, None, stdio.stdio())?.run();
@@ -118,7 +123,7 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     done.warn();
     if matches!(done.outcome, Outcome::Detached | Outcome::Interrupted) {
         let own_line = if args.tty { "\n" } else { "" };
-        output::note_after(own_line, format_args!("job {} goes on", args.job));
+        output::note_after(own_line, format_args!("job {} continues", args.job));
     }
     let (code, message) = exit_code::of(&done.outcome, None, &stop)?;
     if let Some(message) = message {
@@ -127,12 +132,12 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
     Ok(code)
 }
 
-/// What to say about a job that is not there.
+/// The error for a job that does not exist.
 pub fn no_job(sandbox: &str, job: u32) -> String {
     format!("{sandbox} has no job {job}. `bathy jobs {sandbox}` lists them")
 }
 
-/// Sends a signal to a job, or ends a sandbox at once.
+/// Sends a signal to a job, or kills a sandbox.
 pub fn kill(args: &KillArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open_to_end("bathy kill")?;
     let sandbox = manager.find(&args.name)?;

@@ -8,13 +8,14 @@ use bathy_manager::{Manager, ManagerError, Sandboxed, Status};
 use serde_json::{Value, json};
 
 use crate::commands::list::Filter;
+use crate::commands::open_to_look;
 use crate::ui::progress::Progress;
 use crate::ui::{escape, output, time};
 
 /// One or more sandboxes.
 #[derive(clap::Args)]
 pub struct Names {
-    /// The sandboxes: names, ids or beginnings of ids.
+    /// The sandboxes: names, ids or prefixes of ids.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// Print the result as JSON.
@@ -23,16 +24,15 @@ pub struct Names {
 }
 
 impl Names {
-    /// As they were given.
     pub fn as_slice(&self) -> &[String] {
         &self.names
     }
 }
 
-/// How long a sandbox may take to end by itself.
+/// How long a sandbox may take to shut down.
 #[derive(clap::Args)]
 pub struct Grace {
-    /// Time between asking the sandbox's processes to end and ending them, such as 30 or 2m.
+    /// How long the sandbox's processes may take to end before they are killed, such as 30 or 2m.
     #[arg(short = 't', long = "time", value_name = "TIME", value_parser = time::parse_grace, default_value = "10")]
     grace: Duration,
 }
@@ -49,16 +49,17 @@ pub struct StopArgs {
 /// Arguments of `bathy rm`.
 #[derive(clap::Args)]
 pub struct RemoveArgs {
-    /// Also a sandbox that is running: it is ended at once.
+    /// Remove running sandboxes, too: they are killed.
     #[arg(short, long)]
     force: bool,
-    /// All sandboxes; without --force only those that are not running.
+    /// Remove all sandboxes; without --force only those that are not running.
     #[arg(short, long, conflicts_with = "names")]
     all: bool,
-    /// All that fit, as in `bathy ls`: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Repeated, all of them must fit.
+    /// Remove the sandboxes that match, as in `bathy ls`: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Can be
+    /// repeated; all filters must match.
     #[arg(long, value_name = "FILTER", conflicts_with = "names")]
     filter: Vec<Filter>,
-    /// The sandboxes: names, ids or beginnings of ids.
+    /// The sandboxes: names, ids or prefixes of ids.
     #[arg(required_unless_present_any = ["all", "filter"], value_name = "NAME")]
     names: Vec<String>,
     /// Print the result as JSON.
@@ -69,7 +70,7 @@ pub struct RemoveArgs {
 /// Arguments of `bathy pause`.
 #[derive(clap::Args)]
 pub struct PauseArgs {
-    /// Move the guest's memory to disk, so that the host can use its own for something else.
+    /// Move the guest's memory to disk, which frees memory of the host.
     #[arg(long)]
     release_memory: bool,
     #[command(flatten)]
@@ -83,7 +84,6 @@ pub struct WaitArgs {
     names: Names,
 }
 
-/// Starts sandboxes.
 pub fn start(names: &Names) -> Result<u8, Box<dyn Error>> {
     each("bathy start", names, |manager, sandbox| {
         if sandbox.status == Status::Running {
@@ -96,14 +96,15 @@ pub fn start(names: &Names) -> Result<u8, Box<dyn Error>> {
     })
 }
 
-/// Stops sandboxes.
 pub fn stop(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
     each_found("bathy stop", &args.names, Manager::open_to_end, Manager::find, |manager, sandbox| {
+        if !sandbox.is_alive() {
+            output::note(format_args!("the sandbox `{}` is not running", sandbox.name()));
+        }
         Ok(manager.stop(sandbox, args.grace.grace)?)
     })
 }
 
-/// Stops and starts sandboxes.
 pub fn restart(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
     each("bathy restart", &args.names, |manager, sandbox| {
         let mut progress = Progress::new();
@@ -112,7 +113,7 @@ pub fn restart(args: &StopArgs) -> Result<u8, Box<dyn Error>> {
     })
 }
 
-/// Removes sandboxes with everything they hold, also those that the store does not know.
+/// Removes sandboxes with their disks and logs, including those that the store does not know.
 pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open_to_end("bathy rm")?;
     let chosen = if args.names.is_empty() { chosen(&mut manager, args)? } else { args.names.clone() };
@@ -123,7 +124,7 @@ pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
     results.finish()
 }
 
-/// The ids of the sandboxes that are to be removed, if they are not named.
+/// The ids of the sandboxes to remove, if they are not named.
 fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, ManagerError> {
     let fits = |sandbox: &Sandboxed| {
         (args.force || !sandbox.is_alive()) && args.filter.iter().all(|filter| filter.fits(sandbox))
@@ -138,7 +139,7 @@ fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, Manag
     Ok(fitting.into_iter().map(|sandbox| sandbox.record.id).collect())
 }
 
-/// Takes sandboxes back that the store does not know, and prints what they are called now.
+/// Takes back sandboxes that the store does not know, and prints their names.
 pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy adopt")?;
     let mut results = Results::new(names.json);
@@ -150,9 +151,9 @@ pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
     results.finish()
 }
 
-/// What became of each of several sandboxes.
+/// The result of a verb for each of several sandboxes.
 struct Results {
-    /// In JSON, if that is wanted.
+    /// The results so far, if JSON is requested.
     json: Option<Vec<Value>>,
     code: u8,
 }
@@ -162,7 +163,7 @@ impl Results {
         Self { json: json.then(Vec::new), code: 0 }
     }
 
-    /// Does something to every sandbox. One that fails does not keep the others from it.
+    /// Applies `act` to every sandbox, including those after one that fails.
     fn each(
         &mut self,
         manager: &mut Manager,
@@ -179,7 +180,7 @@ impl Results {
         Ok(())
     }
 
-    /// Shows one: as it was named, or why nothing was done to `wanted`.
+    /// Reports one result: the name that was given, or the error.
     fn add(&mut self, wanted: &str, result: Result<(String, Sandboxed), Box<dyn Error>>) -> io::Result<()> {
         match (&mut self.json, result) {
             (Some(all), Ok((_, Sandboxed { record, .. }))) => {
@@ -220,21 +221,19 @@ fn adopt_one(manager: &mut Manager, name: &str) -> Result<Sandboxed, Box<dyn Err
     Ok(adopted.sandbox)
 }
 
-/// Freezes sandboxes.
 pub fn pause(args: &PauseArgs) -> Result<u8, Box<dyn Error>> {
     each_found("bathy pause", &args.names, Manager::open_to_end, Manager::find, |manager, sandbox| {
         Ok(manager.pause(sandbox, args.release_memory)?)
     })
 }
 
-/// Lets frozen sandboxes go on.
 pub fn resume(names: &Names) -> Result<u8, Box<dyn Error>> {
     each("bathy resume", names, |manager, sandbox| Ok(manager.resume(sandbox)?))
 }
 
 /// Waits until every sandbox has ended, and prints the exit codes of their main commands.
 pub fn wait(args: &WaitArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy wait")?;
+    let mut manager = open_to_look("bathy wait")?;
     let sandboxes: Vec<Sandboxed> =
         args.names.names.iter().map(|name| manager.find(name)).collect::<Result<_, _>>()?;
     let mut ended = Vec::new();
@@ -254,7 +253,7 @@ pub fn wait(args: &WaitArgs) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// Does something to every sandbox and names it when it is done. One that fails does not keep the others from it.
+/// Applies `act` to every sandbox, and prints its name when it is done.
 fn each(
     program: &str,
     names: &Names,
@@ -263,7 +262,7 @@ fn each(
     each_found(program, names, Manager::open, Manager::find, act)
 }
 
-/// The same, with sandboxes that are found in another way.
+/// As [`each`], with other ways to open the store and to find a sandbox.
 fn each_found(
     program: &str,
     names: &Names,

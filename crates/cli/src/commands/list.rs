@@ -1,32 +1,34 @@
-//! `bathy ls`, `bathy ps` and `bathy inspect`: which sandboxes there are.
+//! `bathy ls`, `bathy ps` and `bathy inspect`: the sandboxes of the store.
 
 use std::error::Error;
-use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
-use bathy_manager::{Manager, Sandboxed, Status};
+use bathy_manager::{Sandboxed, Status};
 use bathy_protocol::unix_ns;
 
 use crate::commands::lifecycle::Names;
+use crate::commands::open_to_look;
+use crate::ui::colour::Colour;
 use crate::ui::table::{Side, Table, cut, output_width};
 use crate::ui::{escape, output, time};
 
-/// How much of a command is shown.
+/// How many characters of a command are shown.
 const COMMAND_WIDTH: usize = 40;
 
-/// What is left out where there is no room, the first one first.
+/// The columns that are left out on a narrow terminal, the first one first.
 const LEAST_IMPORTANT: [&str; 4] = ["IMAGE", "MEMORY", "CREATED", "COMMAND"];
 
 /// Arguments of `bathy ls` and `bathy ps`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also those that are not running. `bathy ls` shows them anyway.
+    /// Include sandboxes that are not running, which `bathy ls` always does.
     #[arg(short, long)]
     all: bool,
-    /// Only those that fit: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Repeated, all of them must fit.
+    /// Only sandboxes that match: label=KEY, label=KEY=VALUE, status=STATUS or name=PREFIX. Can be repeated; all filters must
+    /// match.
     #[arg(short, long, value_name = "FILTER")]
     filter: Vec<Filter>,
-    /// All columns, also those for which the terminal is too narrow.
+    /// Show all columns, even if the terminal is too narrow for them.
     #[arg(long)]
     wide: bool,
     /// Print ids only.
@@ -40,19 +42,19 @@ pub struct Args {
 /// Arguments of `bathy inspect`.
 #[derive(clap::Args)]
 pub struct InspectArgs {
-    /// With --json or without: the output is JSON in any case.
+    // The output is JSON with and without --json.
     #[command(flatten)]
     names: Names,
 }
 
-/// A condition.
+/// A condition on a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// Has the label, with the value if one is given.
+    /// The sandbox has this label, with this value if there is one.
     Label(String, Option<String>),
-    /// Is in this state.
+    /// The sandbox has this status.
     Status(String),
-    /// Its name begins so.
+    /// The sandbox's name has this prefix.
     Name(String),
 }
 
@@ -77,7 +79,7 @@ impl FromStr for Filter {
 }
 
 impl Filter {
-    /// Whether a sandbox fits.
+    /// Whether a sandbox matches.
     pub fn fits(&self, sandbox: &Sandboxed) -> bool {
         match self {
             Self::Label(key, wanted) => {
@@ -92,9 +94,9 @@ impl Filter {
     }
 }
 
-/// Lists sandboxes; `running` leaves the others out unless asked for.
+/// Lists sandboxes; with `running` only those that run, unless `--all` is given.
 pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy ls")?;
+    let mut manager = open_to_look("bathy ls")?;
     let mut sandboxes = manager.list()?;
     let orphans = manager.orphans()?;
     let hint = (!orphans.is_empty() && !running).then(|| hint(&orphans));
@@ -111,21 +113,28 @@ pub fn list(args: &Args, running: bool) -> Result<u8, Box<dyn Error>> {
         }
     } else {
         let width = if args.wide { None } else { output_width() };
-        for line in table(&sandboxes, unix_ns()).fit(width, &LEAST_IMPORTANT).lines() {
+        let table = table(&sandboxes, unix_ns()).coloured("STATUS", colour);
+        for line in table.fit(width, &LEAST_IMPORTANT).lines() {
             output::line(line)?;
         }
         if let Some(hint) = hint {
             output::note(hint);
         }
-        if sandboxes.is_empty() && io::stderr().is_terminal() {
-            let what = if running { "sandbox is running" } else { "sandbox is there" };
-            output::note(format_args!("no {what}; `bathy create` and `bathy run --detach` make one"));
+        if sandboxes.is_empty() {
+            let which = if !args.filter.is_empty() {
+                "no sandbox matches"
+            } else if running && !args.all {
+                "no sandbox is running"
+            } else {
+                "there are no sandboxes yet"
+            };
+            output::nothing(format_args!("{which}; `bathy create` and `bathy run --detach` make one"));
         }
     }
     Ok(0)
 }
 
-/// What to do about sandboxes that the store does not know.
+/// A hint for sandboxes that the store does not know.
 fn hint(orphans: &[Sandboxed]) -> String {
     let first = escape::text(orphans.first().map_or("NAME", Sandboxed::name));
     format!(
@@ -133,9 +142,8 @@ fn hint(orphans: &[Sandboxed]) -> String {
     )
 }
 
-/// Prints everything that is known of sandboxes.
 pub fn inspect(args: &InspectArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy inspect")?;
+    let mut manager = open_to_look("bathy inspect")?;
     let found: Vec<Sandboxed> =
         args.names.as_slice().iter().map(|name| manager.find_any(name)).collect::<Result<_, _>>()?;
     output::json(&found)?;
@@ -167,7 +175,17 @@ fn table(sandboxes: &[Sandboxed], now: u64) -> Table {
     table
 }
 
-/// The status, with how long it has lasted or how it came about.
+/// The colour of a status.
+fn colour(status: &str) -> Option<Colour> {
+    match status.split([' ', ',']).next()? {
+        "running" => Some(Colour::Good),
+        "paused" => Some(Colour::Odd),
+        "dead" | "orphaned" | "lost" | "unusable" => Some(Colour::Bad),
+        _ => None,
+    }
+}
+
+/// The status, with the time since the start or the exit code.
 fn status(sandbox: &Sandboxed, now: u64) -> String {
     let record = &sandbox.record;
     let status = sandbox.status.to_string();

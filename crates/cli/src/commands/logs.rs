@@ -1,4 +1,4 @@
-//! `bathy logs`: what the main command, the jobs and the guest kernel said.
+//! `bathy logs`: the output of the main command and of jobs, and the guest kernel's console.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
@@ -12,37 +12,38 @@ use bathy_protocol::unix_ns;
 use serde_json::{Value, json};
 
 use crate::commands::jobs::no_job;
+use crate::commands::open_to_look;
 use crate::ui::escape::{self, Returns, Stream};
 use crate::ui::output;
 use crate::ui::time::{self, Since};
 
-/// How often a followed log's sandbox is looked at.
+/// How often the state of a followed log's sandbox is checked.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Arguments of `bathy logs`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The sandbox: its name, its id or the beginning of its id.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
-    /// Go on with what comes, until the sandbox ends.
+    /// Follow the log until the sandbox ends.
     #[arg(short, long)]
     follow: bool,
-    /// Only what came since: a time ago such as 10m, a date, or seconds since 1970.
+    /// Only output since this time: an age such as 10m, a date, or seconds since 1970.
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     since: Option<Since>,
-    /// Only the last lines.
+    /// Only the last LINES lines.
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<usize>,
-    /// The guest kernel's console instead of output.
+    /// The guest kernel's console instead of the output.
     #[arg(long, conflicts_with_all = ["job", "number"])]
     console: bool,
     /// Only this job's output; 0 is the main command.
     #[arg(value_name = "JOB")]
     number: Option<u32>,
-    /// The same, as an option.
+    /// The same as JOB.
     #[arg(long, value_name = "NUMBER", conflicts_with = "number")]
     job: Option<u32>,
-    /// Begin every line with the time it came at.
+    /// Prefix every line with its time.
     #[arg(short, long)]
     timestamps: bool,
     /// Print records as JSON: one array, or with --follow one record per line.
@@ -50,9 +51,8 @@ pub struct Args {
     json: bool,
 }
 
-/// Prints a log.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy logs")?;
+    let mut manager = open_to_look("bathy logs")?;
     let sandbox = manager.find(&args.name)?;
     let wanted_job = args.job.or(args.number);
     if let Some(job) = wanted_job
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let path = if args.console { folder.console_log() } else { folder.output_log() };
     let mut printer = Printer::new(args);
     if !path.exists() {
-        // A sandbox that was never started has said nothing.
+        // A sandbox that was never started has no log.
         return printer.finish(0).map(|()| 0).map_err(Into::into);
     }
     let since = args.since.map_or(0, |since| since.unix_ns(unix_ns()));
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let mut lost = reader.lost();
     if args.follow {
         let mut reader = Reader::open(&path)?.from(reader.position());
-        // Looked at before the last reading, so that nothing said before the end is missed.
+        // Checked before the last read, so that no output before the end is missed.
         let mut running = true;
         while running {
             running = goes_on(&mut manager, &sandbox.record.id, wanted_job);
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// Whether more may come.
+/// Whether more output may follow.
 fn goes_on(manager: &mut Manager, id: &str, job: Option<u32>) -> bool {
     let Ok(sandbox) = manager.find(id) else { return false };
     let mut ended = |number| {
@@ -117,7 +117,7 @@ fn goes_on(manager: &mut Manager, id: &str, job: Option<u32>) -> bool {
     sandbox.is_alive() && !job.is_some_and(&mut ended)
 }
 
-/// The last lines of what was pushed.
+/// The last lines of the pushed records.
 struct Tail {
     limit: usize,
     /// Each piece ends at the end of a line or of a record.
@@ -142,13 +142,13 @@ impl Tail {
         }
     }
 
-    /// How many lines there are, the unfinished one counted.
+    /// The number of lines, including an unfinished one.
     fn lines(&self) -> usize {
         self.ends + usize::from(self.pieces.back().is_some_and(|(_, last)| !last.ends_with(b"\n")))
     }
 }
 
-/// Puts records where they belong, in the form that was asked for.
+/// Prints records to the right output, in the requested form.
 struct Printer {
     json: bool,
     /// JSON lines instead of one array.
@@ -157,7 +157,7 @@ struct Printer {
     /// For standard output and standard error: whether it is a terminal.
     terminal: [bool; 2],
     printed: bool,
-    /// Per job and channel: what holds split characters together, and whether a line has begun.
+    /// For each job and channel: the decoder of characters split over records, and whether a line has begun.
     streams: BTreeMap<(u32, u8), Line>,
 }
 
@@ -179,14 +179,14 @@ impl Printer {
     }
 
     fn print(&mut self, meta: Meta, bytes: &[u8]) -> io::Result<()> {
+        let was_printed = std::mem::replace(&mut self.printed, true);
         if self.json {
-            let before = match (self.lines, self.printed) {
+            let before = match (self.lines, was_printed) {
                 (true, _) => "",
                 (false, true) => ",\n",
                 (false, false) => "[",
             };
             let after = if self.lines { "\n" } else { "" };
-            self.printed = true;
             return write!(
                 io::stdout(),
                 "{before}{}{after}",
@@ -208,7 +208,7 @@ impl Printer {
         io::stdout().flush()
     }
 
-    /// CallerStdio the document, and tells what could not be read.
+    /// Ends the document, and reports what could not be read.
     fn finish(mut self, lost: u64) -> io::Result<()> {
         if self.json && !self.lines {
             output::line(if self.printed { "]" } else { "[]" })?;
@@ -222,6 +222,9 @@ impl Printer {
             }
         }
         self.flush()?;
+        if !self.json && !self.printed {
+            output::nothing("nothing was printed yet that matches");
+        }
         if lost > 0 {
             output::note(format_args!(
                 "about {lost} bytes of the log were overwritten before they could be read"
@@ -231,7 +234,7 @@ impl Printer {
     }
 }
 
-/// Begins every line with a time.
+/// Prefixes every line with a time.
 fn stamped(bytes: &[u8], unix_ns: u64, begun: &mut bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len() + 32);
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -245,7 +248,7 @@ fn stamped(bytes: &[u8], unix_ns: u64, begun: &mut bool) -> Vec<u8> {
     out
 }
 
-/// A record as JSON. The text is what the guest wrote, with what is no UTF-8 replaced.
+/// A record as JSON, with invalid UTF-8 replaced.
 fn document(meta: Meta, bytes: &[u8]) -> Value {
     let channel = match meta.channel {
         CONSOLE => "console",

@@ -1,4 +1,4 @@
-//! `bathy man`: manual pages, made from the same definitions as `--help`.
+//! `bathy man`: manual pages, generated from the same definitions as `--help`.
 
 use std::error::Error;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::ui::output;
 /// Arguments of `bathy man`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A verb whose page is printed, or a folder that receives every page; without it, bathy's own page is printed.
+    /// A verb whose page to show, or a folder to write all pages to. [default: bathy's own page]
     #[arg(value_name = "VERB|FOLDER")]
     what: Option<PathBuf>,
 }
@@ -22,7 +22,7 @@ pub struct Args {
 /// Prints or writes pages.
 pub fn run(args: &Args, command: Command) -> Result<u8, Box<dyn Error>> {
     let mut command = command.disable_help_subcommand(true);
-    // Gives every verb its full name.
+    // Building gives every verb its full name.
     command.build();
     let Some(what) = &args.what else {
         show(&page(&command)?)?;
@@ -43,13 +43,13 @@ pub fn run(args: &Args, command: Command) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// Shows a page on a terminal by the system's own viewer, if there is one, and prints it as it is elsewhere.
+/// Shows a page: on a terminal with the system's `man` if it is installed, elsewhere as it is.
 fn show(page: &[u8]) -> io::Result<()> {
     if io::stdout().is_terminal()
         && let Ok(mut viewer) = process::Command::new("man").args(["-l", "-"]).stdin(Stdio::piped()).spawn()
     {
         if let Some(mut input) = viewer.stdin.take() {
-            // A viewer that was left early reads no more.
+            // The viewer may be closed before it has read everything.
             let _ = input.write_all(page);
         }
         viewer.wait()?;
@@ -66,7 +66,7 @@ fn write_pages(command: &Command, folder: &Path, count: &mut usize) -> Result<()
     visible(command).try_for_each(|verb| write_pages(verb, folder, count))
 }
 
-/// The verbs that people are meant to use.
+/// The verbs that are not hidden.
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|verb| !verb.is_hide_set())
 }

@@ -22,7 +22,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Tell an MCP client about this server: write its settings, or print them.
+    /// Register this server in an MCP client's settings, or print the settings.
     Install(mcp_install::Args),
 }
 
@@ -32,30 +32,30 @@ struct Serve {
     /// Serve over HTTP at this address, such as 127.0.0.1:8080, instead of standard input and output. Port 0 is any.
     #[arg(long, value_name = "ADDRESS")]
     http: Option<SocketAddr>,
-    /// The file with the bearer token that HTTP clients show. Without it one is made in the state folder.
+    /// The file with the bearer token that HTTP clients have to send. [default: a generated one in the state folder]
     #[arg(long, value_name = "FILE", requires = "http")]
     token_file: Option<PathBuf>,
-    /// Answer HTTP requests for this host name, too. Can be repeated.
+    /// Accept HTTP requests for this host name, too. Can be repeated.
     #[arg(long, value_name = "HOST", requires = "http")]
     allow_host: Vec<String>,
-    /// Answer HTTP requests from pages of this origin, such as `https://example.com`, too. Can be repeated.
+    /// Accept HTTP requests from pages of this origin, such as `https://example.com`, too. Can be repeated.
     #[arg(long, value_name = "ORIGIN", requires = "http")]
     allow_origin: Vec<String>,
-    /// Listen on an address that other machines reach. The token crosses the network as it is.
+    /// Allow an address that other machines can reach. The token crosses the network unencrypted.
     #[arg(long, requires = "http")]
     allow_remote: bool,
-    /// Offer more tools: jobs, contexts, repls or all, with commas between them.
+    /// Offer more tools: jobs, contexts, repls or all, separated by commas.
     #[arg(long, value_name = "SETS", default_value = "", hide_default_value = true)]
     toolsets: Toolsets,
-    /// Let agents use all sandboxes, and not only those that agents have made.
+    /// Give agents access to all sandboxes, not only to those that agents created.
     #[arg(long)]
     all_sandboxes: bool,
-    /// Remove the sandboxes and REPLs that this server has made when it ends.
+    /// Remove the sandboxes and REPLs that this server created when it exits.
     #[arg(long)]
     rm: bool,
 }
 
-/// Serves, or does something about serving.
+/// Serves agents, or runs a verb.
 pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     if let Some(Verb::Install(install)) = args.verb {
         return mcp_install::run(install);

@@ -1,4 +1,4 @@
-//! The programs that `bathy mcp install` knows: where each keeps its servers, and in which form.
+//! The clients that `bathy mcp install` supports: where each stores its servers, and in which format.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use toml_edit::{Array, DocumentMut, Item, Table, value};
 
 use crate::jsonc::Document;
 
-/// A program that speaks to MCP servers.
+/// A program that uses MCP servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Client {
     /// Claude Desktop.
@@ -28,7 +28,7 @@ pub enum Client {
     Zed,
 }
 
-/// For whom a server is there.
+/// Where a server is available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Scope {
     /// All projects of this user.
@@ -52,14 +52,13 @@ impl fmt::Display for Client {
     }
 }
 
-/// The folders that the clients' files are below.
+/// The folders that contain the clients' files.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The user's own.
+    /// The user's home folder.
     pub home: PathBuf,
-    /// `XDG_CONFIG_HOME`, or what it is by default.
+    /// `XDG_CONFIG_HOME`, or its default.
     pub config: PathBuf,
-    /// The project's.
     pub project: PathBuf,
     /// `CODEX_HOME`, if it is set.
     pub codex: Option<PathBuf>,
@@ -70,7 +69,6 @@ pub struct Places {
 }
 
 impl Places {
-    /// Those of the caller.
     pub fn of_user() -> Result<Self, String> {
         let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let home =
@@ -87,36 +85,34 @@ impl Places {
         })
     }
 
-    /// Where desktop programs keep their settings.
+    /// Where desktop programs store their settings.
     fn applications(&self) -> PathBuf {
         if self.mac { self.home.join("Library/Application Support") } else { self.config.clone() }
     }
 }
 
-/// A server as a client is told about it.
+/// A server, as it is described to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// What the client calls it.
+    /// Its name in the client's settings.
     pub name: String,
-    /// The program.
     pub command: String,
-    /// Its arguments.
     pub args: Vec<String>,
 }
 
-/// What is to be done to a client's file.
+/// How a client's file has to change.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The server is there already.
+    /// Not at all: it has the server already.
     Same,
-    /// There is another one of this name, described here.
+    /// It has another server of this name, described here.
     Other(String),
-    /// This is the new text.
+    /// It gets this text.
     Write(String),
 }
 
 impl Client {
-    /// The file that holds its servers.
+    /// The file with its servers.
     pub fn file(self, scope: Scope, places: &Places) -> Result<PathBuf, String> {
         let project = |path: &str| Ok(places.project.join(path));
         match (self, scope) {
@@ -147,7 +143,7 @@ impl Client {
         }
     }
 
-    /// The object that holds servers by their names.
+    /// The key of the object with the servers by name.
     fn section(self) -> &'static str {
         match self {
             Self::VsCode => "servers",
@@ -170,7 +166,7 @@ impl Client {
         entry
     }
 
-    /// What a file with nothing but this server says.
+    /// The text of a file with this server only.
     pub fn example(self, server: &Server) -> Result<String, String> {
         match self.change("", server, false)? {
             Change::Write(text) => Ok(text),
@@ -178,7 +174,7 @@ impl Client {
         }
     }
 
-    /// What is to be done to a file with this text.
+    /// How a file with this text has to change.
     pub fn change(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
         if self == Self::Codex {
             self.change_toml(text, server, force)
@@ -191,7 +187,7 @@ impl Client {
         let document = Document::parse(text, self.comments()).map_err(|error| error.to_string())?;
         let entry = self.entry(server);
         if let Some(old) = document.get(self.section(), &server.name) {
-            // Whatever else the user has set there does not change which program runs.
+            // Other settings of the user do not change which program runs.
             let args = old.get("args").cloned().unwrap_or_else(|| json!([]));
             if old.get("command") == Some(&json!(server.command)) && args == json!(server.args) {
                 return Ok(Change::Same);
@@ -237,7 +233,7 @@ impl Client {
         Ok(Change::Write(document.to_string()))
     }
 
-    /// How its user gets to see the server.
+    /// What a user has to do to see the server.
     pub fn advice(self, scope: Scope) -> &'static str {
         match (self, scope) {
             (Self::ClaudeDesktop, _) => "Restart Claude Desktop to use it",
@@ -247,7 +243,7 @@ impl Client {
             (Self::VsCode, _) => "VS Code offers to start it; the command `MCP: List Servers` shows it",
             (Self::Windsurf, _) => "Refresh the MCP servers in Windsurf's settings to use it",
             (Self::Codex, Scope::User) => "New sessions of Codex have it; /mcp shows it",
-            (Self::Codex, Scope::Project) => "Codex reads it in projects that it was told to trust",
+            (Self::Codex, Scope::Project) => "Codex reads it in projects that it trusts",
             (Self::Zed, _) => "Zed starts it at once; its agent panel shows it",
         }
     }
@@ -260,8 +256,8 @@ fn toml_place(text: &str, error: &toml_edit::TomlError) -> String {
     format!("line {}, column {column}: {}", before.matches('\n').count() + 1, error.message())
 }
 
-/// The program that a client is to start: the wrapper beside the sources if this is a build of them, which also builds
-/// what is missing, and else this program itself.
+/// The program that a client starts: the wrapper script if this program was built in its checkout, which also builds what is
+/// missing, else this program itself.
 pub fn program(running: &Path) -> PathBuf {
     let built_in = running.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "target"));
     let wrapper =

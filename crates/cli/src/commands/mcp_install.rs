@@ -1,4 +1,4 @@
-//! `bathy mcp install`: tells an MCP client about our server, and leaves everything else in its settings as it is.
+//! `bathy mcp install`: registers our server in the settings of an MCP client, and leaves everything else in them unchanged.
 
 use std::error::Error;
 use std::fs::{self, File, Metadata};
@@ -13,28 +13,28 @@ use rustix::io::Errno;
 use crate::commands::mcp_clients::{Change, Client, Places, Scope, Server, program};
 use crate::ui::{escape, output};
 
-/// The longest file of settings that is read.
+/// The largest settings file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 20;
-/// The longest name of a server.
+/// The maximum length of a server's name.
 const MAX_NAME: usize = 64;
-/// How many backups of a file are kept.
+/// The maximum number of backups of a file.
 const MAX_BACKUPS: u32 = 100;
-/// The permissions of a new file: it may come to hold secrets of other servers.
+/// The permissions of a new file: it may later hold secrets of other servers.
 const PRIVATE: u32 = 0o600;
 
 /// Arguments of `bathy mcp install`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The program that is to use bathy.
+    /// The client program.
     #[arg(long)]
     client: Client,
     /// Print the settings instead of writing them.
     #[arg(long)]
     print: bool,
-    /// What the client calls the server.
+    /// The server's name in the client's settings.
     #[arg(long, default_value = "bathysphere", value_parser = parse_name)]
     name: String,
-    /// For whom: all projects of this user, or the project in the current folder.
+    /// Where the server is available: in all projects of this user, or in the project of the current folder.
     #[arg(long, default_value = "user")]
     scope: Scope,
     /// Replace another server of this name.
@@ -115,17 +115,17 @@ fn install(args: &Args, places: &Places, program: &Path) -> Result<u8, Box<dyn E
     Ok(0)
 }
 
-/// A path as a terminal may have it: its last name may be the project's choice.
+/// A path, escaped for a terminal: a project may have chosen its last component.
 fn shown(path: &Path) -> String {
     escape::text(&path.display().to_string())
 }
 
 /// A client's file, as it was found.
 struct Target {
-    /// The file itself, behind any links.
+    /// The file, with links resolved.
     path: PathBuf,
     text: String,
-    /// What was there; nothing if the file is new.
+    /// Metadata of the existing file; none if the file is new.
     found: Option<Metadata>,
 }
 
@@ -154,7 +154,7 @@ impl Target {
         let real = loop {
             folder = folder.parent().unwrap_or_else(|| Path::new("/"));
             match fs::canonicalize(folder) {
-                // A link that points nowhere is not a folder that can be made.
+                // A dangling link is not a folder that can be created.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.is_symlink() => {}
                 Err(error) if folder.is_symlink() => {
                     return Err(io::Error::other(format!(
@@ -166,7 +166,7 @@ impl Target {
             }
         };
         if real.starts_with(fs::canonicalize(project)?) {
-            // A link that takes the place of a folder from here on is not followed.
+            // A link that replaces a folder after this check is not followed.
             let path =
                 self.path.strip_prefix(folder).map_or_else(|_| self.path.clone(), |rest| real.join(rest));
             Ok(Self { path, ..self })
@@ -178,7 +178,7 @@ impl Target {
         }
     }
 
-    /// Puts a new text in the file's place, whole or not at all; the old file is kept beside it, and its path returned.
+    /// Replaces the file atomically, and returns the path of the old file's backup.
     fn replace(&self, text: &str) -> io::Result<Option<PathBuf>> {
         let folder = self.path.parent().unwrap_or_else(|| Path::new("/"));
         fs::create_dir_all(folder)?;
@@ -191,7 +191,7 @@ impl Target {
             }
         };
         let new = Written::beside(&self.path, text, self.found.as_ref())?;
-        // The client may have saved its own settings meanwhile, which would be lost.
+        // The client may have saved its own settings in the meantime, which would be lost.
         let unchanged = match (&self.found, fs::symlink_metadata(&self.path)) {
             (None, Err(error)) => error.kind() == io::ErrorKind::NotFound,
             (Some(_), Ok(_)) => read(&self.path)?.0 == self.text,
@@ -211,7 +211,7 @@ fn read(path: &Path) -> io::Result<(String, Metadata)> {
     Ok((text, found))
 }
 
-/// A new file that has not yet taken the old one's place. It goes if it never does.
+/// A new file that has not replaced the old one yet. Dropping it removes it.
 struct Written {
     path: PathBuf,
     done: bool,
@@ -234,13 +234,13 @@ impl Written {
         Ok(written)
     }
 
-    /// Takes the name, or the first of `NAME.2`, `NAME.3`… that is free: an older backup is not lost.
+    /// Renames it to the first free name of `NAME`, `NAME.2`, `NAME.3`…, so that no older backup is lost.
     fn become_new_file(mut self, name: &Path) -> io::Result<PathBuf> {
         let others = (2..=MAX_BACKUPS).map(|number| name.with_added_extension(number.to_string()));
         for name in std::iter::once(name.to_owned()).chain(others) {
             match renameat_with(CWD, &self.path, CWD, &name, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => {}
-                // Network file systems know no such flag. The second name goes with the drop.
+                // Some network file systems lack the flag. Dropping removes the second name.
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match fs::hard_link(&self.path, &name)
                 {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -319,7 +319,7 @@ mod tests {
             install(&args, &places, Path::new("/opt/bathy")).map_err(|error| error.to_string())
         }
 
-        /// Everything below, so that nothing left behind is overlooked.
+        /// All files below a folder, including leftovers.
         fn files(&self, below: &str) -> Vec<String> {
             let entries = fs::read_dir(self.path(below)).unwrap().map(|entry| entry.unwrap().file_name());
             let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! `bathy net log`: what a sandbox reached, and what it was kept from.
+//! `bathy net log`: allowed and denied connections.
 
 use bathy_protocol::time::iso;
 use std::error::Error;
@@ -9,22 +9,22 @@ use serde_json::{Map, Value};
 use crate::commands::events::{self, Selection};
 use crate::ui::{escape, time};
 
-/// What can be looked at.
+/// What can be inspected.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Print what sandboxes reached and what they were kept from: by which rule, how much, for how long.
+    /// Print allowed and denied connections: by which rule, how many bytes, for how long.
     Log(LogArgs),
 }
 
 /// Arguments of `bathy net log`.
 #[derive(clap::Args)]
 pub struct LogArgs {
-    /// Only of this sandbox, which may be gone already: its name or id.
+    /// Only events of this sandbox, which may have been removed: its name or id.
     name: Option<String>,
-    /// Go on with what happens.
+    /// Follow new events.
     #[arg(short, long)]
     follow: bool,
-    /// Only what happened since: a time ago such as 10m, a date, or seconds since 1970.
+    /// Only events since this time: an age such as 10m, a date, or seconds since 1970.
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     since: Option<time::Since>,
     /// Print as JSON: one array, or with --follow one event per line.
@@ -32,7 +32,7 @@ pub struct LogArgs {
     json: bool,
 }
 
-/// The events of a network.
+/// The kinds of network events.
 const KINDS: [&str; 8] = [
     "net_allowed",
     "net_denied",
@@ -44,7 +44,6 @@ const KINDS: [&str; 8] = [
     "policy_changed",
 ];
 
-/// Prints them.
 pub fn run(verb: &Verb) -> Result<u8, Box<dyn Error>> {
     let Verb::Log(args) = verb;
     events::print(&Selection {
@@ -53,23 +52,23 @@ pub fn run(verb: &Verb) -> Result<u8, Box<dyn Error>> {
         since: args.since,
         json: args.json,
         wanted: is_of_network,
-        // Lines of one sandbox need not tell which it is.
+        // Lines of a single sandbox do not repeat its name.
         sentence: if args.name.is_some() { sentence } else { sentence_with_sandbox },
     })
 }
 
 fn is_of_network(event: &Map<String, Value>) -> bool {
     let kind = event.get("event").and_then(Value::as_str).unwrap_or_default();
-    // Other limits turn nobody away.
+    // Only the gateway's limits reject connections.
     KINDS.contains(&kind) || (kind == "limit_hit" && event.contains_key("turned_away"))
 }
 
-/// One line: when, what, to whom, by which rule, how much.
+/// An event as one line: time, kind, peer, rule, bytes.
 fn sentence(event: &Map<String, Value>) -> String {
     escape::word(&format!("{}{}", date(event), words(event)))
 }
 
-/// The same with the sandbox.
+/// As [`sentence`], with the sandbox.
 fn sentence_with_sandbox(event: &Map<String, Value>) -> String {
     escape::word(&format!("{} {}{}", date(event), sandbox(event), words(event)))
 }
@@ -78,8 +77,8 @@ fn date(event: &Map<String, Value>) -> String {
     iso(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
 }
 
-/// The same without its time, for whoever was there.
-pub fn told(event: &Map<String, Value>) -> String {
+/// As [`sentence`], without the time: for a caller who has just seen it happen.
+pub fn without_time(event: &Map<String, Value>) -> String {
     escape::word(words(event).trim_start())
 }
 
@@ -105,15 +104,15 @@ fn words(event: &Map<String, Value>) -> String {
         let _ = if port == 0 { write!(peer, "{address}") } else { write!(peer, "{address}{at}{port}") };
         peer
     };
-    let cure = || match text("cure") {
+    let hint = || match text("cure") {
         "" => String::new(),
-        // One that was not kept is gone by now: the next one is made with an option.
-        cure if !is_kept(event) => {
-            // Of all rules the first that matches counts, and one that denies it would still come first.
+        // An ephemeral sandbox no longer exists: the option is for the next one.
+        target if !is_persistent(event) => {
+            // The first rule that matches decides, so the new one has to precede the rule that denied it.
             let place = if by_rule(event) { ", before the other rules" } else { "" };
-            format!("; to allow it: --allow {cure}{place}")
+            format!("; to allow it: --allow {target}{place}")
         }
-        cure => format!("; to allow it: bathy policy allow {} {cure}", sandbox(event)),
+        target => format!("; to allow it: bathy policy allow {} {target}", sandbox(event)),
     };
     // Writing to a string cannot fail.
     let _ = match kind {
@@ -123,7 +122,7 @@ fn words(event: &Map<String, Value>) -> String {
             if number("count") > 1 {
                 let _ = write!(line, " ({} times)", number("count"));
             }
-            write!(line, "{}", cure())
+            write!(line, "{}", hint())
         }
         "net_closed" => {
             let _ = write!(line, " closed {} after {} ms, ", peer(), number("took_ms"));
@@ -143,8 +142,8 @@ fn words(event: &Map<String, Value>) -> String {
         "name_unresolved" => {
             let how = if event.get("denied") == Some(&Value::Bool(true)) { "denied" } else { "unresolved" };
             match text("host") {
-                "" => write!(line, " {how} a question for a name: {}", text("reason")),
-                host => write!(line, " {how} name {host} {}: {}{}", text("kind"), text("reason"), cure()),
+                "" => write!(line, " {how} a DNS query: {}", text("reason")),
+                host => write!(line, " {how} name {host} {}: {}{}", text("kind"), text("reason"), hint()),
             }
         }
         "limit_hit" => write!(line, " limited: {}: {}", text("limit"), text("detail")),
@@ -161,14 +160,14 @@ fn words(event: &Map<String, Value>) -> String {
     line
 }
 
-/// Whether a rule denied it, and not what holds where there is none.
+/// Whether a rule denied it, rather than the preset.
 fn by_rule(event: &Map<String, Value>) -> bool {
     let text = |key: &str| event.get(key).and_then(Value::as_str);
     text("rule").or_else(|| text("reason")).is_some_and(|by| by.starts_with("deny "))
 }
 
-/// Whether the sandbox outlives its command: only such have a monitor.
-fn is_kept(event: &Map<String, Value>) -> bool {
+/// Whether the sandbox is persistent: events of ephemeral ones are recorded by their command.
+fn is_persistent(event: &Map<String, Value>) -> bool {
     let program = event.get("actor").and_then(|actor| actor.get("program")).and_then(Value::as_str);
     !matches!(program, Some("bathy run" | "bathy code"))
 }
@@ -217,11 +216,13 @@ mod tests {
             "rule": "deny private", "cure": "tcp://10.0.0.5:22", "actor": {"program": "bathy run"},
         });
         let event = event.as_object_mut().unwrap();
-        assert!(told(event).ends_with("to allow it: --allow tcp://10.0.0.5:22, before the other rules"));
+        assert!(
+            without_time(event).ends_with("to allow it: --allow tcp://10.0.0.5:22, before the other rules")
+        );
         // `bathy policy allow` puts it there by itself.
         event.remove("actor");
         event.insert("name".to_owned(), json!("web"));
-        assert!(told(event).ends_with("to allow it: bathy policy allow web tcp://10.0.0.5:22"));
+        assert!(without_time(event).ends_with("to allow it: bathy policy allow web tcp://10.0.0.5:22"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `bathy policy` and `bathy port`: what a sandbox may reach, and who reaches it.
+//! `bathy policy` and `bathy port`: what a sandbox may reach, and its published ports.
 
 use std::error::Error;
 
@@ -6,6 +6,9 @@ use bathy_manager::{ChangedPolicy, Manager, Sandboxed};
 use bathy_policy::{Action, NetworkPolicy, PolicyError, Preset, Rule};
 use serde_json::json;
 
+use crate::args::choice::choice;
+use crate::args::net::PRESETS;
+use crate::commands::open_to_look;
 use crate::ui::{escape, output};
 
 const PROGRAM: &str = "bathy policy";
@@ -15,18 +18,18 @@ const PROGRAM: &str = "bathy policy";
 pub enum Verb {
     /// Print what a sandbox may reach.
     Show {
-        /// The sandbox: its name, its id or the beginning of it.
+        /// The sandbox: its name, its id or a prefix of its id.
         name: String,
         /// Print it as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Replace what a sandbox may reach, at once if it runs. Connections that are not allowed any more are closed.
+    /// Replace a sandbox's policy, at once if it is running. Connections that are no longer allowed are closed.
     Set {
-        /// The sandbox: its name, its id or the beginning of it.
+        /// The sandbox: its name, its id or a prefix of its id.
         name: String,
-        /// What holds where no rule does: none, public, allow-list or open.
-        #[arg(value_parser = |text: &str| text.parse::<Preset>())]
+        /// What is allowed where no rule matches: none, public, allow-list or open.
+        #[arg(value_parser = choice(PRESETS, str::parse::<Preset>), hide_possible_values = true)]
         preset: Preset,
         /// The rules, in order, each beginning with allow or deny.
         #[arg(value_name = "RULE", value_parser = |text: &str| text.parse::<Rule>())]
@@ -35,13 +38,13 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Let a sandbox reach targets, before all its other rules.
+    /// Allow connections to targets, before all other rules.
     Allow(Targets),
-    /// Keep a sandbox from targets, before all its other rules. Connections to them are closed.
+    /// Deny connections to targets, before all other rules. Open ones are closed.
     Deny(Targets),
-    /// Take rules back, each as `bathy policy show` prints it. Connections that only they allowed are closed.
+    /// Remove rules, each as `bathy policy show` prints it. Connections that only they allowed are closed.
     Rm {
-        /// The sandbox: its name, its id or the beginning of it.
+        /// The sandbox: its name, its id or a prefix of its id.
         name: String,
         /// The rules, each beginning with allow or deny.
         #[arg(required = true, value_name = "RULE", value_parser = |text: &str| text.parse::<Rule>())]
@@ -55,9 +58,9 @@ pub enum Verb {
 /// A sandbox and targets.
 #[derive(clap::Args)]
 pub struct Targets {
-    /// The sandbox: its name, its id or the beginning of it.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
-    /// What follows `--allow` and `--deny`, such as api.example:443.
+    /// Targets as for `--allow` and `--deny`, such as api.example:443.
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<String>,
     /// Print the new policy as JSON.
@@ -65,7 +68,6 @@ pub struct Targets {
     json: bool,
 }
 
-/// Does it.
 pub fn run(verb: Verb) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open(PROGRAM)?;
     match verb {
@@ -93,7 +95,7 @@ fn add(manager: &mut Manager, action: Action, targets: &Targets) -> Result<(), B
     let rule = |target: &String| Rule::parse(action, target);
     let rules = targets.targets.iter().map(rule).collect::<Result<Vec<_>, _>>()?;
     change(manager, &sandbox, targets.json, |policy| {
-        // The first that is named comes first.
+        // The first target becomes the first rule.
         rules.into_iter().rev().try_fold(policy.clone(), |policy, rule| policy.with_first(rule))
     })
 }
@@ -159,20 +161,19 @@ fn lines(policy: &NetworkPolicy) -> Result<(), Box<dyn Error>> {
 /// Arguments of `bathy port`.
 #[derive(clap::Args)]
 pub struct PortArgs {
-    /// The sandbox: its name, its id or the beginning of it.
+    /// The sandbox: its name, its id or a prefix of its id.
     name: String,
     /// Print them as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints published ports.
 pub fn ports(args: &PortArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy port")?;
+    let mut manager = open_to_look("bathy port")?;
     let sandbox = manager.find(&args.name)?;
     let ports = manager.ports(&sandbox);
     if !sandbox.is_alive() && !ports.is_empty() {
-        output::note(format_args!("`{}` does not run: nobody is let in there", sandbox.name()));
+        output::note(format_args!("`{}` is not running, so its ports are closed", sandbox.name()));
     }
     if args.json {
         let document: Vec<_> = ports

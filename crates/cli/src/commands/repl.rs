@@ -1,4 +1,4 @@
-//! `bathy repl`: interpreters that remember, for as long as somebody wants them.
+//! `bathy repl`: interpreters whose state persists until they are removed.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -10,13 +10,14 @@ use bathy_protocol::unix_ns;
 
 use crate::args::spec::SpecArgs;
 use crate::commands::code::Source;
+use crate::commands::open_to_look;
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
 use crate::ui::progress::Progress;
 use crate::ui::table::{Side, Table, output_width};
 use crate::ui::{escape, output, prompt, time};
 
-/// The name of this verb in the record.
+/// The name of this verb in the audit log.
 const PROGRAM: &str = "bathy repl";
 
 /// Arguments of `bathy repl`.
@@ -29,10 +30,10 @@ pub struct Args {
     open: OpenArgs,
 }
 
-/// What can be done with REPLs besides talking to one.
+/// What can be done with REPLs besides opening one.
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// Make a REPL and print its name.
+    /// Create a REPL and print its name.
     New(Box<NewArgs>),
     /// List REPLs.
     Ls(ListArgs),
@@ -46,13 +47,13 @@ enum Verb {
 
 #[derive(clap::Args)]
 struct OpenArgs {
-    /// The REPL: its name, or its sandbox's id or the beginning of that. A new one if it is left out.
+    /// The REPL: its name, or its sandbox's id or a prefix of that. [default: a new one]
     name: Option<String>,
     #[command(flatten)]
     how: How,
 }
 
-/// What `bathy repl` takes for something else than a REPL's name.
+/// Verbs, which cannot be the names of REPLs.
 const VERBS: [&str; 5] = ["new", "ls", "run", "rm", "help"];
 
 /// How cells run and are shown.
@@ -67,7 +68,7 @@ struct How {
 
 #[derive(clap::Args)]
 struct NewArgs {
-    /// A name to call it by; its sandbox's id if it is left out.
+    /// A name for the REPL. [default: its sandbox's id]
     name: Option<String>,
     #[command(flatten)]
     spec: SpecArgs,
@@ -90,23 +91,23 @@ struct ListArgs {
 struct RunArgs {
     #[command(flatten)]
     how: How,
-    /// The code itself.
+    /// The code to run.
     #[arg(short, long, value_name = "CODE", conflicts_with = "file")]
     code: Option<String>,
-    /// The REPL: its name, or its sandbox's id or the beginning of that.
+    /// The REPL: its name, or its sandbox's id or a prefix of that.
     name: String,
-    /// A file with the code. Standard input if it is left out or -.
+    /// A file with the code. [default: standard input, as with -]
     file: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
 struct RemoveArgs {
-    /// The REPLs.
+    /// The REPLs to remove.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 }
 
-/// Does it; returns the exit code.
+/// Runs the verb and returns the exit code.
 pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     match args.verb {
         None => open(args.open),
@@ -154,11 +155,11 @@ fn new(args: NewArgs) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// What is left out where there is no room, the first one first.
+/// The columns that are left out on a narrow terminal, the first one first.
 const LEAST_IMPORTANT: [&str; 4] = ["LANGUAGE", "SANDBOX", "CREATED", "MEMORY"];
 
 fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
-    let repls = Manager::open_to_end(PROGRAM)?.list_repls()?;
+    let repls = open_to_look(PROGRAM)?.list_repls()?;
     if args.json {
         output::json(&repls)?;
     } else if args.quiet {
@@ -166,6 +167,9 @@ fn list(args: &ListArgs) -> Result<u8, Box<dyn Error>> {
     } else {
         let table = table(&repls, unix_ns()).fit(output_width(), &LEAST_IMPORTANT);
         table.lines().iter().try_for_each(output::line)?;
+        if repls.is_empty() {
+            output::nothing("there are no REPLs yet; `bathy repl` makes one");
+        }
     }
     Ok(0)
 }
@@ -221,7 +225,7 @@ fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
     Ok(code)
 }
 
-/// A REPL that somebody talks to.
+/// A REPL that is open at a prompt or for one cell.
 pub struct Conversation {
     manager: Manager,
     repl: Repl,
@@ -230,7 +234,6 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// What the REPL is called.
     pub fn name(&self) -> &str {
         &self.repl.name
     }
@@ -240,12 +243,12 @@ impl Conversation {
         self.repl.cells
     }
 
-    /// Whether the REPL is still there.
+    /// Whether the REPL still exists.
     pub fn goes_on(&mut self) -> bool {
         self.manager.find_repl(&self.repl.sandbox.record.id).is_ok()
     }
 
-    /// Runs code and shows what it does; returns its exit code.
+    /// Runs code, shows its output, and returns its exit code.
     pub fn run(&mut self, code: String) -> Result<u8, Box<dyn Error>> {
         let mut request = CellRequest::new(self.repl.language, code);
         request.timeout = self.timeout;
@@ -255,7 +258,7 @@ impl Conversation {
         let mut screen = Screen::new(&self.show, interrupts.trigger());
         let options = CellOptions { interrupt: Some(interrupts.fd()) };
         let mut take = |event: CellEvent| {
-            // What was lost is told at the end, by whoever knows more about it than the agent.
+            // Lost state is reported at the end, by the manager, which knows more about it than the agent.
             if !matches!(event, CellEvent::Started(_)) {
                 screen.take(event);
             }

@@ -26,29 +26,29 @@ use crate::ui::exit_code::{self, TimeLimit};
 use crate::ui::narrator::Narrator;
 use crate::ui::progress::Progress;
 use crate::ui::stdio::{CallerStdio, Wiring};
-use crate::ui::{host_files, output, time};
+use crate::ui::{hints, output, time};
 
 /// Arguments of `bathy run`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Keep the sandbox, let it run on its own, and print its id.
+    /// Create a persistent sandbox, start it in the background, and print its id.
     #[arg(short, long, conflicts_with_all = ["timeout", "tty", "interactive", "kernel"])]
     detach: bool,
-    /// With --detach: a name to call it by, besides its id.
+    /// With --detach: a name for the sandbox, besides its id.
     #[arg(long, requires = "detach")]
     name: Option<String>,
-    /// Pass standard input to the command: it is passed in any case.
+    /// Accepted for compatibility: standard input is always passed to the command.
     #[arg(short, long)]
     interactive: bool,
-    /// Give the command a terminal.
+    /// Allocate a terminal for the command.
     #[arg(short, long, conflicts_with = "json")]
     tty: bool,
     /// End the command after this time, such as 30, 90s or 5m; the exit code is then 124.
     #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
-    /// Print the result, with the time of every phase, as JSON.
+    /// Print the result and the duration of every phase as JSON.
     #[arg(long)]
     json: bool,
     /// Use another guest kernel.
@@ -61,7 +61,6 @@ pub struct Args {
 
 #[cfg(test)]
 impl Args {
-    /// The command, as it was understood.
     pub fn words(&self) -> impl Iterator<Item = &str> {
         self.command.iter().filter_map(|word| word.to_str())
     }
@@ -76,7 +75,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
         return create::report(&sandbox, args.json);
     }
     let started = bathy_protocol::unix_ns();
-    // The command itself need not be text here.
+    // The command of an ephemeral sandbox need not be UTF-8.
     let spec = args.spec.spec(&[])?;
     args.spec.warn_of_no_effect();
     let argv = if args.command.is_empty() {
@@ -103,7 +102,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     Ephemeral { spec, engine, paths, operator, command, wiring, limit, kernel: args.kernel, started }.run()
 }
 
-/// A sandbox for one command.
+/// An ephemeral sandbox for one command.
 struct Ephemeral {
     spec: SandboxSpec,
     engine: Choice,
@@ -113,7 +112,7 @@ struct Ephemeral {
     wiring: Wiring,
     limit: Option<TimeLimit>,
     kernel: Option<PathBuf>,
-    /// When it was asked for.
+    /// When the command line was read, in nanoseconds since 1970.
     started: u64,
 }
 
@@ -150,22 +149,22 @@ impl Ephemeral {
         let what = What::Start { exec, tag: sandbox.tag(), job: None, leave: false };
         let finished =
             Attach::start(sandbox.connection(), what, command.timeout, stdio.stdio()).and_then(Attach::run);
-        let last_words = if finished.is_err() { sandbox.failure() } else { None };
+        let keeper_failure = if finished.is_err() { sandbox.failure() } else { None };
         let finished =
             finished.map(|mut finished| (std::mem::take(&mut finished.times), Done::new(finished)));
         let ended =
             finished.as_ref().map_or_else(|_| Ended::unknown(), |(_, done)| Ended::of_command(&done.outcome));
-        // Whatever happened, the sandbox has ended before anything is said about it.
+        // The sandbox has ended before anything is reported about it.
         let unrecorded = sandbox.end(ended);
         let stop = stdio.close();
         if finished.is_err() {
             unrecorded.iter().for_each(output::note);
         }
-        let (times, mut done) = match (finished, last_words) {
-            (Err(_), Some(words)) => return Err(format!("The sandbox's keeper could not {words}").into()),
+        let (times, mut done) = match (finished, keeper_failure) {
+            (Err(_), Some(failure)) => return Err(format!("The sandbox's keeper could not {failure}").into()),
             (finished, _) => finished?,
         };
-        // The command's own exit code stays what it is.
+        // The command's own exit code does not change.
         done.warnings.extend(unrecorded);
 
         let (code, message) = exit_code::of(&done.outcome, self.limit, &stop)?;
@@ -188,11 +187,11 @@ impl Ephemeral {
             if let Some(message) = message {
                 output::note(message);
             }
-            // One that did its work has not missed them.
+            // A command that succeeded did not need them.
             for line in denials.lines(&id).iter().filter(|_| code != 0) {
                 output::note(line);
             }
-            host_files::hint(code, &command.argv, Path::new(".")).iter().for_each(output::note);
+            hints::of_command(code, &command.argv, Path::new(".")).iter().for_each(output::note);
         }
         Ok(code)
     }

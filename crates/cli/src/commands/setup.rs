@@ -20,8 +20,8 @@ pub struct Args {
     /// The image to build.
     #[arg(long, default_value = "default")]
     image: String,
-    /// Whose guest kernel to build: kvm, uml, all, or auto for the engine that this machine would use. Building one does
-    /// not take a machine that can run it.
+    /// The engine whose guest kernel to build: kvm, uml, all, or auto for the engine that this machine would use. A kernel can
+    /// be built on a machine that cannot run it.
     #[arg(long, default_value = "auto")]
     engine: Engines,
     /// Print the result as JSON.
@@ -29,7 +29,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Some of the engines.
+/// The engines to build kernels for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "lower")]
 enum Engines {

@@ -1,4 +1,4 @@
-//! `bathy stats`: what sandboxes use, once.
+//! `bathy stats`: the resource usage of sandboxes, once.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,33 +9,33 @@ use bathy_manager::stats::Stats;
 use bathy_manager::{Manager, Sandboxed};
 use serde_json::{Value, json};
 
+use crate::commands::open_to_look;
 use crate::ui::table::{Side, Table, bytes, output_width};
 use crate::ui::{output, time};
 
-/// Between the two looks whose difference is the use of processors.
+/// The time between the two samples whose difference is the processor usage.
 const SAMPLE: Duration = Duration::from_millis(500);
 
-/// What is left out where there is no room, the first one first.
+/// The columns that are left out on a narrow terminal, the first one first.
 pub const LEAST_IMPORTANT: [&str; 8] =
     ["CLIENTS", "READ", "WRITTEN", "OF DISK", "COMMANDS", "DISK", "PROCESSES", "OF"];
 
 /// Arguments of `bathy stats`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// All columns, also those for which the terminal is too narrow.
+    /// Show all columns, even if the terminal is too narrow for them.
     #[arg(long)]
     wide: bool,
     /// Print as JSON.
     #[arg(long)]
     json: bool,
-    /// The sandboxes; without any, all that run.
+    /// The sandboxes; all running ones by default.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
 
-/// Prints a table.
 pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open_to_end("bathy stats")?;
+    let mut manager = open_to_look("bathy stats")?;
     let mut watch = Watch::default();
     watch.look(&mut manager, &args.names)?;
     thread::sleep(SAMPLE);
@@ -47,15 +47,18 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         for line in table(&rows).fit(width, &LEAST_IMPORTANT).lines() {
             output::line(line)?;
         }
+        if rows.is_empty() {
+            output::nothing("no sandbox is running");
+        }
     }
     Ok(0)
 }
 
-/// A sandbox with what it uses.
+/// A sandbox with its resource usage.
 pub struct Row {
     sandbox: Sandboxed,
     stats: Stats,
-    /// Of one processor, since the last look.
+    /// Percent of one processor, since the previous sample.
     cpu_percent: Option<f64>,
 }
 
@@ -80,15 +83,15 @@ impl Row {
     }
 }
 
-/// Looks at sandboxes again and again.
+/// Samples sandboxes, and remembers the previous sample.
 #[derive(Default)]
 pub struct Watch {
-    /// What each sandbox used at the last look.
+    /// The previous sample of each sandbox.
     before: BTreeMap<String, Stats>,
 }
 
 impl Watch {
-    /// What the named sandboxes use, or all that run.
+    /// Samples the named sandboxes, or all that run.
     pub fn look(&mut self, manager: &mut Manager, names: &[String]) -> Result<Vec<Row>, Box<dyn Error>> {
         let sandboxes: Vec<Sandboxed> = if names.is_empty() {
             manager.list()?.into_iter().filter(|sandbox| sandbox.is_alive()).collect()
@@ -99,12 +102,12 @@ impl Watch {
         for sandbox in sandboxes {
             let stats = match manager.usage(&sandbox) {
                 Ok(stats) => stats,
-                // One that has just ended is no reason not to show the others.
+                // A sandbox that has just ended is left out.
                 Err(_) if names.is_empty() => continue,
                 Err(error) => return Err(error.into()),
             };
             let before = self.before.insert(sandbox.record.id.clone(), stats.clone());
-            // One that was started anew begins anew.
+            // The counters of a restarted sandbox begin at zero.
             let before = before.filter(|before| before.uptime <= stats.uptime);
             let cpu_percent = before.map(|before| (stats.cpu_percent(&before) * 10.0).round() / 10.0);
             rows.push(Row { sandbox, stats, cpu_percent });
@@ -113,7 +116,7 @@ impl Watch {
     }
 }
 
-/// What is shown of them, the busiest first.
+/// The table, the busiest sandbox first.
 pub fn table(rows: &[Row]) -> Table {
     let mut table = Table::new(&[
         ("NAME", Side::Left),

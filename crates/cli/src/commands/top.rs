@@ -1,4 +1,4 @@
-//! `bathy top`: what sandboxes use, live.
+//! `bathy top`: the resource usage of sandboxes, live.
 
 use std::error::Error;
 use std::io::{self, IsTerminal};
@@ -12,20 +12,21 @@ use bathy_protocol::unix_ns;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
+use crate::commands::open_to_look;
 use crate::commands::stats::{LEAST_IMPORTANT, Watch, table};
 use crate::sys;
 use crate::ui::screen;
 use crate::ui::terminal::{self, Raw};
 
-/// How often the table is made anew.
+/// How often the table is refreshed.
 const REFRESH: Duration = Duration::from_secs(1);
-/// What ends it: q, Q, Ctrl-C, Ctrl-D.
+/// The keys that quit: q, Q, Ctrl-C, Ctrl-D.
 const QUIT: [u8; 4] = [b'q', b'Q', 3, 4];
 
 /// Arguments of `bathy top`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The sandboxes; without any, all that run.
+    /// The sandboxes; all running ones by default.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
@@ -35,9 +36,9 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         return Err("bathy top needs a terminal. Use `bathy stats` elsewhere".into());
     }
-    let mut manager = Manager::open_to_end("bathy top")?;
+    let mut manager = open_to_look("bathy top")?;
     let mut watch = Watch::default();
-    // Before the screen is taken, so that a wrong name is told on the usual one.
+    // Before switching to the alternate screen, so that an error for a wrong name stays visible.
     watch.look(&mut manager, &args.names)?;
     let stop = sys::stop_signals()?;
     let resize = sys::resize_signals()?;
@@ -50,7 +51,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     }
 }
 
-/// What ended the show.
+/// Why the table was closed.
 enum End {
     Key,
     Signal,
@@ -101,14 +102,14 @@ fn wait(due: Instant, stop: BorrowedFd<'_>, resize: BorrowedFd<'_>) -> io::Resul
         return Ok(Event::Stop);
     }
     if resized {
-        // Only its coming matters: the size is asked for at every frame.
+        // The content does not matter: the size is queried for every frame.
         let mut record = [0u8; 1024];
         let _ = rustix::io::read(resize, &mut record);
     }
     if key {
         let mut keys = [0u8; 64];
         return match rustix::io::read(&stdin, &mut keys) {
-            // The terminal is gone.
+            // The terminal was closed.
             Ok(0) => Ok(Event::Quit),
             Ok(count) => {
                 let quit = keys.iter().take(count).any(|key| QUIT.contains(key));

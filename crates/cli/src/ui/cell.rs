@@ -1,4 +1,4 @@
-//! One cell of code on the command line: what it does is shown as it does it, and becomes an exit code at its end.
+//! One cell of code on the command line: its output is shown as it arrives, and its result becomes an exit code.
 
 use std::error::Error;
 use std::io::{self, IsTerminal};
@@ -21,7 +21,7 @@ use crate::ui::{output, table, terminal};
 const ERROR: u8 = 1;
 const TIMED_OUT: u8 = 124;
 const NO_INTERPRETER: u8 = 127;
-/// The exit code of what SIGKILL ended.
+/// The exit code of an interpreter that SIGKILL ended.
 const KILLED: u8 = 137;
 
 /// How a cell's results are shown.
@@ -39,13 +39,13 @@ pub struct ShowArgs {
 }
 
 impl ShowArgs {
-    /// How many bytes of each output are worth sending.
+    /// How many bytes of each output the guest should send.
     pub fn max_output(&self) -> u64 {
         if self.json { u64::try_from(JSON_OUTPUT).unwrap_or(u64::MAX) } else { u64::MAX }
     }
 }
 
-/// Shows a cell.
+/// Shows the events of a cell.
 pub struct Screen {
     args: ShowArgs,
     protocol: Option<Protocol>,
@@ -58,7 +58,7 @@ pub struct Screen {
     unseen: Vec<Image>,
 }
 
-/// One of our outputs: bytes of a guest are escaped onto a terminal, and pass as they are elsewhere.
+/// One of our outputs. Bytes of a guest are escaped on a terminal, and unchanged elsewhere.
 struct Out {
     fd: BorrowedFd<'static>,
     escape: Option<Stream>,
@@ -81,14 +81,14 @@ impl Out {
         }
     }
 
-    /// Text of a guest in a line of its own.
+    /// Prints text of a guest on a line of its own.
     fn guest_line(&mut self, text: &str) -> io::Result<()> {
         self.fresh_line()?;
         let text = if self.escape.is_some() { escape::text(text) } else { text.to_owned() };
         self.ours(format!("{text}\n").as_bytes())
     }
 
-    /// Lets go of the beginning of a character whose rest never came.
+    /// Flushes an incomplete character.
     fn settle(&mut self) -> io::Result<()> {
         let rest = self.escape.as_mut().map(Stream::finish).unwrap_or_default();
         self.ours(rest.as_bytes())
@@ -108,7 +108,7 @@ impl Out {
 }
 
 impl Screen {
-    /// An empty one. `trigger` interrupts the code when nobody reads its output any more.
+    /// An empty screen. `trigger` interrupts the code when its output can no longer be written.
     pub fn new(args: &ShowArgs, trigger: Trigger) -> Self {
         Self {
             args: args.clone(),
@@ -121,7 +121,6 @@ impl Screen {
         }
     }
 
-    /// Shows what the cell does.
     pub fn take(&mut self, event: CellEvent) {
         if self.args.json {
             self.collected.take(event);
@@ -208,7 +207,7 @@ impl Screen {
         Ok(())
     }
 
-    /// A line of ours between the guest's.
+    /// Prints a line of our own between the guest's.
     fn note(&mut self, text: impl std::fmt::Display) -> io::Result<()> {
         self.before_stderr()?;
         let [_, stderr] = &mut self.outputs;
@@ -216,13 +215,13 @@ impl Screen {
         stderr.ours(format!("bathy: {text}\n").as_bytes())
     }
 
-    /// On a terminal both outputs are one.
+    /// On a terminal both outputs share their lines.
     fn before_stderr(&mut self) -> io::Result<()> {
         let [stdout, stderr] = &mut self.outputs;
         if stdout.escape.is_some() && stderr.escape.is_some() { stdout.fresh_line() } else { Ok(()) }
     }
 
-    /// The cell is over: tells what is left to tell, and returns the exit code.
+    /// Ends the cell: prints what remains, and returns the exit code.
     pub fn finish(mut self, end: &End<'_>) -> Result<u8, Box<dyn Error>> {
         let code = end.exit_code(self.collected.error.as_ref());
         if self.args.json {
@@ -253,7 +252,7 @@ impl Screen {
     }
 }
 
-/// The exit code of an error: that of a script that ended itself, if it is one.
+/// The exit code of an error; for `SystemExit` that of the script.
 fn left_with(error: Option<&CodeError>) -> u8 {
     let code = error.filter(|error| error.name == "SystemExit").and_then(|error| error.value.parse().ok());
     code.filter(|code| *code != 0).unwrap_or(ERROR)
@@ -268,15 +267,15 @@ fn traceback(error: &CodeError) -> Vec<String> {
     }
 }
 
-/// How a cell ended, and what its caller knows about that.
+/// How a cell ended.
 pub struct End<'a> {
-    /// By the sandbox's account.
+    /// As the sandbox reported it.
     pub outcome: &'a CellOutcome,
-    /// The signal by which the caller interrupted it.
+    /// The signal with which the caller interrupted it.
     pub signal: Option<u8>,
-    /// Whether the context is still there, so that what became of its state matters.
+    /// Whether the context persists, so that lost state is worth reporting.
     pub kept: bool,
-    /// What was lost before it ran.
+    /// The state that was lost before the cell ran.
     pub lost: Option<&'a str>,
 }
 
@@ -298,15 +297,15 @@ impl End<'_> {
         }
     }
 
-    /// What to say besides what the code said itself.
+    /// The message to print after the code's own output.
     fn message(&self) -> Option<String> {
         let trouble = self.outcome.trouble()?;
         match &self.outcome.ended.end {
             CellEnd::NotStarted(_) => Some(trouble),
             _ if self.kept => Some(trouble),
-            // A script may end itself.
+            // The script may have ended its interpreter on purpose.
             CellEnd::Exited(Exit::Code(_)) => None,
-            // The rest is about the next cell, which never comes.
+            // The rest is about the next cell, and there is none.
             _ => Some(trouble.split_once(". ").map_or(trouble.as_str(), |(first, _)| first).to_owned()),
         }
     }

@@ -1,17 +1,14 @@
-//! Colours of our own output, where it is a terminal that wants them.
+//! Colours of our own output, on terminals that want them.
 
 use std::env;
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal};
 
-/// A colour by what it means.
+/// A colour, by its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
-    /// All is well.
     Good,
-    /// It deserves a look.
     Odd,
-    /// It is wrong.
     Bad,
 }
 

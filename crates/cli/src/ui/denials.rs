@@ -1,4 +1,4 @@
-//! What a sandbox for one command was kept from: told at its end, because its log is not where a user would look first.
+//! Connections that an ephemeral sandbox was denied. They are printed at its end, because users do not look into its log first.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,22 +7,22 @@ use serde_json::Value;
 
 use crate::commands::net;
 
-/// How many are told one by one.
+/// How many denials are printed one by one.
 const MOST: usize = 3;
 
-/// The first of them, and whether there were others. A guest may be kept from very much: only so many are remembered.
+/// The first denials, and whether there were more: a guest can cause any number of them.
 #[derive(Clone, Debug, Default)]
 pub struct Denials(Arc<Mutex<Found>>);
 
 #[derive(Debug, Default)]
 struct Found {
-    /// What would allow it, or the sentence itself; and the sentence.
+    /// The option that would allow it, or the sentence itself; and the sentence.
     first: Vec<(String, String)>,
     others: bool,
 }
 
 impl Denials {
-    /// Looks at something that is recorded.
+    /// Remembers an event if it is a denial.
     pub fn record(&self, event: &Event) {
         let is_denial =
             matches!(&event.what, What::NetDenied { .. } | What::NameUnresolved { denied: true, .. });
@@ -30,7 +30,7 @@ impl Denials {
             return;
         }
         let Ok(Value::Object(event)) = serde_json::to_value(event) else { return };
-        let sentence = net::told(&event);
+        let sentence = net::without_time(&event);
         let cure = event.get("cure").and_then(Value::as_str).unwrap_or(&sentence).to_owned();
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if found.first.iter().any(|(same, _)| *same == cure) {
@@ -43,7 +43,7 @@ impl Denials {
         }
     }
 
-    /// What to say about it, line by line.
+    /// The lines to print.
     pub fn lines(&self, sandbox: &str) -> Vec<String> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut lines: Vec<String> = found.first.iter().map(|(_, sentence)| sentence.clone()).collect();

@@ -1,4 +1,4 @@
-//! Text from a guest, made harmless for a terminal.
+//! Escapes text from a guest for a terminal.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ pub fn word(text: &str) -> String {
     self::text(text).replace('\n', "\\n").replace('\t', "\\t")
 }
 
-/// A JSON document with every character escaped that a terminal might obey: in JSON they stand in strings only.
+/// Escapes every character of a JSON document that a terminal might interpret. In JSON they occur in strings only.
 pub fn json(document: &str) -> String {
     let mut out = String::with_capacity(document.len());
     for c in document.chars() {
@@ -36,7 +36,7 @@ pub fn json(document: &str) -> String {
     out
 }
 
-/// Controls of terminals, line ends that only some programs know, and characters that turn or hide their neighbours.
+/// Control characters, line ends that only some programs know, and characters that reorder or hide their neighbours.
 fn has_effect(c: char) -> bool {
     c.is_control()
         || is_direction(c)
@@ -49,48 +49,47 @@ fn is_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The longest sequence that is taken for a colour: two of 24 bits, and some attributes.
+/// The longest sequence that is accepted as a colour: two 24-bit colours and some attributes.
 const LONGEST_SEQUENCE: usize = 64;
-/// Undoes all attributes of text.
+/// Resets all attributes of text.
 const PLAIN: &str = "\u{1b}[0m";
 
-/// Whether an attribute leaves text visible: all but 8, which conceals it. Within a colour an 8 is a number of one.
+/// Whether attributes leave text visible: all but 8, which conceals it. As part of a colour, 8 is only a number.
 fn is_harmless(sequence: &str) -> bool {
     let numbers = sequence.trim_start_matches("\u{1b}[");
     let is_colour = numbers.split(';').any(|number| matches!(number, "38" | "48" | "58"));
     is_colour || numbers.split(';').all(|number| number.trim_start_matches('0') != "8")
 }
 
-/// What a carriage return does on its way to a terminal.
+/// How carriage returns are written to a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returns {
-    /// It passes: a program's own progress line may overwrite itself.
+    /// Unchanged, so that a program's progress line can overwrite itself.
     Pass,
-    /// It is shown, except before a line break, where it is left out: a line of a log cannot hide its beginning.
+    /// Escaped, or left out before a line break, so that a line of a log cannot hide its beginning.
     Show,
 }
 
-/// The same for a stream of bytes that comes in chunks: characters split over chunks stay whole, bytes that are no
-/// characters are shown as such.
+/// Escapes a stream of bytes that arrives in chunks. Characters split over chunks are joined, invalid bytes are shown in
+/// hexadecimal.
 #[derive(Debug)]
 pub struct Stream {
     returns: Returns,
-    /// The beginning of a character whose rest has not come yet.
+    /// The beginning of a character that is not complete yet.
     begun: Vec<u8>,
     held_return: bool,
-    /// The beginning of what may become a colour.
+    /// The beginning of a sequence that may be a colour.
     sequence: String,
-    /// Whether the last colour has to be undone at the end.
+    /// Whether attributes have to be reset at the end.
     is_coloured: bool,
 }
 
 impl Stream {
-    /// A fresh stream.
     pub fn new(returns: Returns) -> Self {
         Self { returns, begun: Vec::new(), held_return: false, sequence: String::new(), is_coloured: false }
     }
 
-    /// What may be shown of `bytes`.
+    /// Escapes the next chunk, except for what may continue in a later one.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         let mut input = std::mem::take(&mut self.begun);
         input.extend_from_slice(bytes);
@@ -110,7 +109,7 @@ impl Stream {
                         break;
                     };
                     let (wrong, after) = wrong.split_at(length);
-                    self.strangers(wrong, &mut out);
+                    self.invalid(wrong, &mut out);
                     rest = after;
                 }
             }
@@ -118,12 +117,12 @@ impl Stream {
         out
     }
 
-    /// What was held back, at the end.
+    /// Returns what was held back, at the end of the stream.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         self.end_sequence(&mut out);
         let begun = std::mem::take(&mut self.begun);
-        self.strangers(&begun, &mut out);
+        self.invalid(&begun, &mut out);
         self.settle(&mut out);
         if std::mem::take(&mut self.is_coloured) {
             out.push_str(PLAIN);
@@ -151,8 +150,8 @@ impl Stream {
         }
     }
 
-    /// Takes a character that belongs to a colour or another attribute of text (SGR): the only sequence of a terminal that passes,
-    /// since it changes nothing but what the guest itself writes. What turns out to be another sequence is shown.
+    /// Handles a character of a colour or another attribute of text (SGR). No other sequence is passed on, because only these
+    /// affect nothing but the guest's own text. A sequence that turns out to be another one is escaped.
     fn takes_colour(&mut self, c: char, out: &mut String) -> bool {
         match (self.sequence.as_str(), c) {
             ("", '\u{1b}') => {
@@ -178,20 +177,20 @@ impl Stream {
             }
             _ => {
                 self.end_sequence(out);
-                // It may be the beginning of the next one.
+                // The escape character may begin the next sequence.
                 c == '\u{1b}' && self.takes_colour(c, out)
             }
         }
     }
 
-    /// Shows a sequence that is no colour.
+    /// Escapes a sequence that is not a colour.
     fn end_sequence(&mut self, out: &mut String) {
         for c in std::mem::take(&mut self.sequence).chars() {
             if c.is_control() { out.extend(c.escape_unicode()) } else { out.push(c) }
         }
     }
 
-    fn strangers(&mut self, bytes: &[u8], out: &mut String) {
+    fn invalid(&mut self, bytes: &[u8], out: &mut String) {
         if !bytes.is_empty() {
             self.end_sequence(out);
         }
@@ -202,7 +201,7 @@ impl Stream {
         }
     }
 
-    /// Shows a carriage return that turned out not to end a line.
+    /// Escapes a carriage return that did not end a line.
     fn settle(&mut self, out: &mut String) {
         if std::mem::take(&mut self.held_return) {
             out.push_str("\\r");

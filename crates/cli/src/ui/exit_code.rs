@@ -1,4 +1,4 @@
-//! From the end of a command to an exit code and a sentence.
+//! Turns the end of a command into an exit code and a message.
 
 use std::error::Error;
 use std::os::fd::OwnedFd;
@@ -14,28 +14,27 @@ use crate::ui::escape;
 const TIMED_OUT: u8 = 124;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// The exit code of a command whose output nobody reads any more.
+/// The exit code of a command whose output pipe was closed.
 pub const BROKEN_PIPE: u8 = 141;
-/// How much of each output `--json` keeps.
+/// How many bytes of each output `--json` collects.
 pub const JSON_OUTPUT: usize = 16 * 1024 * 1024;
 
-/// How long a command may run, and which option says so.
+/// A time limit of a command, and the option that set it.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimit {
-    /// After this time it is ended.
+    /// The command is ended after this time.
     pub after: Duration,
-    /// The option.
     pub option: &'static str,
 }
 
 impl TimeLimit {
-    /// What `--timeout` says.
+    /// The limit of `--timeout`.
     pub fn timeout(after: Duration) -> Self {
         Self { after, option: "--timeout" }
     }
 }
 
-/// The exit code, and what to say if it is not the command's own.
+/// The exit code, and a message if it is not the command's own.
 pub fn of(
     outcome: &Outcome,
     limit: Option<TimeLimit>,
@@ -65,29 +64,31 @@ pub fn of(
             crate::OUR_FAILURE,
             Some("the sandbox does not answer. `bathy kill` and `bathy rm -f` work nevertheless".to_owned()),
         ),
-        Outcome::SandboxEnded { cause, console } => (crate::OUR_FAILURE, Some(obituary(cause, console))),
+        Outcome::SandboxEnded { cause, console } => (crate::OUR_FAILURE, Some(describe_end(cause, console))),
     })
 }
 
-fn obituary(cause: &Cause, console: &str) -> String {
+fn describe_end(cause: &Cause, console: &str) -> String {
     let what = match cause {
         Cause::Killed => "the sandbox was ended".to_owned(),
         Cause::GuestExited(status) => format!("the guest ended before its command did (status {status})"),
         Cause::GuestCrashed(how) => format!("{} before its command ended", escape::text(how)),
         Cause::NotReady(ms) => format!("the guest was not ready after {} s", *ms as f64 / 1000.0),
-        Cause::Violation(what) => format!("the guest broke the rules and was ended: {}", escape::text(what)),
-        Cause::Failed(what) => format!("the sandbox could not be kept: {}", escape::text(what)),
+        Cause::Violation(what) => {
+            format!("the guest violated the protocol and was killed: {}", escape::text(what))
+        }
+        Cause::Failed(what) => format!("the sandbox failed: {}", escape::text(what)),
     };
     if console.is_empty() {
-        format!("{what}. The guest kernel said nothing")
+        format!("{what}. The guest kernel printed nothing")
     } else {
         let lines: String = escape::text(console).lines().map(|line| format!("\n  | {line}")).collect();
         format!("{what}. The guest kernel's last lines:{lines}")
     }
 }
 
-/// What was kept of an output, for `--json`.
-pub fn kept(sink: &Sink<'_>) -> Value {
+/// The collected part of an output, for `--json`.
+pub fn collected(sink: &Sink<'_>) -> Value {
     match sink {
         Sink::Memory { kept, total, .. } => {
             json!({ "text": String::from_utf8_lossy(kept), "bytes": total, "truncated": *total > kept.len() as u64 })

@@ -1,7 +1,7 @@
-//! Pictures that code has made: shown where the terminal can, saved where the caller wants.
+//! Pictures made by code: shown on terminals that can, saved where the caller wants.
 //!
-//! Their bytes come from a guest. What goes to a terminal is base64 of our own checking and nothing else, and only of
-//! pictures whose size a terminal can be asked to decode.
+//! Their bytes come from a guest. A terminal receives only base64 that was checked here, and only of pictures whose size is
+//! reasonable to decode.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use bathy_client::interpreter::Bundle;
 
 use crate::ui::table;
 
-/// The longest side that a terminal is asked to show, in pixels.
+/// The maximum width and height of a picture on a terminal, in pixels.
 const MAX_SIDE: u32 = 10_000;
 /// How many characters of base64 one command of the kitty protocol carries.
 const KITTY_CHUNK: usize = 4096;
@@ -24,19 +24,16 @@ const MAX_FILES: u32 = 100_000;
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG: &[u8] = b"\xff\xd8\xff";
 
-/// What a picture is encoded as.
+/// The encoding of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// image/png
     Png,
-    /// image/jpeg
     Jpeg,
-    /// image/svg+xml
     Svg,
 }
 
 impl Kind {
-    /// In the order in which the forms of one value are preferred.
+    /// All formats, the preferred ones first.
     const ALL: [Self; 3] = [Self::Png, Self::Jpeg, Self::Svg];
 
     fn mime(self) -> &'static str {
@@ -56,26 +53,22 @@ impl Kind {
     }
 }
 
-/// A picture.
 #[derive(Debug)]
 pub struct Image {
     kind: Kind,
     bytes: Vec<u8>,
-    /// The same in base64, with nothing else between.
+    /// The bytes in base64, without line breaks.
     base64: String,
-    /// Width and height in pixels, if they can be read.
+    /// Width and height in pixels, if they can be parsed.
     size: Option<(u32, u32)>,
 }
 
 impl Image {
-    /// The picture among the forms of a value. `Err` for one that is not what it says.
+    /// The picture among the forms of a value. `Err` if its content does not match its type.
     pub fn of(bundle: &Bundle) -> Option<Result<Self, String>> {
         let (kind, text) =
             Kind::ALL.into_iter().find_map(|kind| bundle.text(kind.mime()).map(|text| (kind, text)))?;
-        Some(
-            Self::new(kind, text)
-                .ok_or_else(|| format!("a value says that it is {}, and is not", kind.mime())),
-        )
+        Some(Self::new(kind, text).ok_or_else(|| format!("a value claims to be {}, and is not", kind.mime())))
     }
 
     fn new(kind: Kind, text: &str) -> Option<Self> {
@@ -91,7 +84,7 @@ impl Image {
         bytes.starts_with(magic).then_some(Self { kind, bytes, base64, size })
     }
 
-    /// Writes it into a folder under a name that is free, and returns that.
+    /// Writes it into a folder under an unused name, and returns the path.
     pub fn save(&self, folder: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(folder)?;
         for number in 1..MAX_FILES {
@@ -105,7 +98,7 @@ impl Image {
         Err(io::Error::other("there are too many pictures in it"))
     }
 
-    /// What makes a terminal show it, if that terminal can show this one.
+    /// The sequence that shows it on a terminal, if that terminal supports its format.
     pub fn inline(&self, protocol: Protocol) -> Option<String> {
         let fits =
             self.size.is_some_and(|(width, height)| width.max(height) <= MAX_SIDE && width.min(height) > 0);
@@ -121,7 +114,7 @@ impl Image {
         }
     }
 
-    /// Transmit and display, without an answer that would look like keys.
+    /// Transmits and displays, without a response, which would look like input.
     fn kitty(&self) -> String {
         let mut out = String::with_capacity(self.base64.len() + 256);
         let mut rest = self.base64.as_str();
@@ -150,16 +143,15 @@ impl fmt::Display for Image {
     }
 }
 
-/// How a terminal is told to show a picture.
+/// A terminal's protocol for pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// That of kitty, for PNG only.
+    /// The protocol of kitty, for PNG only.
     Kitty,
-    /// That of iTerm2.
     Iterm,
 }
 
-/// What the terminal on standard output can do.
+/// The protocol of the terminal on standard output.
 pub fn protocol() -> Option<Protocol> {
     io::stdout().is_terminal().then(|| protocol_of(|name| std::env::var(name).ok())).flatten()
 }
@@ -167,7 +159,7 @@ pub fn protocol() -> Option<Protocol> {
 fn protocol_of(variable: impl Fn(&str) -> Option<String>) -> Option<Protocol> {
     let text = |name| variable(name).unwrap_or_default();
     let term = text("TERM");
-    // A multiplexer between us and the terminal passes neither.
+    // Terminal multiplexers pass neither on.
     if !text("TMUX").is_empty() || term.starts_with("screen") || term.starts_with("tmux") {
         return None;
     }
@@ -187,7 +179,7 @@ fn png_size(bytes: &[u8]) -> Option<(u32, u32)> {
     (header.get(4..8)? == b"IHDR").then_some((number(8)?, number(12)?))
 }
 
-/// From the first frame header, which stands behind any number of other segments.
+/// The size in the first frame header, which follows any number of other segments.
 fn jpeg_size(bytes: &[u8]) -> Option<(u32, u32)> {
     let mut at = 2;
     loop {
@@ -204,7 +196,6 @@ fn jpeg_size(bytes: &[u8]) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// One pixel.
     const DOT: &str =
         "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 

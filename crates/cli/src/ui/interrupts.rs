@@ -1,4 +1,4 @@
-//! Ctrl-C for code that runs: the first one interrupts it, the second one gives up waiting.
+//! Ctrl-C for running code: the first one interrupts the code, the second one stops waiting for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,19 +12,19 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use crate::sys;
 
-/// Takes the signals that ask us to stop, for as long as it lives.
+/// Catches the signals that stop a program, until it is dropped.
 #[derive(Debug)]
 pub struct Interrupts {
     asked: Arc<OwnedFd>,
     over: Arc<OwnedFd>,
-    /// The first signal, 0 while there was none.
+    /// The first signal, or 0.
     signal: Arc<AtomicU8>,
     watcher: Option<JoinHandle<()>>,
 }
 
 impl Interrupts {
-    /// From now on a signal makes [`Self::fd`] readable. A second one shuts `connection` down, or ends this program if
-    /// there is none to be shut.
+    /// From now on a signal makes [`Self::fd`] readable. A second one shuts `connection` down, or ends this program if there is
+    /// none.
     pub fn take(connection: Option<OwnedFd>) -> io::Result<Self> {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         let (asked, over, signal) = (event()?, event()?, Arc::new(AtomicU8::new(0)));
@@ -36,17 +36,17 @@ impl Interrupts {
         Ok(Self { asked, over, signal, watcher })
     }
 
-    /// Readable when the code is to be interrupted.
+    /// Readable when the code has to be interrupted.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.asked.as_fd()
     }
 
-    /// What interrupts the code for a reason of our own.
+    /// A way to interrupt the code without a signal.
     pub fn trigger(&self) -> Trigger {
         Trigger(self.asked.clone())
     }
 
-    /// The signal that came, if one did.
+    /// The signal that was caught, if any.
     pub fn signal(&self) -> Option<u8> {
         Some(self.signal.load(Ordering::Relaxed)).filter(|signal| *signal > 0)
     }
@@ -56,27 +56,26 @@ impl Drop for Interrupts {
     fn drop(&mut self) {
         raise(&self.over);
         if let Some(watcher) = self.watcher.take() {
-            // It cannot panic, and there is nobody to tell if it did.
+            // The thread cannot panic.
             let _ = watcher.join();
         }
-        // The signals that came meanwhile were meant for the code; the descriptor that held them is gone.
+        // Signals caught in the meantime were meant for the code, and their descriptor is closed.
         let _ = sys::forget_stop_signals();
     }
 }
 
-/// Interrupts the code.
+/// Interrupts the code without a signal.
 #[derive(Clone, Debug)]
 pub struct Trigger(Arc<OwnedFd>);
 
 impl Trigger {
-    /// Does it.
     pub fn pull(&self) {
         raise(&self.0);
     }
 }
 
 fn raise(event: &OwnedFd) {
-    // It can only fail when it was raised more often than anybody counts.
+    // It fails only if the counter overflows.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
@@ -111,7 +110,7 @@ impl Watch {
         match &self.connection {
             Some(connection) => drop(rustix::net::shutdown(connection, Shutdown::Both)),
             None => {
-                // In this thread it is delivered, and ends us as it would have at first.
+                // Unblocked in this thread, it is delivered and ends the program.
                 let _ = sys::unblock_signals();
                 if let Some(signal) = Signal::from_named_raw(number.into()) {
                     let _ = kill_process(getpid(), signal);

@@ -1,32 +1,64 @@
-//! Mistakes on the command line, told so that the next try works.
+//! Errors for mistakes on the command line, worded so that the next try works.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-/// Verbs of Docker's that are not ours, and what to do instead.
-const FOREIGN: [(&str, &str); 9] = [
-    ("build", NO_IMAGES),
-    ("images", NO_IMAGES),
-    ("pull", NO_IMAGES),
-    ("push", NO_IMAGES),
-    ("commit", "a sandbox's disk cannot become an image in this version. `bathy cp` copies files out of it"),
+/// Verbs of other tools, and what to do instead.
+const FOREIGN: [(&[&str], &str); 14] = [
     (
-        "rename",
-        "a sandbox keeps its name. Stop it, copy its folder and `bathy adopt` the copy, or use labels",
+        &["build", "images", "image", "pull", "push", "rmi", "tag", "search", "load", "save", "import"],
+        NO_IMAGES,
     ),
-    ("update", "limits cannot be changed after `bathy create`; the network can, by `bathy policy`"),
-    ("info", "`bathy doctor` tells what this machine offers"),
     (
-        "prune",
-        "`bathy rm $(bathy ls -q)` removes what does not run, with a filter such as `-f label=batch` some of it",
+        &["login", "logout"],
+        "there is no registry to log in to: images are built on this machine, by `bathy setup`",
+    ),
+    (
+        &["commit", "export", "diff"],
+        "a sandbox's disk cannot become an image in this version. `bathy cp` copies files out of it",
+    ),
+    (
+        &["snapshot", "checkpoint", "restore", "fork", "clone"],
+        "sandboxes cannot be copied in this version. `bathy stop` keeps a sandbox's disk, `bathy pause` its memory, too",
+    ),
+    (
+        &["rename"],
+        "a sandbox keeps its name; labels (`bathy create --label`) can be chosen freely, but only when it is made",
+    ),
+    (&["update", "set"], "limits cannot be changed after `bathy create`; the network can, by `bathy policy`"),
+    (
+        &["compose", "swarm", "service", "stack"],
+        "a sandbox is described on its own, in options or in `bathysphere.toml`, and reaches no other one except through published ports",
+    ),
+    (
+        &["volume"],
+        "no directory or volume is mounted in this version. `bathy cp` copies files, and a persistent sandbox keeps its disk",
+    ),
+    (
+        &["network"],
+        "every sandbox has a network of its own: `--net`, `--allow` and `--deny` of `bathy run` and `create`, later `bathy policy`",
+    ),
+    (&["container", "sandbox"], "verbs stand alone, as in `bathy ls` and `bathy rm`"),
+    (
+        &["info", "system", "status"],
+        "`bathy doctor` reports what this machine offers, `bathy ls` the sandboxes",
+    ),
+    (
+        &["ssh", "sh", "bash", "enter"],
+        "`bathy shell NAME` opens a shell in a sandbox, `bathy run -it bash` in a new one",
+    ),
+    (&["delete", "destroy", "remove"], "`bathy rm` removes sandboxes"),
+    (
+        &["prune"],
+        "`bathy rm --all` removes all sandboxes that are not running, `bathy rm --filter label=batch` some of them",
     ),
 ];
 const NO_IMAGES: &str = "there is one image in this version, `default`, which `bathy setup` builds. What it lacks can be installed in a sandbox";
-/// What mounts directories elsewhere.
+/// Options that mount directories in other tools.
 const MOUNTS: [&str; 3] = ["-v", "--volume", "--mount"];
 
-/// The same error, told better if we can.
-pub fn mend(error: Error, command: &mut Command, line: &[String]) -> Error {
+/// Replaces an error by a more helpful one where there is one.
+pub fn improve(error: Error, command: &mut Command, line: &[String]) -> Error {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             foreign(&error, command).unwrap_or_else(|| without_hidden(error, command))
@@ -42,7 +74,7 @@ pub fn mend(error: Error, command: &mut Command, line: &[String]) -> Error {
     }
 }
 
-/// Nobody is meant to use hidden verbs, so they are not proposed.
+/// Removes hidden verbs from the suggestions.
 fn without_hidden(mut error: Error, command: &mut Command) -> Error {
     let Some(ContextValue::Strings(proposed)) = error.get(ContextKind::SuggestedSubcommand) else {
         return error;
@@ -57,14 +89,14 @@ fn without_hidden(mut error: Error, command: &mut Command) -> Error {
     error
 }
 
-/// A verb that people know from elsewhere.
+/// The answer to a verb of another tool.
 fn foreign(error: &Error, command: &mut Command) -> Option<Error> {
     let verb = text(error, ContextKind::InvalidSubcommand);
-    let (_, instead) = FOREIGN.iter().find(|(name, _)| *name == verb)?;
+    let (_, instead) = FOREIGN.iter().find(|(names, _)| names.contains(&verb.as_str()))?;
     Some(command.error(ErrorKind::InvalidSubcommand, format!("bathy has no verb `{verb}`: {instead}")))
 }
 
-/// What is an option of `run` and `create` is a word of a rule where there is nothing but rules.
+/// `--allow` and `--deny` are options of `run` and `create`, but words of a rule in `bathy policy set`.
 fn as_rules(error: Error, command: &mut Command) -> Error {
     let option = text(&error, ContextKind::InvalidArg);
     let Some(action @ ("allow" | "deny")) = option.strip_prefix("--") else { return error };
@@ -91,15 +123,18 @@ mod tests {
     fn told(line: &str) -> String {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = Cli::command().try_get_matches_from(&words).unwrap_err();
-        mend(error, &mut Cli::command(), &words).to_string()
+        improve(error, &mut Cli::command(), &words).to_string()
     }
 
     #[test]
     fn verbs_and_options_of_others_are_answered() {
-        for (verb, _) in FOREIGN {
+        for verb in FOREIGN.iter().flat_map(|(names, _)| *names) {
+            assert!(Cli::command().find_subcommand(verb).is_none(), "{verb} is ours");
             assert!(told(&format!("bathy {verb} x")).contains(&format!("has no verb `{verb}`: ")), "{verb}");
         }
         assert!(told("bathy pull python:3.12").contains("one image"));
+        assert!(told("bathy login registry.example").contains("no registry"));
+        assert!(told("bathy prune").contains("rm --all"));
         for option in MOUNTS {
             let told = told(&format!("bathy run {option} /tmp:/work ls"));
             assert!(told.contains("bathy cp") && !told.contains("as a value"), "{told}");

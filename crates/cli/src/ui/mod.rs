@@ -1,11 +1,11 @@
-//! What a person sees and types: output, exit codes, terminals, tables, prompts.
+//! The user interface: output, exit codes, terminals, tables, prompts.
 
 pub mod cell;
 pub mod colour;
 pub mod denials;
 pub mod escape;
 pub mod exit_code;
-pub mod host_files;
+pub mod hints;
 pub mod images;
 pub mod interrupts;
 pub mod mistakes;

@@ -1,4 +1,4 @@
-//! What the caller of an ephemeral sandbox is told about it while it runs, and what of it at its end.
+//! Reports events of an ephemeral sandbox to its caller, while it runs and at its end.
 
 use bathy_audit::{Event, What};
 use bathy_runtime::supervisor::Observer;
@@ -6,14 +6,14 @@ use bathy_runtime::supervisor::Observer;
 use crate::ui::denials::Denials;
 use crate::ui::{escape, output};
 
-/// Tells of the network's failures at once, and remembers denials.
+/// Reports network failures at once, and remembers denials.
 #[derive(Debug, Default)]
 pub struct Narrator {
     denials: Denials,
 }
 
 impl Narrator {
-    /// Who remembers denials in `denials`.
+    /// Remembers denials in `denials`.
     pub fn new(denials: Denials) -> Self {
         Self { denials }
     }

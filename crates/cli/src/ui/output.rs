@@ -1,43 +1,50 @@
-//! Saying things: a reader that has gone away is no reason to panic.
+//! Output of results and messages. A closed pipe is not a reason to panic.
 
 use std::error::Error;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use bathy_manager::Manager;
 use serde::Serialize;
 
 use crate::ui::escape;
 
-/// One line of results.
+/// Prints one line of results.
 pub fn line(text: impl Display) -> io::Result<()> {
     writeln!(io::stdout(), "{text}")
 }
 
-/// Results as one JSON document.
+/// Prints results as one JSON document.
 pub fn json(document: &impl Serialize) -> Result<(), Box<dyn Error>> {
     line(escape::json(&serde_json::to_string_pretty(document)?))?;
     Ok(())
 }
 
-/// One line about ourselves, for whoever still listens.
+/// Prints a message on standard error. Failures are ignored.
 pub fn note(text: impl Display) {
     note_after("", text);
 }
 
-/// The same, after what ends a line that somebody else began.
+/// As [`note`], after `before`, which may end a line that something else began.
 pub fn note_after(before: &str, text: impl Display) {
     let _ = writeln!(io::stderr(), "{before}bathy: {text}");
 }
 
-/// What a manager has to say about what it did.
+/// Prints a message about empty results, on a terminal only: programs need none.
+pub fn nothing(text: impl Display) {
+    if io::stderr().is_terminal() {
+        note(text);
+    }
+}
+
+/// Prints the warnings of a manager.
 pub fn warnings(manager: &mut Manager) {
     for warning in manager.take_warnings() {
         note(format_args!("warning: {}", escape::text(&warning)));
     }
 }
 
-/// A failure that others do not stop at.
+/// Prints an error with its causes.
 pub fn failure(error: &(dyn Error + 'static)) {
     note(escape::text(&bathy_protocol::chain(error)));
 }

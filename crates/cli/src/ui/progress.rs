@@ -23,11 +23,10 @@ impl Progress {
         Self { started: Instant::now(), live: stderr().is_terminal(), shown: false }
     }
 
-    /// A step begins.
     pub fn step(&mut self, text: &str) {
         let seconds = self.started.elapsed().as_secs();
         let text = crate::ui::escape::text(text);
-        // A progress line that cannot be shown is no reason to fail.
+        // Failures to show progress are ignored.
         let _ = if self.live {
             write!(stderr(), "\r\x1b[K[{seconds:>4} s] {text}").and_then(|()| stderr().flush())
         } else {
@@ -45,7 +44,7 @@ impl Drop for Progress {
     }
 }
 
-/// A bar for bytes that are copied, on a terminal only.
+/// A progress bar for copies, on a terminal only.
 pub struct Bar {
     started: Instant,
     drawn: Option<Instant>,
@@ -53,12 +52,12 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar that is drawn with the first bytes, unless `quiet`.
+    /// A bar that appears with the first bytes, unless `quiet`.
     pub fn new(quiet: bool) -> Self {
         Self { started: Instant::now(), drawn: None, visible: !quiet && stderr().is_terminal() }
     }
 
-    /// `done` bytes of `total`, if that is known, are copied.
+    /// Shows that `done` bytes are copied, of `total` if that is known.
     pub fn show(&mut self, done: u64, total: Option<u64>) {
         if !self.visible || self.drawn.is_some_and(|drawn| drawn.elapsed() < REDRAW) {
             return;
@@ -79,7 +78,7 @@ impl Drop for Bar {
     }
 }
 
-/// What a bar says.
+/// The text of a bar.
 fn bar(done: u64, total: Option<u64>, elapsed: Duration) -> String {
     let per_second = rate(done, elapsed);
     let speed = format!("{}/s", table::bytes(per_second));
@@ -102,7 +101,6 @@ fn bar(done: u64, total: Option<u64>, elapsed: Duration) -> String {
     )
 }
 
-/// Bytes per second.
 pub fn rate(bytes: u64, elapsed: Duration) -> u64 {
     let ms = elapsed.as_millis().max(1);
     u64::try_from(u128::from(bytes) * 1000 / ms).unwrap_or(u64::MAX)
@@ -128,7 +126,7 @@ mod tests {
     #[test]
     fn without_a_total_there_is_no_bar() {
         assert_eq!(bar(1 << 20, None, Duration::from_secs(2)), "1.0 MiB  512.0 KiB/s  2s");
-        // A source that grew meanwhile.
+        // A source that grew in the meantime.
         assert_eq!(bar(11, Some(10), Duration::from_secs(1)), "11 B  11 B/s  1s");
         assert_eq!(bar(0, Some(0), Duration::from_secs(1)), "0 B  0 B/s  1s");
     }

@@ -1,4 +1,4 @@
-//! The prompt of `bathy repl`: lines become cells when they are whole.
+//! The prompt of `bathy repl`: reads lines until they are a complete cell.
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -14,13 +14,13 @@ use crate::ui::output;
 
 const PROMPT: &str = ">>> ";
 const CONTINUATION: &str = "... ";
-/// What is remembered of what was typed, in the state folder.
+/// The history file, in the state folder.
 const HISTORY: &str = "repl_history";
 const HISTORY_SIZE: usize = 5000;
 /// Words that leave the prompt, as Python's own do.
 const LEAVE: [&str; 4] = ["exit", "exit()", "quit", "quit()"];
 
-/// Refuses a prompt that nobody could type at.
+/// Refuses a prompt without a terminal.
 pub fn check() -> Result<(), Box<dyn Error>> {
     if io::stdin().is_terminal() && io::stdout().is_terminal() {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn talk(mut conversation: Conversation) -> Result<u8, Box<dyn Error>> {
     let mut editor = Editor::<(), FileHistory>::new()?;
     editor.set_max_history_size(HISTORY_SIZE)?;
     editor.set_history_ignore_space(true);
-    // There is none before the first time.
+    // The history does not exist before the first use.
     let _ = editor.load_history(&history);
     greet(&conversation);
     loop {
@@ -43,7 +43,7 @@ pub fn talk(mut conversation: Conversation) -> Result<u8, Box<dyn Error>> {
             Ok(cell) if cell.trim().is_empty() => {}
             Ok(cell) => {
                 editor.add_history_entry(cell.trim_end())?;
-                // Nothing that is typed is lost with this program; a disk that is full is no reason to stop.
+                // Saved after each line, so that a crash loses nothing. A full disk is not a reason to stop.
                 let _ = editor.append_history(&history);
                 if let Err(error) = conversation.run(cell) {
                     output::failure(error.as_ref());
@@ -52,7 +52,7 @@ pub fn talk(mut conversation: Conversation) -> Result<u8, Box<dyn Error>> {
                     }
                 }
             }
-            Err(ReadlineError::Interrupted) => output::note("Ctrl-D leaves"),
+            Err(ReadlineError::Interrupted) => output::note("Ctrl-D exits"),
             Err(ReadlineError::Signal(_)) => {}
             Err(ReadlineError::Eof) => break,
             Err(error) => return Err(error.into()),
@@ -60,7 +60,7 @@ pub fn talk(mut conversation: Conversation) -> Result<u8, Box<dyn Error>> {
     }
     let name = conversation.name();
     output::note(format_args!(
-        "the REPL goes on. `bathy repl {name}` opens it again, `bathy repl rm {name}` removes it"
+        "the REPL keeps its state. `bathy repl {name}` opens it again, `bathy repl rm {name}` removes it"
     ));
     Ok(0)
 }
@@ -72,11 +72,11 @@ fn greet(conversation: &Conversation) {
         1 => "1 cell has run in it".to_owned(),
         cells => format!("{cells} cells have run in it"),
     };
-    // A greeting that cannot be shown is none.
-    let _ = writeln!(io::stderr(), "Python in the REPL {name} ({state}). Ctrl-C interrupts, Ctrl-D leaves.");
+    // Failures to show the greeting are ignored.
+    let _ = writeln!(io::stderr(), "Python in the REPL {name} ({state}). Ctrl-C interrupts, Ctrl-D exits.");
 }
 
-/// Lines until they are a whole cell. An interrupt forgets those that were begun.
+/// Reads lines until they are a complete cell. An interrupt discards them.
 fn read_cell(editor: &mut Editor<(), FileHistory>) -> EditResult<String> {
     let mut cell = editor.readline(PROMPT)?;
     while needs_more(&cell) {
@@ -92,8 +92,8 @@ fn read_cell(editor: &mut Editor<(), FileHistory>) -> EditResult<String> {
     Ok(cell)
 }
 
-/// Whether a cell of Python goes on in the next line: inside of brackets and long strings, after a backslash, and in a
-/// block, which an empty line ends.
+/// Whether a Python cell continues on the next line: within brackets and long strings, after a backslash, and in a block,
+/// which an empty line ends.
 fn needs_more(cell: &str) -> bool {
     let ended = cell.rsplit('\n').next().is_some_and(|last| last.trim().is_empty());
     // Another language follows.
@@ -149,7 +149,7 @@ fn scan(cell: &str) -> Scan {
             rest = rest.get(taken..).unwrap_or_default();
         }
         let continued = quote.is_none() && last == '\\';
-        // A short string ends with its line, whatever Python will say about that.
+        // A short string ends with its line; Python reports the error.
         quote = quote.filter(|open| open.long);
         scan.block |= depth == 0 && quote.is_none() && last == ':';
         scan.block |= outermost && line.starts_with('@');

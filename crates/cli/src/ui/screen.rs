@@ -4,10 +4,10 @@ use bathy_protocol::TerminalSize;
 
 use crate::ui::table::cut;
 
-/// A screen: a title, lines that may be more than there is room for, and what the keys do.
+/// A screen: a title, as many lines as fit, and a line about keys.
 ///
-/// Every line is cleared to its end and the rest of the screen too, so nothing of an earlier screen stays, and the
-/// terminal is never blank in between.
+/// Every line is cleared to its end, and so is the rest of the screen: nothing of the previous screen remains, and the
+/// terminal does not flicker.
 pub fn draw(title: &str, lines: &[String], keys: &str, size: TerminalSize) -> String {
     let (rows, columns) = (usize::from(size.rows), usize::from(size.columns));
     let mut screen = String::from("\x1b[H");

@@ -1,4 +1,4 @@
-//! Names of signals.
+//! Parses the names and numbers of signals.
 
 /// Every signal that has a name of its own, with its number on Linux.
 const NAMES: &[(&str, i32)] = &[
@@ -33,6 +33,9 @@ const NAMES: &[(&str, i32)] = &[
     ("PWR", libc::SIGPWR),
     ("SYS", libc::SIGSYS),
 ];
+
+/// The signals that completion offers.
+pub const SHOWN: &[&str] = &["HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "WINCH"];
 
 /// The highest number of a signal.
 const LAST: i32 = 64;

@@ -1,4 +1,4 @@
-//! The caller's ends of a command: which of our descriptors it is connected to, and in which state they are.
+//! The standard streams of the caller: what a command is connected to, and the state of the terminal.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -12,20 +12,20 @@ use crate::ui::escape::{Returns, Stream};
 use crate::ui::exit_code::JSON_OUTPUT;
 use crate::ui::terminal::{self, Raw};
 
-/// What is connected, and how.
+/// How a command is connected to the caller.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wiring {
     /// Standard input goes to the command.
     pub stdin: bool,
     /// The command has a terminal, shown on ours.
     pub terminal: bool,
-    /// Output is kept for a report.
+    /// Output is collected for a report.
     pub json: bool,
-    /// Ctrl-P Ctrl-Q leaves the command running.
+    /// Ctrl-P Ctrl-Q detaches, and the command continues.
     pub detachable: bool,
 }
 
-/// Our side, for as long as the command runs. Dropping it restores the terminal.
+/// The caller's streams while the command runs. Dropping them restores the terminal.
 #[derive(Debug)]
 pub struct CallerStdio {
     wiring: Wiring,
@@ -35,8 +35,8 @@ pub struct CallerStdio {
     outputs: [Output; 2],
 }
 
-/// An output for bytes from a guest: as they are into files, pipes and for a command that was given the terminal,
-/// escaped onto a terminal otherwise.
+/// An output for bytes of a guest. They are escaped on a terminal, unless the command has a terminal of its own, and unchanged
+/// in files and pipes.
 #[derive(Debug)]
 struct Output {
     fd: BorrowedFd<'static>,
@@ -57,17 +57,17 @@ impl Output {
         }
     }
 
-    /// The beginning of a character whose rest never came.
+    /// Flushes an incomplete character.
     fn finish(&self) {
         if let Some(stream) = &self.escape {
-            // A terminal that has gone away needs it no more.
+            // The terminal may be closed.
             let _ = terminal::write_all(self.fd, stream.borrow_mut().finish().as_bytes());
         }
     }
 }
 
 impl CallerStdio {
-    /// Takes the signals, and leaves the terminal as it is for now.
+    /// Catches signals. The terminal stays as it is until [`Self::enter`].
     pub fn new(wiring: Wiring) -> Result<Self, Box<dyn Error>> {
         if wiring.terminal && !io::stdin().is_terminal() {
             return Err("The input is not a terminal. Leave -t out, or run this from a terminal".into());
@@ -83,7 +83,7 @@ impl CallerStdio {
         })
     }
 
-    /// The command is about to run: from now on keys go to it.
+    /// Makes the terminal raw, if the command has it: from now on keys go to the command.
     pub fn enter(&mut self) -> io::Result<()> {
         if self.wiring.terminal {
             self.raw = Some(Raw::enter()?);
@@ -91,7 +91,6 @@ impl CallerStdio {
         Ok(())
     }
 
-    /// For the library.
     pub fn stdio(&self) -> Stdio<'_> {
         let [stdout, stderr] = self
             .outputs
@@ -108,7 +107,7 @@ impl CallerStdio {
         }
     }
 
-    /// Restores the terminal, and hands back what tells of signals.
+    /// Restores the terminal, and returns the descriptor of signals.
     pub fn close(self) -> OwnedFd {
         self.outputs.iter().for_each(Output::finish);
         drop(self.raw);

@@ -4,31 +4,41 @@ use std::io::{self, IsTerminal};
 
 use unicode_width::UnicodeWidthStr;
 
+use crate::ui::colour::Colour;
 use crate::ui::{escape, terminal};
 
-/// Space between columns.
 const GAP: usize = 2;
 
-/// How a column's cells stand.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Words.
     Left,
-    /// Numbers.
     Right,
 }
+
+/// The colour of a cell, if it has one.
+pub type CellColour = fn(&str) -> Option<Colour>;
 
 /// A table being filled.
 #[derive(Debug)]
 pub struct Table {
     columns: Vec<(&'static str, Side)>,
     rows: Vec<Vec<String>>,
+    /// A column, and the colour of its cells.
+    colours: Option<(&'static str, CellColour)>,
 }
 
 impl Table {
     /// A table with these headings.
     pub fn new(columns: &[(&'static str, Side)]) -> Self {
-        Self { columns: columns.to_vec(), rows: Vec::new() }
+        Self { columns: columns.to_vec(), rows: Vec::new(), colours: None }
+    }
+
+    /// Colours the cells of a column where standard output is a terminal that wants colours.
+    #[must_use]
+    pub fn coloured(mut self, heading: &'static str, colour: CellColour) -> Self {
+        self.colours = Some((heading, colour));
+        self
     }
 
     /// Adds a row. Cells may come from a guest: they are escaped here.
@@ -36,8 +46,8 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| escape::word(cell)).collect());
     }
 
-    /// Leaves these columns out, the first of them first, until the others fit into so many cells of a terminal. Without a
-    /// width all stay.
+    /// Leaves out these columns, the first one first, until the others fit into this many cells of a terminal. Without a width
+    /// all remain.
     #[must_use]
     pub fn fit(mut self, cells: Option<usize>, least_important: &[&str]) -> Self {
         let Some(cells) = cells else { return self };
@@ -75,14 +85,18 @@ impl Table {
 
     fn line(&self, row: &[String], widths: &[usize]) -> String {
         let mut line = String::new();
-        for (index, ((cell, wanted), (_, side))) in row.iter().zip(widths).zip(&self.columns).enumerate() {
+        for (index, ((cell, wanted), (heading, side))) in
+            row.iter().zip(widths).zip(&self.columns).enumerate()
+        {
             if index > 0 {
                 line.push_str(&" ".repeat(GAP));
             }
             let padding = " ".repeat(wanted.saturating_sub(cell.width()));
+            let colour = self.colours.filter(|(column, _)| column == heading).and_then(|(_, of)| of(cell));
+            let cell = colour.map_or_else(|| cell.clone(), |colour| colour.paint(cell).to_string());
             match side {
                 Side::Left => line.extend([cell.as_str(), &padding]),
-                Side::Right => line.extend([padding.as_str(), cell]),
+                Side::Right => line.extend([padding.as_str(), &cell]),
             }
         }
         line.truncate(line.trim_end().len());
@@ -90,7 +104,7 @@ impl Table {
     }
 }
 
-/// How many cells a line on standard output has: of a terminal. In a file or a pipe lines may be long.
+/// The width of the terminal on standard output. Lines in files and pipes have no limit.
 pub fn output_width() -> Option<usize> {
     io::stdout().is_terminal().then(|| terminal::size().columns.into())
 }
@@ -103,7 +117,7 @@ pub fn cut(text: &str, limit: usize) -> String {
     text.chars().take(limit.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Bytes in a unit that keeps them short, such as `12.5 MiB`.
+/// A number of bytes with a unit, such as `12.5 MiB`.
 pub fn bytes(count: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

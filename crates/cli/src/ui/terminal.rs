@@ -1,4 +1,4 @@
-//! The caller's own terminal: raw while a guest's terminal is shown on it, and back as it was whatever happens.
+//! The caller's terminal: raw while it shows a guest's terminal, and restored in every case.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,16 +9,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// The size of a terminal that does not tell its own.
-const USUAL: TerminalSize = TerminalSize { rows: 24, columns: 80 };
+/// The size of a terminal that does not report one.
+const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, columns: 80 };
 
-/// How the terminal was before it became raw: also for a panic, after which nothing is dropped.
+/// The terminal's settings before it became raw. A static, because a panic drops nothing.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Leaves the alternate screen and shows the cursor.
 const PLAIN_SCREEN: &str = "\x1b[?1049l\x1b[?25h";
 
-/// The terminal on standard input, which passes every key as it is for as long as this lives.
+/// Raw mode of the terminal on standard input, which lasts until this is dropped.
 #[derive(Debug)]
 pub struct Raw {
     screen: bool,
@@ -30,7 +30,7 @@ impl Raw {
         Self::begin(false)
     }
 
-    /// Makes the terminal raw and takes its whole screen; what it shows comes back at the end.
+    /// Makes the terminal raw and switches to the alternate screen.
     pub fn enter_screen() -> io::Result<Self> {
         let raw = Self::begin(true)?;
         write!(io::stdout(), "\x1b[?1049h\x1b[?25l")?;
@@ -62,7 +62,7 @@ impl Drop for Raw {
     }
 }
 
-/// Puts the terminal back. There is nobody left to tell if that fails.
+/// Restores the terminal. Failures are ignored.
 fn restore(screen: bool) {
     if let Ok(mut slot) = BEFORE.try_lock()
         && let Some(before) = slot.take()
@@ -74,16 +74,16 @@ fn restore(screen: bool) {
     }
 }
 
-/// The size of the caller's terminal, wherever there is one.
+/// The size of the caller's terminal, on any standard stream.
 pub fn size() -> TerminalSize {
     let of = |fd: BorrowedFd<'_>| tcgetwinsize(fd).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
     of(io::stdin().as_fd())
         .or_else(|| of(io::stdout().as_fd()))
         .or_else(|| of(io::stderr().as_fd()))
-        .map_or(USUAL, |size| TerminalSize { rows: size.ws_row, columns: size.ws_col })
+        .map_or(DEFAULT_SIZE, |size| TerminalSize { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// Writes all of it, also to an output that another program made non-blocking.
+/// Writes all bytes, even if another program made the output non-blocking.
 pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {

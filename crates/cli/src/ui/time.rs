@@ -1,4 +1,4 @@
-//! Points in time and durations, as people write and read them. All of it is UTC.
+//! Parses and formats times and durations. All times are UTC.
 
 use bathy_protocol::time::{days_of_month, days_of_year};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use bathy_spec::{Seconds, SpecError};
 const SECOND: u64 = 1_000_000_000;
 const DAY: u64 = 24 * 3600;
 
-/// The longest time that can be asked for.
+/// The longest duration that is accepted.
 const LONGEST: Duration = Duration::from_secs(366 * DAY);
 
-/// A length of time above zero: seconds, with or without a fraction, or a number with a unit.
+/// Parses a duration above zero: seconds with or without a fraction, or numbers with units.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let time: Seconds = text.parse().map_err(|error: SpecError| error.to_string())?;
     Some(Duration::from(time))
@@ -19,22 +19,22 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is not between a millisecond and a year"))
 }
 
-/// As [`parse_duration`], and zero.
+/// As [`parse_duration`], but accepts zero.
 pub fn parse_grace(text: &str) -> Result<Duration, String> {
     if text == "0" { Ok(Duration::ZERO) } else { parse_duration(text) }
 }
 
-/// A point in time: a time ago (`90s`, `10m`, `2h`, `1d`), seconds since 1970, or a date with or without a time of day.
+/// A point in time: an age (`90s`, `10m`, `2h`, `1d`), seconds since 1970, or a date with or without a time of day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// So long before now.
+    /// This long before now.
     Ago(Duration),
-    /// Nanoseconds since 1970.
+    /// At this time, in nanoseconds since 1970.
     At(u64),
 }
 
 impl Since {
-    /// Nanoseconds since 1970.
+    /// This time in nanoseconds since 1970.
     pub fn unix_ns(self, now: u64) -> u64 {
         match self {
             Self::Ago(ago) => now.saturating_sub(u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX)),
@@ -43,25 +43,14 @@ impl Since {
     }
 }
 
-/// Reads a [`Since`].
 pub fn parse_since(text: &str) -> Result<Since, String> {
     let wrong = || {
         format!(
-            "{text:?} is not a point in time. Write a time ago such as 10m or 2h, a date such as 2026-01-31T12:00:00Z, or seconds since 1970"
+            "{text:?} is not a point in time. Write an age such as 10m or 2h, a date such as 2026-01-31T12:00:00Z, or seconds since 1970"
         )
     };
-    if let Some((number, unit)) = text.char_indices().last().and_then(|(at, _)| text.split_at_checked(at)) {
-        let factor = match unit {
-            "s" => Some(1),
-            "m" => Some(60),
-            "h" => Some(3600),
-            "d" => Some(DAY),
-            _ => None,
-        };
-        if let Some(factor) = factor {
-            let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-            return seconds.map(|seconds| Since::Ago(Duration::from_secs(seconds))).ok_or_else(wrong);
-        }
+    if text.ends_with(['s', 'm', 'h', 'd']) {
+        return text.parse::<Seconds>().map(|ago| Since::Ago(ago.into())).map_err(|_| wrong());
     }
     let at = if text.contains('-') { parse_date(text) } else { parse_decimal(text) };
     at.map(Since::At).ok_or_else(wrong)
@@ -115,7 +104,7 @@ fn parse_date(text: &str) -> Option<u64> {
     if east { local.checked_sub(offset) } else { local.checked_add(offset) }
 }
 
-/// Splits a time of day from its zone: whether that is east of Greenwich, and by how many minutes.
+/// Splits a time of day from its zone: whether it is east of Greenwich, and by how many minutes.
 fn zone(clock: &str) -> Option<(&str, bool, u64)> {
     if let Some(clock) = clock.strip_suffix(['Z', 'z']) {
         return Some((clock, true, 0));
@@ -138,7 +127,7 @@ pub fn length(duration: Duration) -> String {
     }
 }
 
-/// How long ago something was.
+/// The time since `then`, such as `2h 05m ago`.
 pub fn ago(then: u64, now: u64) -> String {
     format!("{} ago", length(Duration::from_nanos(now.saturating_sub(then))))
 }
@@ -155,6 +144,7 @@ mod tests {
         for (text, seconds) in [
             ("90s", 1_799_999_910),
             ("10m", 1_799_999_400),
+            ("1m30s", 1_799_999_910),
             ("1d", 1_799_913_600),
             ("1700000000", 1_700_000_000),
             ("1970-01-02", 86_400),
@@ -198,7 +188,7 @@ mod tests {
         for text in ["1970-01-01T00:00:00.000Z", "2000-02-29T12:30:45.250Z", "2099-12-31T23:59:59.999Z"] {
             assert_eq!(iso(parse_since(text).unwrap().unix_ns(0)), text);
         }
-        // The last moment that can be told apart.
+        // The last representable moment.
         assert!(iso(u64::MAX).starts_with("2554-07-21T"));
     }
 
@@ -216,6 +206,7 @@ mod tests {
         assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_grace("0"), Ok(Duration::ZERO));
         for text in ["", "0", "0s", "-1", "1e19", "nan", "inf", "soon", "2 weeks", "367d"] {
             assert!(parse_duration(text).is_err(), "{text}");

@@ -185,6 +185,20 @@ impl Limits {
         }
     }
 
+    /// Sentences on those defaults of `spec` that [`Self::defaults`] has lowered.
+    pub fn lowered(&self, spec: &SandboxSpec) -> Vec<String> {
+        let usual = SandboxSpec::default();
+        [
+            lowered("memory", usual.memory, spec.memory, self.memory.as_ref()),
+            lowered("disk", usual.disk, spec.disk, self.disk.as_ref()),
+            lowered("process limit", usual.processes, spec.processes, self.processes.as_ref()),
+            lowered("log size", usual.log_size, spec.log_size, self.log_size.as_ref()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
     /// Refuses what is above a ceiling and sets limits that were left open.
     pub fn apply(&self, spec: &mut SandboxSpec, notes: &mut Vec<String>) -> Result<(), OperatorError> {
         if let Some(list) = self.images.iter().find(|list| !list.value.contains(&spec.image)) {
@@ -239,6 +253,11 @@ fn stricter<T: Clone + Ord>(limit: &mut Option<Limit<T>>, other: Option<&Limit<T
 
 fn least<T: Copy + Ord>(value: T, limit: Option<&Limit<T>>) -> T {
     limit.map_or(value, |limit| value.min(limit.value))
+}
+
+fn lowered<T: Ord + ToString>(what: &str, usual: T, value: T, limit: Option<&Limit<T>>) -> Option<String> {
+    let limit = limit.filter(|limit| limit.value < usual && value == limit.value)?;
+    Some(format!("The default {what} is {} instead of {}, by {limit}", value.to_string(), usual.to_string()))
 }
 
 fn check<T: Ord + ToString>(

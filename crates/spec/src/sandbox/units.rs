@@ -100,13 +100,8 @@ impl FromStr for Seconds {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let wrong = || SpecError::Seconds(text.to_owned());
         let lower = text.trim().to_ascii_lowercase();
-        let number = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let unit = lower.get(number.len()..).filter(|unit| !unit.is_empty()).unwrap_or("s");
-        let (factor, _) = TIME_UNITS.into_iter().find(|(_, name)| *name == unit).ok_or_else(wrong)?;
-        let scaled = thousandths(number).and_then(|number| number.checked_mul(factor)).ok_or_else(wrong)?;
-        Ok(Self(scaled / 1000))
+        milliseconds(&lower).map(Self).ok_or_else(|| SpecError::Seconds(text.to_owned()))
     }
 }
 
@@ -133,6 +128,27 @@ impl Serialize for Seconds {
 impl<'de> Deserialize<'de> for Seconds {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         text_or_number(from, "a length of time such as 90 or \"15m\"")
+    }
+}
+
+/// Parses numbers with units, each unit smaller than the one before, such as `1m30s`. A single number needs no unit.
+fn milliseconds(text: &str) -> Option<u64> {
+    let mut rest = text;
+    let mut sum = 0_u64;
+    let mut previous = u64::MAX;
+    loop {
+        let unit_at = rest.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(rest.len());
+        let (number, from_unit) = rest.split_at(unit_at);
+        let next_at = from_unit.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(from_unit.len());
+        let (unit, next) = from_unit.split_at(next_at);
+        let unit = if unit.is_empty() && rest.len() == text.len() { "s" } else { unit };
+        let (factor, _) =
+            TIME_UNITS.into_iter().find(|(factor, name)| *name == unit && *factor < previous)?;
+        sum = sum.checked_add(thousandths(number)?.checked_mul(factor)? / 1000)?;
+        if next.is_empty() {
+            return Some(sum);
+        }
+        (rest, previous) = (next, factor);
     }
 }
 
@@ -258,17 +274,44 @@ mod tests {
     }
 
     #[test]
+    fn sizes_in_messages_are_short() {
+        for (bytes, text) in
+            [(24_684_112 << 10, "23.5G"), (512 << 20, "512.0M"), (1 << 40, "1024.0G"), (1000, "1000")]
+        {
+            assert_eq!(Size(bytes).rounded(), text);
+        }
+    }
+
+    #[test]
     fn times_are_read_as_people_write_them() {
         let cases =
             [("90", 90_000), ("90s", 90_000), ("15m", 900_000), ("2h", 7_200_000), ("1d", 86_400_000)];
-        for (text, milliseconds) in
-            cases.into_iter().chain([("1.5", 1500), ("250ms", 250), (" 2H ", 7_200_000)])
-        {
+        for (text, milliseconds) in cases.into_iter().chain([
+            ("1.5", 1500),
+            ("250ms", 250),
+            (" 2H ", 7_200_000),
+            ("1m30s", 90_000),
+            ("1h30m", 5_400_000),
+            ("1d1.5h250ms", 91_800_250),
+        ]) {
             assert_eq!(text.parse(), Ok(Seconds(milliseconds)), "{text}");
         }
-        for text in
-            ["", "s", "-1", "1w", "1h30m", "1e3", "1.2.3", ".", "99999999999999999999", "300000000000000d"]
-        {
+        for text in [
+            "",
+            "s",
+            "-1",
+            "1w",
+            "30s1m",
+            "1m30",
+            "1m1m",
+            "1m s",
+            "1m-30s",
+            "1e3",
+            "1.2.3",
+            ".",
+            "99999999999999999999",
+            "300000000000000d",
+        ] {
             assert!(text.parse::<Seconds>().is_err(), "{text}");
         }
     }

@@ -7,12 +7,12 @@ use libc::{AT_EMPTY_PATH, AT_FDCWD, ENOENT, EPERM, O_CREAT, O_RDWR};
 use crate::report::Report;
 use crate::sys::{self, Args, Fate, address, lasting, number};
 
-/// A way out.
+/// A way out of the jail.
 struct Attempt {
     name: String,
     call: i64,
     args: Args,
-    /// The one error that means that it is closed.
+    /// The error that means that it is closed.
     error: i32,
     /// Whether it does no harm where it succeeds.
     harmless: bool,

@@ -1,6 +1,6 @@
 //! Rule-by-rule test of a filter (J2): `jail-probe filter TABLE INSTALLED`, and of what is trapped: `jail-probe trapped INSTALLED`.
 //!
-//! In this way the verdict is certain: a refused call kills, and nothing but the filter sends that signal.
+//! The result is certain: a refused call kills, and nothing but the filter sends that signal.
 
 use bathy_jail::filter::{
     ByAddress, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, Group, GuestFilter, KEEPER, KEEPER_KVM,

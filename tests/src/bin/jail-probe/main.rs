@@ -1,7 +1,7 @@
 //! The attacker's program: started in place of the guest kernel it tries to get out; started by a test on the host it
 //! shows what the same attempts do where nothing confines them.
 //!
-//! The jail fixes the command line, so a copy of this file says what it shall do in [`ROLE`].
+//! The jail fixes the command line, so each copy of this file contains its role, in [`ROLE`].
 
 mod attempts;
 mod checks;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A host may start a program for each core dump, and whatever a filter kills has one. The limit 1 is how the kernel is told not to.
+/// A host may start a program for each core dump, which every process has that a filter kills. A limit of 1 prevents that.
 fn without_core_dumps() -> Result<(), String> {
     let none = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
     rustix::process::setrlimit(rustix::process::Resource::Core, none).map_err(|error| error.to_string())

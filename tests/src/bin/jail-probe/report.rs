@@ -1,6 +1,6 @@
-//! What the probe says: one line for each failure, and a last line that counts.
+//! The probe's output: one line for each failure, and a last line with counts.
 
-/// Counts what held.
+/// The numbers of attempts and failures.
 pub struct Report {
     held: u32,
     failed: u32,
@@ -8,12 +8,11 @@ pub struct Report {
 }
 
 impl Report {
-    /// Starts counting; `every` also tells what held.
+    /// An empty report; `every` also prints the attempts that held.
     pub fn new(every: bool) -> Self {
         Self { held: 0, failed: 0, every }
     }
 
-    /// Adds an attempt.
     pub fn add(&mut self, held: bool, name: &str, detail: impl FnOnce() -> String) {
         if held {
             self.held += 1;
@@ -26,7 +25,7 @@ impl Report {
         }
     }
 
-    /// The last line.
+    /// Prints the last line.
     pub fn finish(&self) {
         println!("HELD {} FAILED {}", self.held, self.failed);
     }

@@ -1,4 +1,4 @@
-//! Every form of every system call, with what a filter's table says about it.
+//! Every form of every system call, with the decision of a filter's table.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,15 +11,13 @@ use crate::sys::{Args, Fate};
 const LAST: i64 = 1024;
 /// Marks calls of the x32 interface.
 const X32: u64 = 0x4000_0000;
-/// What arguments are when nothing is said about them: bad as descriptor, address, length, signal and process.
+/// The default value of arguments: invalid as descriptor, address, length, signal and process.
 const NOTHING: u64 = u64::MAX;
 
 /// One call to try.
 #[derive(Debug)]
 pub struct Case {
-    /// Its number.
     pub call: u64,
-    /// Its arguments.
     pub args: Args,
     /// Whether the filter lets it pass.
     pub allowed: bool,
@@ -31,7 +29,7 @@ pub struct Case {
 /// from the kernel's own trampoline, they do nothing but fail in these ways.
 const UNFILTERED: [(u64, Fate); 2] = [(335, Fate::Signal(libc::SIGILL)), (336, Fate::Error(libc::ENXIO))];
 
-/// Whether a case ended as the table says; `refusal` is what the filter does to a call that is not allowed.
+/// Whether a case ended as the table requires; `refusal` is what the filter does to a call that is not allowed.
 pub fn as_expected(case: &Case, fate: Fate, refusal: Fate) -> bool {
     match fate {
         Fate::NoChild | Fate::Hung => false,
@@ -82,7 +80,7 @@ pub fn mappings(empty: &Range<u32>) -> Vec<Case> {
     let flags = u64::from((libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs());
     let case = |(address, size, allowed)| Case {
         call: libc::SYS_mmap.cast_unsigned(),
-        // Of no file, so that nothing is mapped whatever the filter says.
+        // An invalid descriptor, so that nothing is mapped even if the filter allows it.
         args: [address, size, 5, flags, NOTHING, 0],
         allowed,
         altered: !allowed,

@@ -236,7 +236,6 @@ pub fn lasting<T>(value: T) -> u64 {
     ptr::from_ref(Box::leak(Box::new(value))).addr() as u64
 }
 
-/// This process's number.
 pub fn own_number() -> u64 {
     std::process::id().into()
 }
@@ -365,7 +364,7 @@ pub fn set_owner(fd: i32, process: i32) -> Result<(), i32> {
 
 /// Closes a descriptor that nothing else here uses.
 pub fn close(fd: i32) {
-    // SAFETY: only inherited descriptors are closed, which no owned value stands for.
+    // SAFETY: only inherited descriptors are closed, and no value owns those.
     unsafe { libc::close(fd) };
 }
 

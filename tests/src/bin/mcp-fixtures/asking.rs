@@ -1,5 +1,5 @@
-//! The tools that ask something back: by a request of their own to a client of 2025-11-25, by a result that wants input
-//! to one of 2026-07-28.
+//! The tools that request input: by a request to clients of 2025-11-25, by a result that requires input to clients of
+//! 2026-07-28.
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, ElicitRequestParams, InputRequest, InputRequiredResult,
@@ -15,12 +15,12 @@ use crate::handler::Shared;
 /// The tool that most scenarios of this kind use.
 pub const ELICITATION: &str = "test_input_required_result_elicitation";
 
-/// A client that went away, or cannot do what it is asked.
+/// The error for a client that disconnected, or does not support the request.
 pub fn unreachable_client(error: rmcp::ServiceError) -> ErrorData {
     ErrorData::internal_error(format!("The client did not answer: {error}"), None)
 }
 
-/// What the client answered to a question, if it is an answer: a user may have refused.
+/// The content of the client's answer, unless the user declined.
 pub fn answer<'a>(given: Option<&'a InputResponses>, key: &str) -> Option<&'a Value> {
     given?
         .get(key)
@@ -238,7 +238,7 @@ impl Rounds<'_> {
         format!("{state}.{}", blake3::keyed_hash(&self.shared.key, bound.as_bytes()))
     }
 
-    /// The state of the round before, if there was one and nobody changed it.
+    /// The state of the previous round, if there was one and its seal is valid.
     fn opened(&self) -> Result<Option<String>, ErrorData> {
         let Some(given) = &self.request.request_state else { return Ok(None) };
         let state = given.split_once('.').map_or(given.as_str(), |(state, _)| state);

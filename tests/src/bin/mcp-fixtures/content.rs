@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::asking;
 
-/// A red pixel.
+/// A PNG with a single red pixel.
 pub const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
 /// A WAV file without a sound.
@@ -20,13 +20,12 @@ pub fn from_json<T: DeserializeOwned>(value: Value) -> Result<T, ErrorData> {
     serde_json::from_value(value).map_err(|error| ErrorData::internal_error(error.to_string(), None))
 }
 
-/// A result that is complete; clients of the older revision are not told so.
+/// A complete result; clients of the older revision do not get the field `resultType`.
 pub fn complete<T: DeserializeOwned>(mut value: Value) -> Result<T, ErrorData> {
     value["resultType"] = json!("complete");
     from_json(value)
 }
 
-/// All prompts.
 pub fn prompts() -> Vec<Prompt> {
     let listed = json!([
         {"name": "test_simple_prompt", "description": "Says one thing"},
@@ -43,7 +42,6 @@ pub fn prompts() -> Vec<Prompt> {
     from_json(listed).unwrap_or_default()
 }
 
-/// Answers `prompts/get`.
 pub fn prompt(request: &GetPromptRequestParams) -> Result<GetPromptResponse, ErrorData> {
     let argument = |name: &str| -> Result<&str, ErrorData> {
         let value = request.arguments.as_ref().and_then(|all| all.get(name)).and_then(Value::as_str);

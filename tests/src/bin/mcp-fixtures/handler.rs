@@ -18,16 +18,14 @@ use crate::{content, tools};
 /// Which list a fixture pretends to have changed.
 #[derive(Debug, Clone, Copy)]
 pub enum Change {
-    /// The tools.
     Tools,
-    /// The prompts.
     Prompts,
 }
 
 /// What all requests share.
 #[derive(Debug)]
 pub struct Shared {
-    /// Tells the open subscriptions what changed.
+    /// Notifies the open subscriptions of changes.
     pub changes: broadcast::Sender<Change>,
     /// Seals the state that a client carries between two rounds.
     pub key: [u8; 32],

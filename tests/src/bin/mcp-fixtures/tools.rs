@@ -44,7 +44,6 @@ const PLAIN: [(&str, &str); 26] = [
     ("test_elicitation", "Asks the user"),
 ];
 
-/// All tools.
 pub fn all() -> Vec<Tool> {
     let schema = |name: &str| match name {
         "test_sampling" => {
@@ -99,7 +98,6 @@ fn header_schema() -> Value {
     json!({"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}, "required": ["region"]})
 }
 
-/// Calls one.
 pub async fn call(
     shared: &Shared,
     request: CallToolRequestParams,
@@ -131,7 +129,7 @@ pub async fn call(
             json!([text("It logged.")])
         }
         "test_logging_tool" => {
-            // Of this revision, only who names a level wants to hear anything.
+            // In this revision, only requests that name a level get log messages.
             if context.meta.log_level().is_some() {
                 log(&context).await?;
             }
@@ -150,7 +148,7 @@ pub async fn call(
         }
         name @ ("test_trigger_tool_change" | "test_trigger_prompt_change") => {
             let change = if name == "test_trigger_tool_change" { Change::Tools } else { Change::Prompts };
-            // Nobody may be listening.
+            // There may be no subscriber.
             let _ = shared.changes.send(change);
             json!([text("It was told.")])
         }

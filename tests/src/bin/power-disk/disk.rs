@@ -22,12 +22,11 @@ struct Write {
     sectors: Vec<Sector>,
 }
 
-/// The disk.
 pub struct Disk {
-    /// What no power cut takes away.
+    /// Flushed data, which survives a power cut.
     stable: File,
     size: u64,
-    /// What a power cut may take away, in the order of the acknowledgements.
+    /// Unflushed writes, which a power cut may lose, in the order of their acknowledgements.
     cache: Vec<Write>,
     /// What a reader sees in place of the stable sectors.
     newest: HashMap<u64, Sector>,
@@ -51,7 +50,7 @@ enum Mode {
     Sectors,
 }
 
-/// What a cut came to.
+/// The effect of a power cut.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Loss {
     mode: Mode,
@@ -59,7 +58,6 @@ pub struct Loss {
     pub writes: usize,
     /// Those that are lost, or torn.
     pub damaged: usize,
-    /// Lost sectors.
     pub sectors: usize,
 }
 
@@ -133,7 +131,7 @@ impl Disk {
         }
     }
 
-    /// Lets the power fail now, if it has not.
+    /// Makes the power fail now, if it has not.
     pub fn fail(&mut self) {
         self.has_failed = true;
     }
@@ -210,7 +208,7 @@ fn aligned(offset: u64, length: usize) -> io::Result<u64> {
     }
 }
 
-/// Copies a file into a new one, without what is empty in it.
+/// Copies a file into a new, sparse one.
 fn copy(from: &File, to: &Path) -> io::Result<File> {
     let size = from.metadata()?.len();
     let target = File::options().read(true).write(true).create(true).truncate(true).open(to)?;

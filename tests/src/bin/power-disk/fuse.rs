@@ -10,7 +10,7 @@ use crate::disk::{Disk, SECTOR};
 /// The largest read or write.
 const MOST: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// What comes before the data of a write: the header of every request, and what a write says.
+/// The size of what precedes the data of a write: the request's header and the write's own.
 const REQUEST: usize = 40;
 const WRITE: usize = 40;
 /// The size of a request's buffer.
@@ -32,36 +32,34 @@ const SILENT: [u32; 3] = [2, 36, 42];
 const VERSION: (u32, u32) = (7, 31);
 const BIG_WRITES: u32 = 1 << 5;
 const MAX_PAGES: u32 = 1 << 22;
-/// The file's content is not kept in the host's page cache: every write of the loop device is one request, and is
-/// acknowledged when it was answered.
+/// The file's content bypasses the host's page cache: every write of the loop device is one request, and is acknowledged when
+/// it was answered.
 const DIRECT_IO: u32 = 1 << 0;
 
-/// One request.
 struct Request<'buffer> {
     operation: u32,
     unique: u64,
     body: &'buffer [u8],
 }
 
-/// How it is with the device.
+/// The state of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It was not mounted so far.
+    /// It has not been mounted yet.
     New,
-    /// No request waits.
+    /// It is mounted, and no request is pending.
     Mounted,
-    /// It was unmounted.
     Unmounted,
 }
 
-/// Answers the requests that wait.
+/// Answers the pending requests.
 pub fn serve(device: &File, disk: &mut Disk, buffer: &mut [u8]) -> io::Result<State> {
     loop {
         let length = match (&*device).read(buffer) {
             Ok(length) => length,
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => return Ok(State::Mounted),
-                // A request that was taken back before it was read.
+                // A request that was cancelled before it was read.
                 Some(Errno::NOENT | Errno::INTR) => continue,
                 // With a request that the end of the file system has cancelled, it is the other one.
                 Some(Errno::NODEV | Errno::CONNABORTED) => return Ok(State::Unmounted),
@@ -76,7 +74,7 @@ pub fn serve(device: &File, disk: &mut Disk, buffer: &mut [u8]) -> io::Result<St
         let reply = reply(request.unique, answer(&request, disk));
         match (&*device).write(&reply) {
             Ok(_) => {}
-            // The one who asked does not wait any more.
+            // The requester no longer waits.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
             Err(error) => return Err(error),
         }

@@ -62,7 +62,7 @@ fn serve(image: &Path, init_arguments: &[&str]) -> io::Result<()> {
     let (is_on, input, fails_at) = (true, Vec::new(), None);
     let served = Server { device: &device, disk: &mut disk, init: &mut init, input, is_on, fails_at }
         .serve_until_unmounted();
-    // A server that fails takes the machine along: nothing may wait for its answers.
+    // If the server fails, the machine ends, too: nothing may wait for its answers.
     let _ = init.kill();
     init.wait()?;
     // A disk that is switched off in order writes its cache.
@@ -78,7 +78,7 @@ struct Server<'machine> {
     input: Vec<u8>,
     /// False after the end of the input.
     is_on: bool,
-    /// The power fails at the latest then; who asked for it is told.
+    /// The deadline of a requested power failure, which is answered when it happens.
     fails_at: Option<Instant>,
 }
 
