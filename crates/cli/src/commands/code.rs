@@ -48,6 +48,9 @@ pub struct Args {
     /// With --sandbox: a context of its own, with its own variables. It is made if it is not there.
     #[arg(long, value_name = "ID", requires = "sandbox")]
     context: Option<String>,
+    /// With --sandbox: start the interpreter anew first, such as when it is stuck or damaged; its variables are lost.
+    #[arg(long, requires = "sandbox")]
+    restart: bool,
     /// Interrupt the code after this time, such as 30s; the exit code is then 124.
     #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
@@ -92,6 +95,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let mut request = CellRequest::new(language, source.read(language)?);
     request.timeout = args.timeout;
     request.max_output = args.show.max_output();
+    request.restart = args.restart;
     match args.sandbox {
         Some(name) => {
             (request.env, request.cwd) = args.spec.variables_and_folder()?;
