@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::host::PROGRAM;
-use crate::text;
+use crate::{schema, text};
 
 /// How much of a name that a client chose is written down.
 pub const NAME: usize = 80;
@@ -93,12 +93,12 @@ fn variables(value: &Value) -> Value {
 
 /// Whether a value is of the type that a schema wants, with all its parts.
 fn fits(schema: &Value, value: &Value) -> bool {
-    if schema.get("enum").and_then(Value::as_array).is_some_and(|words| !words.contains(value)) {
-        return false;
+    if schema.get("enum").is_some() {
+        return schema::meant(schema, value).is_some();
     }
     match schema.get("type").and_then(Value::as_str) {
         Some("string") => value.is_string(),
-        Some("integer") => value.is_number(),
+        Some("integer") => value.is_number() || schema::meant(schema, value).is_some(),
         Some("boolean") => value.is_boolean(),
         Some("array") => value
             .as_array()
@@ -132,7 +132,7 @@ mod tests {
 
     fn takes(tool: &str) -> JsonObject {
         let everything = Toolsets { jobs: true, contexts: true, repls: true };
-        tools::all(everything).iter().find(|spec| spec.name == tool).unwrap().input()
+        tools::all(everything).iter().find(|spec| spec.name == tool).unwrap().input.as_ref().clone()
     }
 
     #[test]
@@ -153,6 +153,7 @@ mod tests {
             ("write_file", json!({"contents": "hunter2"})),
             ("edit_file", json!({"edits": [{"old_text": "hunter2"}]})),
             ("sandbox_create", json!({"labels": {"a": ["hunter2"]}})),
+            ("sandbox_create", json!({"mounts": ["hunter2"]})),
         ] {
             let shown = redacted(&takes(tool), arguments.as_object().unwrap());
             let text = Value::Object(shown).to_string();
@@ -167,7 +168,9 @@ mod tests {
         for (tool, arguments) in [
             ("run_command", json!({"argv": ["ls", "-l"], "cwd": "/tmp", "timeout_seconds": 5})),
             ("run_code", json!({"language": "python", "code": "print(1)"})),
-            ("sandbox_create", json!({"labels": {"a": "b"}, "mounts": ["/etc"]})),
+            ("run_code", json!({"language": "py", "code": "print(1)", "timeout_seconds": "5"})),
+            ("sandbox_create", json!({"labels": {"a": "b"}, "allow": ["a.example"]})),
+            ("read_output", json!({"output": "1f/stdout", "offset": 5})),
         ] {
             let shown = redacted(&takes(tool), arguments.as_object().unwrap());
             assert_eq!(Value::Object(shown), arguments, "{tool}");
@@ -189,16 +192,16 @@ mod tests {
             "image",
             "labels",
             "language",
-            "mounts",
             "name",
             "network",
+            "output",
             "path",
             "repl_id",
             "sandbox_id",
             "signal",
         ];
         for spec in tools::all(Toolsets { jobs: true, contexts: true, repls: true }) {
-            for (name, schema) in spec.input()["properties"].as_object().unwrap() {
+            for (name, schema) in spec.input["properties"].as_object().unwrap() {
                 let harmless = ["integer", "boolean"].contains(&schema["type"].as_str().unwrap());
                 let decided = shown.contains(&name.as_str()) || HIDDEN.contains(&name.as_str());
                 assert!(harmless || decided, "{} {name}", spec.name);

@@ -1,6 +1,6 @@
 //! The host's side of every call: the pool of managers and connections, and what this server has made.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bathy_manager::pool::Pool;
@@ -9,18 +9,23 @@ use bathy_manager::{Manager, ManagerError, Sandboxed};
 
 use crate::error::ToolError;
 
-/// Who asks, for the audit log.
+/// The name of this program in the audit log.
 pub const PROGRAM: &str = "bathy mcp";
+/// The most names of deleted sandboxes that are remembered.
+const MAX_DELETED: usize = 4096;
+
 /// Everything that calls share about this machine.
 pub struct Host {
     /// Managers and connections.
     pub pool: Pool,
     made: Mutex<BTreeSet<String>>,
+    deleted: Mutex<VecDeque<String>>,
 }
 
 impl Default for Host {
     fn default() -> Self {
-        Self { pool: Pool::new(|| Manager::open_for_agents(PROGRAM)), made: Mutex::default() }
+        let pool = Pool::new(|| Manager::open_for_agents(PROGRAM));
+        Self { pool, made: Mutex::default(), deleted: Mutex::default() }
     }
 }
 
@@ -28,6 +33,21 @@ impl Host {
     /// Remembers a sandbox that this server has made.
     pub fn made(&self, sandbox: &Sandboxed) {
         lock(&self.made).insert(sandbox.record.id.clone());
+    }
+
+    /// Remembers the names of a sandbox that a call has deleted.
+    pub fn deleted(&self, sandbox: &Sandboxed) {
+        let mut deleted = lock(&self.deleted);
+        deleted.extend(sandbox.record.name.clone());
+        deleted.push_back(sandbox.record.id.clone());
+        while deleted.len() > MAX_DELETED {
+            deleted.pop_front();
+        }
+    }
+
+    /// Whether a call has deleted a sandbox of this name or id.
+    pub fn has_deleted(&self, wanted: &str) -> bool {
+        lock(&self.deleted).iter().any(|name| name == wanted)
     }
 
     /// Removes every sandbox that this server has made; what went wrong, in sentences.
@@ -50,8 +70,8 @@ impl Host {
     }
 }
 
-/// Removes a sandbox, whatever runs in it. Its own monitor may be faster, which is as good. What there is to say about it, such
-/// as that it could not be recorded.
+/// Removes a sandbox, whatever runs in it; its own monitor may be faster. Returns warnings, such as that the removal could
+/// not be recorded.
 pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Vec<String>, ToolError> {
     match manager.remove(sandbox, true) {
         Err(_)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
@@ -221,7 +221,12 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
         }
         // Before, because a client that does not wait for its answer leaves a session too.
         self.sessions.trim().await;
+        let is_end = request.method() == Method::DELETE;
         let response = self.service.handle(request).await;
+        // Clients take "accepted" for a failure to end the session.
+        if is_end && response.status() == StatusCode::ACCEPTED {
+            return answer(StatusCode::NO_CONTENT, "");
+        }
         if response.headers().contains_key(SESSION_ID) {
             self.sessions.trim().await;
         }

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use http::Method;
 use rmcp::model::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -230,4 +229,27 @@ async fn sessions_are_no_more_than_there_is_room_for() {
     assert_eq!(endpoint.answer(ask(Some(&ids[1])), || ()).await.status(), StatusCode::NOT_FOUND);
     assert_eq!(endpoint.answer(ask(Some(&ids[0])), || ()).await.status(), StatusCode::ACCEPTED);
     assert_eq!(endpoint.answer(ask(Some(&ids[2])), || ()).await.status(), StatusCode::ACCEPTED);
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_answered_as_clients_expect() {
+    let endpoint = endpoint();
+    let ask = |method: Method, session: Option<&str>| {
+        let mut request = Request::builder()
+            .method(method)
+            .uri("/mcp")
+            .header("host", "localhost")
+            .header("authorization", format!("Bearer {SECRET}"))
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream");
+        if let Some(session) = session {
+            request = request.header(SESSION_ID, session).header("mcp-protocol-version", "2025-11-25");
+        }
+        request.body(Full::new(Bytes::from_static(HELLO.as_bytes()))).unwrap()
+    };
+    let begun = endpoint.answer(ask(Method::POST, None), || ()).await;
+    let id = begun.headers().get(SESSION_ID).unwrap().to_str().unwrap().to_owned();
+    let ended = endpoint.answer(ask(Method::DELETE, Some(&id)), || ()).await;
+    assert_eq!(ended.status(), StatusCode::NO_CONTENT);
+    assert_eq!(endpoint.answer(ask(Method::POST, Some(&id)), || ()).await.status(), StatusCode::NOT_FOUND);
 }

@@ -18,7 +18,7 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -29,7 +29,7 @@ use crate::call::{Call, Cancel, Progress};
 use crate::error::ToolError;
 use crate::host::Host;
 use crate::outputs::{Outputs, SCHEME};
-use crate::schema::{self, Field};
+use crate::schema;
 use crate::tools::{self, Spec, Toolsets};
 
 /// How many calls run at the same time.
@@ -42,13 +42,12 @@ const TOOLS_TTL_MS: u64 = 3_600_000;
 const READ: &str = "resources/read";
 
 /// What models read first.
-const INSTRUCTIONS: &str = "Bathysphere runs code that nobody should trust, in sandboxes with their own Linux kernel. \
-    Call run_code with a language and code: without sandbox_id it makes a sandbox and returns its sandbox_id; pass that \
-    id to later calls, which then see the same files, variables and imports. run_command runs shell commands, and \
-    read_file, write_file, edit_file and list_directory work on the sandbox's files. Sandboxes reach the public \
-    internet only, unless the operator or sandbox_create allow less, see nothing of the host, live one hour by default \
-    and are removed after 15 minutes without use; sandbox_delete removes one at once. For Python state that outlives pauses use create_python_repl and run_python_in_repl. \
-    Long output is cut in the middle; the whole is at the resource that the answer links to.";
+const INSTRUCTIONS: &str = "Bathysphere runs untrusted code in sandboxes with their own Linux kernel. Call run_code with code: \
+    without sandbox_id it makes a sandbox and returns its sandbox_id; pass that id to later calls, which then see the same \
+    files, variables and imports. run_command runs shell commands, and read_file, write_file, edit_file and list_directory \
+    work on the sandbox's files. Sandboxes reach the public internet at most, see nothing of the host, and are removed after \
+    an hour or 15 minutes without use; sandbox_delete removes one at once. Use create_python_repl and run_python_in_repl \
+    instead where Python state has to last longer than that. Long output is cut in the middle; read_output reads the rest.";
 
 /// The server cannot be set up.
 #[derive(Debug, Error)]
@@ -171,17 +170,18 @@ impl Server {
     }
 
     fn resource(&self, uri: String) -> Result<ReadResourceResult, ErrorData> {
-        let Some(part) = self.state.outputs.read(&uri) else {
+        let Some((part, next)) = self.state.outputs.read(&uri) else {
             return Err(ErrorData::resource_not_found(
                 format!(
                     "There is no resource {:?}, or not any more: newer outputs take the room of older ones",
                     crate::text::line(&uri, 120)
                 ),
-                Some(serde_json::json!({ "uri": uri })),
+                Some(json!({ "uri": uri })),
             ));
         };
+        let left = part.total - part.from - part.text.len();
         let mut contents = vec![ResourceContents::text(part.text, uri)];
-        if let Some((uri, left)) = part.rest {
+        if let Some(uri) = next {
             let more = format!("[{left} more bytes: read {uri}]");
             contents.push(ResourceContents::text(more, uri));
         }
@@ -219,7 +219,7 @@ impl Server {
             progress: Arc::clone(&progress),
             about: Mutex::default(),
         });
-        let run = spec.run;
+        let run = Arc::clone(&spec.run);
         let shared = Arc::clone(&call);
         let mut work = tokio::task::spawn_blocking(move || run(&shared, Value::Object(arguments)));
         let telling = async {
@@ -340,8 +340,8 @@ impl ServerHandler for Server {
                 Err(unrecorded) => Err(ErrorData::internal_error(unrecorded, None)),
             };
         };
-        let takes = spec.input();
-        let (result, about) = match schema::check(spec.name, &takes, arguments.clone()) {
+        let takes = &spec.input;
+        let (result, about) = match schema::check(spec.name, takes, arguments.clone()) {
             Ok(checked) => self.run(spec, checked, &context).await,
             Err(wrong) => (Err(ToolError::Failed(wrong)), None),
         };
@@ -350,7 +350,7 @@ impl ServerHandler for Server {
             Err(error) => (error.outcome(), CallToolResult::from(&error)),
         };
         let outcome = if context.ct.is_cancelled() { "cancelled" } else { outcome };
-        let asked = Asked { tool: spec.name, takes: &takes, arguments: &arguments, began, context: &context };
+        let asked = Asked { tool: spec.name, takes, arguments: &arguments, began, context: &context };
         match self.record(asked, outcome, &result, about) {
             Ok(()) => Ok(result.into()),
             // It is done, and how it went is not recorded: both are told.
@@ -397,8 +397,8 @@ impl ServerHandler for Server {
         arguments.insert("uri".to_owned(), request.uri.clone().into());
         // An address of something else may have a password in it.
         let ours = request.uri.starts_with(SCHEME);
-        let fields = if ours { vec![Field::text("uri", "The resource")] } else { Vec::new() };
-        let takes = schema::object(fields, true);
+        let properties = if ours { json!({ "uri": { "type": "string" } }) } else { json!({}) };
+        let takes = JsonObject::from_iter([("properties".to_owned(), properties)]);
         let asked = Asked { tool: READ, takes: &takes, arguments: &arguments, began, context: &context };
         let result = self.resource(request.uri);
         let recorded = match &result {

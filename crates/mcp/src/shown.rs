@@ -1,8 +1,8 @@
-//! What a cell brought, as an answer: shared by every tool that runs code.
+//! The answer of the tools that run code: outputs, values, errors.
 
 use std::fmt::Write;
 
-use bathy_client::interpreter::{Bundle, CellOutcome, CodeError, Collected};
+use bathy_client::interpreter::{Bundle, CellOutcome, CodeError, Collected, Language};
 use rmcp::model::Resource;
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,6 @@ use crate::answer::{Answer, Image, MAX_IMAGES};
 use crate::call::Call;
 use crate::error::ToolError;
 use crate::outputs::{self, ONE};
-use crate::schema::Field;
 use crate::text;
 
 /// The most of one form of a value in an answer.
@@ -22,44 +21,9 @@ const VALUES: usize = 64;
 /// How many lines of a traceback an answer has.
 const TRACEBACK: usize = 60;
 
-/// What the tools that run code return.
-pub fn fields() -> Vec<Field> {
-    vec![
-        Field::boolean("ok", "Whether the code ran to its end without an error").required(),
-        Field::text("stdout", "Standard output; of long output the beginning and the end").required(),
-        Field::text("stderr", "Standard error, in the same way").required(),
-        Field::integer("stdout_bytes", "How long standard output was in all").required().at_least(0),
-        Field::integer("stderr_bytes", "How long standard error was in all").required().at_least(0),
-        Field::text("stdout_resource", "Where the whole standard output can be read, if it is not all here"),
-        Field::text("stderr_resource", "Where the whole standard error can be read, if it is not all here"),
-        Field::objects(
-            "results",
-            "Displayed values and the value of the last expression, in their order",
-            vec![
-                Field::boolean("is_main_result", "Whether it is the value of the last expression").required(),
-                Field::open("data", "Its forms by MIME type, as far as they are text").required(),
-                Field::integer("image", "Which of the answer's image blocks shows it, from 0").at_least(0),
-                Field::texts("left_out", "Forms that are not here, and why"),
-            ],
-        )
-        .required(),
-        Field::object(
-            "error",
-            "The error that ended the code",
-            vec![
-                Field::text("name", "Its type").required(),
-                Field::text("value", "Its message").required(),
-                Field::text("traceback", "Where it came from").required(),
-            ],
-        ),
-        Field::texts("notes", "What else there is to know, such as that state was lost").required(),
-        Field::boolean("state_lost", "Whether the interpreter ended, and its variables with it").required(),
-        Field::integer("execution_count", "Which cell of its context it was").at_least(0),
-        Field::integer("duration_ms", "How long the code ran").required().at_least(0),
-    ]
-}
+/// The longest HTML that is shown in place of an object's `repr`, in bytes.
+const SHORT: usize = 2000;
 
-/// One output on its way into an answer.
 struct Stream {
     shown: String,
     link: Option<Resource>,
@@ -73,13 +37,12 @@ pub struct Shelf<'a> {
 }
 
 impl<'a> Shelf<'a> {
-    /// For the outputs of one call.
     pub fn new(call: &'a Call, tool: &'a str) -> Self {
         Self { call, tool, id: None }
     }
 
-    /// The part of an output that an answer shows, and a link to the whole if that is longer. `total` is how long it
-    /// was before anybody cut it.
+    /// The part of an output that an answer shows, and a link to the whole if that is longer. `total` is the length before
+    /// any cut.
     pub fn put(
         &mut self,
         kind: &str,
@@ -105,8 +68,8 @@ impl<'a> Shelf<'a> {
         // Writing to a string cannot fail.
         let _ = write!(
             shown,
-            "\n[{kind} was {total} bytes{more}; it is not all shown here. Read {} for the whole.]",
-            link.uri
+            "\n[{kind} was {total} bytes{more}; it is not all shown here. read_output reads the rest: output \"{id}/{kind}\", offset {}.]",
+            cut.head
         );
         Ok((shown, Some(link)))
     }
@@ -146,7 +109,9 @@ pub fn answer(
         values.add(&shown.bundle, shown.is_main_result);
     }
     notes.extend(values.overflow());
-    let error = collected.error.as_ref().map(error_value);
+    let is_bash = about.get("language").is_some_and(|language| language == Language::Bash.as_str());
+    let exit_code = if is_bash { exit_code(collected, outcome) } else { None };
+    let error = collected.error.as_ref().filter(|_| exit_code.is_none()).map(error_value);
     let ok = collected.ok(outcome);
     let mut structured = about;
     structured.extend(object(json!({
@@ -166,12 +131,27 @@ pub fn answer(
         }
     };
     put("error", error);
+    put("exit_code", exit_code.map(Value::from));
     put("execution_count", outcome.count.map(Value::from));
     put("stdout_resource", stdout.link.as_ref().map(|link| link.uri.clone().into()));
     put("stderr_resource", stderr.link.as_ref().map(|link| link.uri.clone().into()));
     let text = page(&structured, &values);
     let links = [stdout.link, stderr.link].into_iter().flatten().collect();
-    Ok(Answer { structured: Value::Object(structured), text, images: values.images, links, is_error: !ok })
+    // As for run_command, the exit code of a shell is a result and no error of the tool.
+    let is_error = !ok && exit_code.is_none();
+    Ok(Answer { structured: Value::Object(structured), text, images: values.images, links, is_error })
+}
+
+/// The exit code of Bash code that ran to its end.
+fn exit_code(collected: &Collected, outcome: &CellOutcome) -> Option<u8> {
+    if outcome.trouble().is_some() {
+        return None;
+    }
+    match &collected.error {
+        Some(error) if error.name == "ExitStatus" => error.value.parse().ok(),
+        Some(_) => None,
+        None => outcome.ok.then_some(0),
+    }
 }
 
 /// An object's members.
@@ -281,7 +261,7 @@ impl Values {
     }
 }
 
-/// The same for reading.
+/// The answer as text.
 fn page(structured: &Map<String, Value>, values: &Values) -> String {
     let mut page = String::new();
     let mut section = |title: &str, body: &str| {
@@ -302,12 +282,17 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
         let parts = [&error["name"], &error["value"]].map(|part| part.as_str().unwrap_or_default());
         let line = parts.join(": ");
         let line = line.trim_end_matches([':', ' ']);
-        // Most tracebacks end with it.
-        if traceback.contains(line) {
+        // Most tracebacks end with it; of a syntax error they leave out the place, which stands above.
+        let name = error["name"].as_str().unwrap_or_default();
+        let is_told = |last: &str| !name.is_empty() && last.starts_with(name) && line.starts_with(last);
+        if traceback.contains(line) || traceback.lines().any(is_told) {
             section("error", traceback);
         } else {
             section("error", format!("{traceback}\n{line}").trim_start_matches('\n'));
         }
+    }
+    if let Some(code) = structured.get("exit_code") {
+        section("exit code", &code.to_string());
     }
     for note in structured.get("notes").and_then(Value::as_array).into_iter().flatten() {
         section("note", note.as_str().unwrap_or_default());
@@ -324,11 +309,22 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
 /// The form of a value that reads best.
 fn reading(value: &Value) -> String {
     let data = &value["data"];
-    let best = ["text/markdown", "text/plain", "text/latex", "text/html", "image/svg+xml"];
-    let mut text = best.iter().find_map(|mime| data[*mime].as_str()).map_or_else(
-        || data.get("application/json").map(Value::to_string).unwrap_or_default(),
-        str::to_owned,
-    );
+    let form = |mime: &str| data[mime].as_str().map(str::to_owned);
+    let json = || data.get("application/json").map(Value::to_string);
+    let plain = form("text/plain");
+    let rich = || {
+        let short = |text: &String| text.len() <= SHORT;
+        form("text/html")
+            .filter(short)
+            .or_else(|| form("text/latex").filter(short))
+            .or_else(|| json().filter(short))
+    };
+    let best = match plain {
+        Some(text) if is_object_repr(&text) => rich().or(Some(text)),
+        plain => plain,
+    };
+    let others = || ["text/latex", "text/html", "image/svg+xml"].iter().find_map(|mime| form(mime));
+    let mut text = form("text/markdown").or(best).or_else(others).or_else(json).unwrap_or_default();
     if let Some(image) = value["image"].as_u64() {
         let _ = write!(text, " [image {image}]");
     }
@@ -338,8 +334,16 @@ fn reading(value: &Value) -> String {
     text
 }
 
+/// Whether a text is Python's `<module.Type object at 0x7f…>`, which says nothing about the value.
+fn is_object_repr(text: &str) -> bool {
+    text.starts_with('<') && text.ends_with('>') && text.contains(" object at 0x") && !text.contains('\n')
+}
+
 #[cfg(test)]
 mod tests {
+    use bathy_client::interpreter::{CellEnd, CellStarted};
+    use bathy_protocol::cell::CellEnded;
+
     use super::*;
 
     fn bundle(data: Value) -> Bundle {
@@ -398,5 +402,61 @@ mod tests {
             object(json!({"stdout": "", "stderr": "", "error": error_value(&error), "notes": []}));
         let page = page(&structured, &Values::default());
         assert_eq!(page, "error:\nTraceback\nValueError: bad red\n");
+    }
+
+    #[test]
+    fn a_syntax_error_says_its_message_once() {
+        let error = CodeError {
+            name: "SyntaxError".into(),
+            value: "invalid syntax (<cell 1>, line 1)".into(),
+            traceback: vec!["  File \"<cell 1>\", line 1".into(), "SyntaxError: invalid syntax".into()],
+        };
+        let read =
+            |error: &CodeError| page(&object(json!({ "error": error_value(error) })), &Values::default());
+        let text = read(&error);
+        assert_eq!(text.matches("invalid syntax").count(), 1, "{text}");
+        // An error that its traceback does not name is named.
+        let quiet = CodeError { traceback: vec!["SyntaxErrors".into()], ..error };
+        let text = read(&quiet);
+        assert!(text.contains("SyntaxError: invalid syntax (<cell 1>, line 1)"), "{text}");
+    }
+
+    #[test]
+    fn a_value_is_shown_by_what_says_something() {
+        let shown = |data: Value| reading(&json!({ "data": data }));
+        let repr = "<IPython.core.display.HTML object at 0x4040af90>";
+        assert_eq!(shown(json!({"text/plain": repr, "text/html": "<b>x</b>"})), "<b>x</b>");
+        assert_eq!(shown(json!({"text/plain": repr, "application/json": {"a": 1}})), r#"{"a":1}"#);
+        assert_eq!(shown(json!({"text/plain": repr, "text/html": "x".repeat(SHORT + 1)})), repr);
+        assert_eq!(shown(json!({"text/plain": repr})), repr);
+        assert_eq!(shown(json!({"text/plain": "   a\n0  1", "text/html": "<table>"})), "   a\n0  1");
+        assert_eq!(shown(json!({"text/html": "<b>", "text/latex": "$x$"})), "$x$");
+    }
+
+    fn outcome(status: &str) -> CellOutcome {
+        let ended = CellEnded {
+            end: CellEnd::Finished(String::new()),
+            interrupted: None,
+            state_lost: false,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            background_bytes: 0,
+            stray_packets: 0,
+            ran_ms: 0,
+        };
+        CellOutcome { started: CellStarted::default(), ended, ok: status == "ok", count: None, damage: None }
+    }
+
+    #[test]
+    fn the_exit_code_of_a_shell_is_a_result() {
+        let failed = |name: &str, value: &str| Collected {
+            error: Some(CodeError { name: name.into(), value: value.into(), traceback: Vec::new() }),
+            ..Collected::default()
+        };
+        assert_eq!(exit_code(&Collected::default(), &outcome("ok")), Some(0));
+        assert_eq!(exit_code(&failed("ExitStatus", "3"), &outcome("error")), Some(3));
+        assert_eq!(exit_code(&failed("SyntaxError", "bad"), &outcome("error")), None);
+        let damaged = CellOutcome { damage: Some("x".into()), ..outcome("error") };
+        assert_eq!(exit_code(&failed("ExitStatus", "3"), &damaged), None);
     }
 }

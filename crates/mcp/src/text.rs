@@ -81,8 +81,10 @@ pub fn line(text: &str, most: usize) -> String {
 /// A text whose middle may have been left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// What is shown.
+    /// The beginning and the end, with a line between them.
     pub text: String,
+    /// The length of the beginning, in bytes.
+    pub head: usize,
     /// How many bytes were left out.
     pub left_out: usize,
 }
@@ -90,7 +92,7 @@ pub struct Cut {
 /// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that tells so.
 pub fn cut(text: &str, most: usize) -> Cut {
     if text.len() <= most {
-        return Cut { text: text.to_owned(), left_out: 0 };
+        return Cut { text: text.to_owned(), head: text.len(), left_out: 0 };
     }
     let half = most / 2;
     let head = text.get(..text.floor_char_boundary(half)).unwrap_or_default();
@@ -102,7 +104,8 @@ pub fn cut(text: &str, most: usize) -> Cut {
         None => tail,
     };
     let left_out = text.len() - head.len() - tail.len();
-    Cut { text: format!("{head}\n[… {left_out} bytes left out …]\n{tail}"), left_out }
+    let text = format!("{head}\n[… {left_out} bytes left out …]\n{tail}");
+    Cut { text, head: head.len(), left_out }
 }
 
 #[cfg(test)]
@@ -133,7 +136,7 @@ mod tests {
         assert!(short.text.contains(&format!("[… {} bytes left out …]", short.left_out)));
         let shown = short.text.len() - format!("\n[… {} bytes left out …]\n", short.left_out).len();
         assert_eq!(shown + short.left_out, text.len());
-        assert_eq!(cut("abc", 3), Cut { text: "abc".into(), left_out: 0 });
+        assert_eq!(cut("abc", 3), Cut { text: "abc".into(), head: 3, left_out: 0 });
     }
 
     #[test]
