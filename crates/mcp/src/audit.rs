@@ -1,4 +1,4 @@
-//! What an agent asked and got, for the audit log.
+//! Tool calls in the audit log.
 
 use bathy_audit::event::{argv, digest};
 use bathy_audit::{Actor, Event, Log, What};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::host::PROGRAM;
 use crate::{schema, text};
 
-/// How much of a name that a client chose is written down.
+/// The longest name that a client chose, in characters.
 pub const NAME: usize = 80;
 /// Arguments that are content rather than intent, or may be secret.
 const HIDDEN: [&str; 5] = ["env", "stdin", "content", "old_text", "new_text"];
@@ -24,25 +24,22 @@ pub fn has_ended(tool: &str, outcome: &str) -> bool {
 
 /// A call that has been answered.
 pub struct Answered<'a, A> {
-    /// The tool, or the method if it is none.
+    /// The tool, or the method of another request.
     pub tool: &'a str,
-    /// What it takes. What is not in here is not shown.
+    /// The schema of its arguments. Others are not shown.
     pub takes: &'a JsonObject,
-    /// Who says to be calling.
+    /// Name and version that the client claims.
     pub client: Option<String>,
     /// The arguments, as they came.
     pub arguments: &'a JsonObject,
     /// `ok`, `error`, `refused` or `cancelled`.
     pub outcome: &'static str,
-    /// The answer.
     pub answer: &'a A,
-    /// How long it took, in milliseconds.
     pub took_ms: u64,
     /// The sandbox that it was about: its id and name.
     pub about: Option<(String, Option<String>)>,
 }
 
-/// Writes a call down.
 pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bathy_audit::LogError> {
     let whole = serde_json::to_vec(call.arguments).unwrap_or_default();
     let shown = argv(&[Value::Object(redacted(call.takes, call.arguments)).to_string()]);
@@ -67,9 +64,9 @@ pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bath
     if has_ended(call.tool, call.outcome) { log.append_last(&[event]) } else { log.append(&[event]) }
 }
 
-/// The arguments as far as they are known to be harmless: those that the tool takes, of the type that it takes, without
-/// the values of variables, standard input, and the contents of files. Of everything else there is the name and the
-/// length, because a secret under a name that is only nearly right is still one; the digest is of the whole.
+/// The arguments that are known to be harmless: those of the tool's schema, of the right type, without the values of
+/// variables, standard input and the contents of files. Of all others the log has name and length only, because a secret
+/// under a misspelt name is still one. The digest covers the whole.
 fn redacted(takes: &JsonObject, arguments: &JsonObject) -> JsonObject {
     let known = takes.get("properties").and_then(Value::as_object);
     let shown = |name: &str, value: &Value| match known.and_then(|known| known.get(name)) {
@@ -84,7 +81,7 @@ fn redacted(takes: &JsonObject, arguments: &JsonObject) -> JsonObject {
 fn variables(value: &Value) -> Value {
     let Some(variables) = value.as_object() else { return hidden(value) };
     let shown = variables.iter().map(|(name, value)| match name.split_once('=') {
-        // An assignment in the wrong place.
+        // The client put NAME=value where the name belongs.
         Some((name, rest)) => (text::line(name, NAME), length(rest.len())),
         None => (text::line(name, NAME), hidden(value)),
     });
@@ -177,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Content would be written down if a tool got an argument for it that nobody thought of here.
+    /// A new argument with content has to be added to `HIDDEN`, or it would be recorded.
     #[test]
     fn every_text_that_tools_take_is_known_to_be_shown_or_hidden() {
         let shown = [

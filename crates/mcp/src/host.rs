@@ -1,4 +1,4 @@
-//! The host's side of every call: the pool of managers and connections, and what this server has made.
+//! The host's side of all calls: the pool of managers and connections, and the sandboxes that this server has made.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,7 @@ pub const PROGRAM: &str = "bathy mcp";
 /// The most names of deleted sandboxes that are remembered.
 const MAX_DELETED: usize = 4096;
 
-/// Everything that calls share about this machine.
 pub struct Host {
-    /// Managers and connections.
     pub pool: Pool,
     made: Mutex<BTreeSet<String>>,
     deleted: Mutex<VecDeque<String>>,
@@ -50,7 +48,7 @@ impl Host {
         lock(&self.deleted).iter().any(|name| name == wanted)
     }
 
-    /// Removes every sandbox that this server has made; what went wrong, in sentences.
+    /// Removes every sandbox that this server has made. Returns failures, in sentences.
     pub fn remove_made(&self) -> Vec<String> {
         let made = std::mem::take(&mut *lock(&self.made));
         self.pool.close_all();
@@ -58,7 +56,7 @@ impl Host {
         for id in made {
             let removed = self.pool.with(|manager| match manager.find(&id) {
                 Ok(sandbox) => remove(manager, &sandbox),
-                // It ended by itself.
+                // It has ended and is removed already.
                 Err(_) => Ok(Vec::new()),
             });
             match removed {
@@ -81,8 +79,8 @@ pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Vec<String>,
     Ok(manager.take_warnings())
 }
 
-/// A sentence, with warnings behind it.
-pub fn told(mut sentence: String, warnings: &[String]) -> String {
+/// A sentence, followed by warnings.
+pub fn with_warnings(mut sentence: String, warnings: &[String]) -> String {
     for warning in warnings {
         sentence.push_str("\n[");
         sentence.push_str(&crate::text::clean(warning));

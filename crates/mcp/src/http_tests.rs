@@ -1,4 +1,4 @@
-//! Who may speak, tried on the endpoint as a client would.
+//! The guard and the limits of the endpoint, as a client meets them.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ fn endpoint() -> Endpoint<Silent> {
     Endpoint::new(Silent, guard)
 }
 
-/// The status of a request with these headers, and what it asks for.
+/// The status of a request with these headers, and the challenge of the answer.
 fn status(path: &str, headers: &[(&str, &str)]) -> (u16, Option<String>) {
     let mut request = Request::builder().method(Method::POST).uri(path);
     for (name, value) in headers {
@@ -63,7 +63,7 @@ fn c3_the_token_is_asked_for() {
         assert_eq!(status("/mcp", &[host, ("authorization", wrong)]).0, 401, "{wrong}");
     }
     assert_eq!(status("/mcp", &[host, ("authorization", "bearer 0123456789abcdef")]).0, 200);
-    // Two answers to one question are none.
+    // A header that occurs twice does not count.
     let twice = [host, ("authorization", "Bearer 0123456789abcdef"), ("authorization", "Bearer x")];
     assert_eq!(status("/mcp", &twice).0, 401);
     let (code, challenge) = status("/mcp", &[host, ("authorization", "Bearer wrong")]);
@@ -187,11 +187,11 @@ async fn c3_silent_strangers_keep_nobody_waiting_and_are_not_kept_for_long() {
     let mut first = [0; 12];
     client.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
-    assert!(asked.elapsed() < STRANGER / 2, "{:?}", asked.elapsed());
-    // The last stranger, for whose place nobody asked, is not kept either.
+    assert!(asked.elapsed() < AUTHENTICATION / 2, "{:?}", asked.elapsed());
+    // The last one, whose slot no other connection needs, is closed too.
     let mut rest = Vec::new();
     let last = silent.last_mut().unwrap();
-    // A reset is as good an end as any.
+    // The server may also reset the connection.
     let _ = tokio::time::timeout(HEADERS, last.read_to_end(&mut rest)).await.unwrap();
     assert!(rest.is_empty() && began.elapsed() < HEADERS / 2, "{:?}", began.elapsed());
     serving.abort();
@@ -223,7 +223,7 @@ async fn sessions_are_no_more_than_there_is_room_for() {
         let response = endpoint.answer(ask(None), || ()).await;
         ids.push(response.headers().get(SESSION_ID).unwrap().to_str().unwrap().to_owned());
     }
-    // The first is used again, so the second is the one that goes.
+    // The first is used again, so the second is evicted.
     assert_eq!(endpoint.answer(ask(Some(&ids[0])), || ()).await.status(), StatusCode::ACCEPTED);
     assert_eq!(endpoint.answer(ask(None), || ()).await.status(), StatusCode::OK);
     assert_eq!(endpoint.answer(ask(Some(&ids[1])), || ()).await.status(), StatusCode::NOT_FOUND);

@@ -1,15 +1,15 @@
-//! Whole outputs of calls whose answers show only a part, kept for a while as resources.
+//! Outputs that were too long for their answers, kept in memory until newer ones need the space.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rmcp::model::Resource;
 
-/// The most of one output.
+/// The most of one output, in bytes.
 pub const ONE: usize = 4 << 20;
-/// The most of all of them together: the ones that were not used for the longest time make room.
+/// The most of all outputs together, in bytes. The least recently used are evicted.
 const ALL: usize = 64 << 20;
-/// The most that is read at once: some clients take no answer of more than a mebibyte, quotes and all.
+/// The most that one resource has, in bytes: some clients take no answer of more than a mebibyte, escapes included.
 pub const PART: usize = 384 << 10;
 /// Comes before the offset of a part in an address.
 const FROM: &str = "?from=";
@@ -36,14 +36,14 @@ pub struct Part {
     pub total: usize,
 }
 
-/// What is kept; the least recently used first.
+/// The outputs, the least recently used first.
 #[derive(Debug, Default)]
 pub struct Outputs {
     kept: Mutex<VecDeque<Entry>>,
 }
 
 impl Outputs {
-    /// Keeps a text, and returns the address that a client reads it at. `kind` is what it is, such as `stdout`.
+    /// Keeps a text and returns its resource. `kind` is the stream, such as `stdout`.
     pub fn keep(&self, id: &str, kind: &str, tool: &str, text: String) -> Resource {
         let entry =
             Entry { uri: format!("{SCHEME}{id}/{kind}"), title: format!("{kind} of {tool} {id}"), text };
@@ -87,7 +87,7 @@ impl Outputs {
         Some(part)
     }
 
-    /// Everything that is kept, the newest first.
+    /// All outputs, the newest first.
     pub fn list(&self) -> Vec<Resource> {
         self.lock().iter().rev().map(describe).collect()
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_were_not_used_for_the_longest_time_make_room() {
+    fn the_least_recently_used_outputs_are_evicted() {
         let outputs = Outputs::default();
         for number in 0..16 {
             outputs.keep(&number.to_string(), "stdout", "t", "x".repeat(ONE));

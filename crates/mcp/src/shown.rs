@@ -29,7 +29,7 @@ struct Stream {
     link: Option<Resource>,
 }
 
-/// Keeps whole outputs that are too long to be shown.
+/// Keeps outputs that are too long for their answer.
 pub struct Shelf<'a> {
     call: &'a Call,
     tool: &'a str,
@@ -80,7 +80,7 @@ impl<'a> Shelf<'a> {
     }
 }
 
-/// The answer to a cell. `about` is what the tool itself has to say.
+/// The answer to a cell. `about` has the members of the tool's own.
 pub fn answer(
     call: &Call,
     tool: &str,
@@ -173,12 +173,12 @@ fn error_value(error: &CodeError) -> Value {
     })
 }
 
-/// The values of a cell, as far as there is room for them.
+/// The values of a cell, up to the limits of an answer.
 #[derive(Default)]
 struct Values {
     list: Vec<Value>,
     images: Vec<Image>,
-    /// How much room is left for pictures, if that is limited.
+    /// How many bytes of base64 are left for pictures, if that is limited.
     room: Option<usize>,
     used: usize,
     dropped: usize,
@@ -186,7 +186,7 @@ struct Values {
 
 impl Values {
     fn add(&mut self, bundle: &Bundle, is_main_result: bool) {
-        // The value of the last expression is what was asked for: it always has a place.
+        // The value of the last expression is never left out.
         if self.list.len() >= VALUES && !is_main_result {
             self.dropped += 1;
             return;
@@ -282,7 +282,7 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
         let parts = [&error["name"], &error["value"]].map(|part| part.as_str().unwrap_or_default());
         let line = parts.join(": ");
         let line = line.trim_end_matches([':', ' ']);
-        // Most tracebacks end with it; of a syntax error they leave out the place, which stands above.
+        // Most tracebacks end with it; of a syntax error without the place, which is in a line above.
         let name = error["name"].as_str().unwrap_or_default();
         let is_told = |last: &str| !name.is_empty() && last.starts_with(name) && line.starts_with(last);
         if traceback.contains(line) || traceback.lines().any(is_told) {

@@ -1,9 +1,9 @@
-//! Text of a guest on its way to a model or a person: harmless, and no longer than it has to be.
+//! Text of a guest, made harmless and short for a model or a person.
 
-/// How much of one text stands in an answer.
+/// The longest text in an answer, in bytes.
 pub const INLINE: usize = 16 * 1024;
 
-/// Takes out what is not meant to be read: escape sequences of terminals, control characters, and characters that turn,
+/// Removes what is not meant to be read: escape sequences of terminals, control characters, and characters that turn,
 /// hide or smuggle others. Line ends become `\n`.
 pub fn clean(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -12,7 +12,7 @@ pub fn clean(text: &str) -> String {
         match c {
             '\n' | '\t' => out.push(c),
             '\r' => {
-                // A program that overwrites its line writes lines, here.
+                // A program that overwrites its line, such as for progress, writes several lines here.
                 if characters.peek() != Some(&'\n') {
                     out.push('\n');
                 }
@@ -26,7 +26,6 @@ pub fn clean(text: &str) -> String {
     out
 }
 
-/// After the escape character.
 fn skip_escape(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     match characters.peek() {
         Some('[') => {
@@ -69,7 +68,7 @@ fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{e0000}'..='\u{e007f}')
 }
 
-/// The same on one line, cut to `most` characters.
+/// A cleaned text on one line, cut to `most` characters.
 pub fn line(text: &str, most: usize) -> String {
     let one: String = clean(text).split_whitespace().collect::<Vec<_>>().join(" ");
     match one.char_indices().nth(most) {
@@ -89,7 +88,7 @@ pub struct Cut {
     pub left_out: usize,
 }
 
-/// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that tells so.
+/// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that says how much is left out.
 pub fn cut(text: &str, most: usize) -> Cut {
     if text.len() <= most {
         return Cut { text: text.to_owned(), head: text.len(), left_out: 0 };

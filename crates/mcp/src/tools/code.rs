@@ -15,7 +15,6 @@ use crate::error::ToolError;
 use crate::outputs::ONE;
 use crate::shown;
 
-/// The tool.
 pub fn run_code() -> Spec {
     Spec::new(
         "run_code",

@@ -28,7 +28,6 @@ const STDIN: u64 = 4 << 20;
 /// The longest shell command, in characters: the kernel takes no longer argument.
 const COMMAND: u64 = 128 * 1024 - 1;
 
-/// The tool.
 pub fn run_command() -> Spec {
     Spec::new(
         "run_command",

@@ -19,16 +19,15 @@ const MAX_READ: u64 = 1 << 20;
 const MAX_EDIT: u64 = 8 << 20;
 /// The longest that an edited file may become.
 const MAX_GROWN: usize = 32 << 20;
-/// Up to this length a text that was not found is looked for with other white space.
+/// The longest text that is searched for with other white space, in bytes.
 const CLOSER_LOOK: usize = 64 << 10;
 /// The most that one call writes, in characters.
 const MAX_WRITE: u64 = 8 << 20;
 /// The most entries that one call lists.
 const MAX_ENTRIES: u64 = 5000;
-/// How many places of a text that occurs several times are named.
+/// The most lines that are named where a text occurs several times.
 const PLACES: usize = 8;
 
-/// The tools.
 pub fn tools() -> Vec<Spec> {
     vec![read_file(), write_file(), edit_file(), list_directory()]
 }
@@ -115,7 +114,7 @@ fn length(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
-/// The type of a picture that clients show.
+/// The MIME type, if it is a picture that clients show.
 fn image_type(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some("image/png"),
@@ -124,7 +123,7 @@ fn image_type(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Bytes as text, if they are some. A character that the end of a part cuts off is left for the next part.
+/// Bytes as text, if they are UTF-8. A character that the end of a part cuts off is left for the next part.
 fn as_text(bytes: &mut Vec<u8>, is_all: bool) -> Option<String> {
     if let Err(error) = std::str::from_utf8(bytes) {
         let cut_off = error.error_len().is_none() && !is_all && error.valid_up_to() > 0;
@@ -134,7 +133,7 @@ fn as_text(bytes: &mut Vec<u8>, is_all: bool) -> Option<String> {
         bytes.truncate(error.valid_up_to());
     }
     let text = std::str::from_utf8(bytes).ok()?;
-    // Text with NUL characters is none.
+    // A file with NUL characters is binary.
     (!text.contains('\0')).then(|| text.to_owned())
 }
 
@@ -262,7 +261,7 @@ fn not_found(text: &str, old: &str) -> String {
     if text.contains("\r\n") && text.replace("\r\n", "\n").contains(&old.replace("\r\n", "\n")) {
         return format!("{begin} It would, but for line ends: lines of this file end with \\r\\n.");
     }
-    // A closer look at something long would take longer than it is worth.
+    // Comparing long texts would take too long.
     if text.len() > CLOSER_LOOK || old.len() > CLOSER_LOOK {
         return format!("{begin} Read the place first, and copy the text as it is there.");
     }

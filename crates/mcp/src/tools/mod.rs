@@ -27,16 +27,16 @@ use crate::call::Call;
 use crate::error::ToolError;
 use crate::schema;
 
-/// What a client may expect of a tool.
+/// The annotations of a tool.
 #[derive(Clone, Copy, Debug)]
 pub struct Hints {
     /// It changes nothing.
     pub read_only: bool,
-    /// It may change or remove what is there.
+    /// It may change or remove something that exists.
     pub destructive: bool,
-    /// Doing it twice is doing it once.
+    /// A second call has no further effect.
     pub idempotent: bool,
-    /// What runs may reach the network, so that not everything about it is in the sandbox.
+    /// What it runs may reach the network.
     pub open_world: bool,
 }
 
@@ -46,15 +46,14 @@ const READS: Hints = Hints { read_only: true, destructive: false, idempotent: tr
 const ADDS: Hints = Hints { read_only: false, destructive: false, idempotent: false, open_world: false };
 /// A tool that may change anything in a sandbox.
 const CHANGES: Hints = Hints { read_only: false, destructive: true, idempotent: false, open_world: false };
-/// A tool that runs what may do anything in a sandbox, and reach the network.
+/// A tool that runs code, which may do anything in a sandbox and reach the network.
 const RUNS: Hints = Hints { open_world: true, ..CHANGES };
-/// A tool that brings something to a state, however often it is called.
+/// A tool that is destructive and idempotent.
 const SETTLES: Hints = Hints { read_only: false, destructive: true, idempotent: true, open_world: false };
 
 /// Runs a tool on arguments that its schema allows. It may block.
 pub type Run = Arc<dyn Fn(&Call, Value) -> Result<Answer, ToolError> + Send + Sync>;
 
-/// A tool.
 pub struct Spec {
     /// Its name in the protocol.
     pub name: &'static str,
@@ -65,7 +64,6 @@ pub struct Spec {
     description: &'static str,
     /// The schema of its arguments.
     pub input: Arc<JsonObject>,
-    /// What it does.
     pub run: Run,
 }
 
@@ -103,7 +101,6 @@ impl Spec {
     }
 }
 
-/// Not a set of tools.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "There is no tool set {0:?}. The sets are jobs, contexts, repls and all; the default tools are always there"

@@ -13,7 +13,6 @@ use crate::shown::object;
 /// The most that one call reads, in bytes.
 const MAX: u64 = 64 * 1024;
 
-/// The tool.
 pub fn read_output() -> Spec {
     Spec::new(
         "read_output",

@@ -109,7 +109,7 @@ fn run(call: &Call, given: Arguments) -> Result<Answer, ToolError> {
     })?;
     let about = json!({ "repl_id": repl.name, "sandbox_id": repl.sandbox.record.id });
     let mut outcome = done.outcome;
-    // The REPL's own sentence tells more.
+    // The manager's sentence has more details.
     if done.lost.is_some() {
         outcome.started.lost = None;
     }
@@ -204,6 +204,6 @@ fn delete(call: &Call, given: Which) -> Result<Answer, ToolError> {
     call.state.host.pool.hang_up(&repl.sandbox);
     let warnings = call.manager(|manager| host::remove(manager, &repl.sandbox))?;
     call.state.host.deleted(&repl.sandbox);
-    let told = host::told(format!("The REPL {} is deleted.", repl.name), &warnings);
-    Ok(Answer::new(json!({ "repl_id": repl.name }), told))
+    let text = host::with_warnings(format!("The REPL {} is deleted.", repl.name), &warnings);
+    Ok(Answer::new(json!({ "repl_id": repl.name }), text))
 }

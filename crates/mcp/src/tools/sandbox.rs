@@ -23,7 +23,6 @@ const MIB: u64 = 1 << 20;
 /// The longest time that can be asked for, in seconds; the operator allows less.
 const MAX_SECONDS: u64 = 365 * 86_400;
 
-/// The tools.
 pub fn tools() -> Vec<Spec> {
     vec![sandbox_create(), sandbox_list(), sandbox_info(), sandbox_delete()]
 }
@@ -243,8 +242,8 @@ fn delete(call: &Call, given: Which) -> Result<Answer, ToolError> {
     let warnings = call.manager(|manager| host::remove(manager, &sandbox))?;
     call.state.host.deleted(&sandbox);
     let id = &sandbox.record.id;
-    let told = host::told(format!("The sandbox {id} is deleted."), &warnings);
-    Ok(Answer::new(json!({ "sandbox_id": id }), told))
+    let text = host::with_warnings(format!("The sandbox {id} is deleted."), &warnings);
+    Ok(Answer::new(json!({ "sandbox_id": id }), text))
 }
 
 #[cfg(test)]
