@@ -34,7 +34,7 @@ use crate::tools::{self, Spec, Toolsets};
 
 /// The most calls at the same time.
 const MAX_CALLS: usize = 64;
-/// How often progress is reported to a client that requested for it.
+/// How often progress is reported to a client that asked for it.
 const TICK: Duration = Duration::from_secs(2);
 /// How long a client may cache the list of tools, which never changes.
 const TOOLS_TTL_MS: u64 = 3_600_000;

@@ -301,6 +301,14 @@ mod tests {
     }
 
     #[test]
+    fn tools_with_the_same_purpose_say_when_each_is_used() {
+        for spec in all(Toolsets::default()) {
+            let alike = ["run_code", "create_python_repl", "run_python_in_repl"].contains(&spec.name);
+            assert!(!alike || spec.description.starts_with("Use this"), "{}", spec.name);
+        }
+    }
+
+    #[test]
     fn names_are_used_once() {
         let mut names: Vec<_> = all(EVERYTHING).iter().map(|spec| spec.name).collect();
         let count = names.len();
