@@ -94,16 +94,7 @@ pub fn answer(
     let stdout = shelf.stream("stdout", &collected.stdout.text(), ended.stdout_bytes)?;
     let stderr = shelf.stream("stderr", &collected.stderr.text(), ended.stderr_bytes)?;
     let (background, _) = shelf.put("background", &collected.background.text(), ended.background_bytes)?;
-    notes.extend(outcome.trouble().map(|trouble| text::clean(&trouble)));
-    if let Some(lost) = &outcome.started.lost {
-        notes.push(format!("The state of earlier calls is gone: {}", text::line(lost, 500)));
-    }
-    if !background.is_empty() {
-        notes.push(format!("Since the last call, something left over from earlier code wrote: {background}"));
-    }
-    if ended.stray_packets > 0 {
-        notes.push("The code wrote to a descriptor of the interpreter itself; that was ignored.".to_owned());
-    }
+    notes.extend(remarks(outcome, &background));
     let mut values = Values { room: call.state.options.pictures, ..Values::default() };
     for shown in &collected.results {
         values.add(&shown.bundle, shown.is_main_result);
@@ -140,6 +131,21 @@ pub fn answer(
     // As for run_command, the exit code of a shell is a result and no error of the tool.
     let is_error = !ok && exit_code.is_none();
     Ok(Answer { structured: Value::Object(structured), text, images: values.images, links, is_error })
+}
+
+/// What happened besides the results: lost state, and output that does not belong to the cell.
+fn remarks(outcome: &CellOutcome, background: &str) -> Vec<String> {
+    let mut notes: Vec<_> = outcome.trouble().map(|trouble| text::clean(&trouble)).into_iter().collect();
+    if let Some(lost) = &outcome.started.lost {
+        notes.push(format!("The state of earlier calls is gone: {}", text::line(lost, 500)));
+    }
+    if !background.is_empty() {
+        notes.push(format!("Since the last call, something left over from earlier code wrote: {background}"));
+    }
+    if outcome.ended.stray_packets > 0 {
+        notes.push("The code wrote to a descriptor of the interpreter itself; that was ignored.".to_owned());
+    }
+    notes
 }
 
 /// The exit code of Bash code that ran to its end.
@@ -205,26 +211,8 @@ impl Values {
         for (mime, value) in &bundle.data {
             let name = text::line(mime, 80);
             if mime.starts_with("image/") && mime != "image/svg+xml" {
-                match Image::from_base64(mime, value.as_str().unwrap_or_default()) {
-                    Ok(_) if self.images.len() >= MAX_IMAGES => {
-                        left_out.push(format!("{name}: an answer has at most {MAX_IMAGES} pictures"));
-                    }
-                    Ok(picture)
-                        if image.is_none() && self.room.is_some_and(|room| picture.length() > room) =>
-                    {
-                        let (_, bytes) = picture.describe();
-                        left_out.push(format!(
-                            "{name} of {bytes} bytes: too large for an answer over HTTP; save it smaller, or as a file"
-                        ));
-                    }
-                    // One picture of each value is enough.
-                    Ok(_) if image.is_some() => {}
-                    Ok(picture) => {
-                        image = Some(self.images.len());
-                        self.room = self.room.map(|room| room.saturating_sub(picture.length()));
-                        self.images.push(picture);
-                    }
-                    Err(why) => left_out.push(format!("{name}: {why}")),
+                if let Err(why) = self.picture(mime, value, &mut image) {
+                    left_out.push(format!("{name}{why}"));
                 }
                 continue;
             }
@@ -253,6 +241,28 @@ impl Values {
             value.insert("left_out".to_owned(), json!(left_out));
         }
         self.list.push(Value::Object(value));
+    }
+
+    /// Adds the picture of a value, of which one is enough. The error says why it is left out.
+    fn picture(&mut self, mime: &str, value: &Value, image: &mut Option<usize>) -> Result<(), String> {
+        let base64 = value.as_str().unwrap_or_default();
+        let picture = Image::from_base64(mime, base64).map_err(|why| format!(": {why}"))?;
+        if self.images.len() >= MAX_IMAGES {
+            return Err(format!(": an answer has at most {MAX_IMAGES} pictures"));
+        }
+        if image.is_some() {
+            return Ok(());
+        }
+        if self.room.is_some_and(|room| picture.length() > room) {
+            let (_, bytes) = picture.describe();
+            return Err(format!(
+                " of {bytes} bytes: too large for an answer over HTTP; save it smaller, or as a file"
+            ));
+        }
+        *image = Some(self.images.len());
+        self.room = self.room.map(|room| room.saturating_sub(picture.length()));
+        self.images.push(picture);
+        Ok(())
     }
 
     fn overflow(&self) -> Option<String> {
@@ -291,11 +301,11 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
             section("error", format!("{traceback}\n{line}").trim_start_matches('\n'));
         }
     }
-    if let Some(code) = structured.get("exit_code") {
-        section("exit code", &code.to_string());
-    }
     for note in structured.get("notes").and_then(Value::as_array).into_iter().flatten() {
         section("note", note.as_str().unwrap_or_default());
+    }
+    if let Some(code) = structured.get("exit_code") {
+        let _ = writeln!(page, "exit code: {code}");
     }
     if page.is_empty() {
         page.push_str("(no output)\n");
@@ -445,6 +455,12 @@ mod tests {
             ran_ms: 0,
         };
         CellOutcome { started: CellStarted::default(), ended, ok: status == "ok", count: None, damage: None }
+    }
+
+    #[test]
+    fn an_exit_code_reads_as_that_of_a_command() {
+        let structured = object(json!({ "stdout": "out\n", "exit_code": 3, "sandbox_id": "a" }));
+        assert_eq!(page(&structured, &Values::default()), "stdout:\nout\nexit code: 3\nsandbox_id: a");
     }
 
     #[test]

@@ -204,6 +204,42 @@ fn input(text: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// The exit code of a command, if it ended by itself within its time limit.
+fn exit_code(
+    call: &Call,
+    sandbox: &Sandboxed,
+    outcome: &Outcome,
+    timeout: Duration,
+    notes: &mut Vec<String>,
+) -> Result<Option<u8>, ToolError> {
+    match outcome {
+        Outcome::Exited(exit) => {
+            if let Exit::Signal(signal) = exit {
+                notes.push(format!("The command was ended by signal {signal}."));
+            }
+            Ok(Some(exit.shell_code()))
+        }
+        Outcome::TimedOut => {
+            let seconds = timeout.as_secs();
+            notes.push(format!("The command reached its time limit of {seconds} s and was ended."));
+            Ok(None)
+        }
+        Outcome::Interrupted => Err(ToolError::Cancelled),
+        Outcome::Refused(refused) => {
+            Err(ToolError::Failed(format!("The command was not started: {}", refused.message)))
+        }
+        Outcome::SandboxEnded { cause, .. } => {
+            call.state.host.pool.hang_up(sandbox);
+            Err(ToolError::Failed(format!(
+                "The sandbox ended while the command ran: {cause}. Make a new one with sandbox_create."
+            )))
+        }
+        Outcome::NoAnswer | Outcome::BrokenPipe | Outcome::Detached | Outcome::TakenOver => Err(
+            ToolError::failed("The sandbox does not answer. Delete it with sandbox_delete and make another."),
+        ),
+    }
+}
+
 fn answer(
     call: &Call,
     sandbox: &Sandboxed,
@@ -211,38 +247,8 @@ fn answer(
     timeout: Duration,
     mut notes: Vec<String>,
 ) -> Result<Answer, ToolError> {
-    let (mut exit_code, mut is_error, mut timed_out) = (None, false, false);
-    match &done.outcome {
-        Outcome::Exited(exit) => {
-            exit_code = Some(exit.shell_code());
-            if let Exit::Signal(signal) = exit {
-                notes.push(format!("The command was ended by signal {signal}."));
-            }
-        }
-        Outcome::TimedOut => {
-            (timed_out, is_error) = (true, true);
-            notes.push(format!(
-                "The command reached its time limit of {} s and was ended.",
-                timeout.as_secs()
-            ));
-        }
-        Outcome::Interrupted => return Err(ToolError::Cancelled),
-        Outcome::Refused(refused) => {
-            return Err(ToolError::Failed(format!("The command was not started: {}", refused.message)));
-        }
-        Outcome::SandboxEnded { cause, .. } => {
-            call.state.host.pool.hang_up(sandbox);
-            return Err(ToolError::Failed(format!(
-                "The sandbox ended while the command ran: {}. Make a new one with sandbox_create.",
-                cause
-            )));
-        }
-        Outcome::NoAnswer | Outcome::BrokenPipe | Outcome::Detached | Outcome::TakenOver => {
-            return Err(ToolError::failed(
-                "The sandbox does not answer. Delete it with sandbox_delete and make another.",
-            ));
-        }
-    }
+    let exit_code = exit_code(call, sandbox, &done.outcome, timeout, &mut notes)?;
+    let timed_out = exit_code.is_none();
     let mut shelf = Shelf::new(call, "run_command");
     let lossy = |kept: &Kept| String::from_utf8_lossy(&kept.bytes).into_owned();
     let (stdout, stdout_link) = shelf.put("stdout", &lossy(&done.stdout), done.stdout.total)?;
@@ -275,7 +281,13 @@ fn answer(
         structured.extend(link.as_ref().map(|link| (key.to_owned(), link.uri.clone().into())));
     }
     let links = [stdout_link, stderr_link].into_iter().flatten().collect();
-    Ok(Answer { structured: Value::Object(structured), text, links, is_error, ..Answer::default() })
+    Ok(Answer {
+        structured: Value::Object(structured),
+        text,
+        links,
+        is_error: timed_out,
+        ..Answer::default()
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! The tools, one file per group. The arguments of a tool are declared once, as the type that its function takes.
+//! The tools, one file per group.
+//!
+//! The arguments of a tool are declared once, as the type that its function takes. Their doc comments are the descriptions
+//! that clients see.
 
 mod arguments;
 pub mod code;
