@@ -9,6 +9,7 @@ line per check; the exit code is 0 if all held.
 """
 
 import os
+import re
 import sys
 import time
 
@@ -162,6 +163,13 @@ class Checks:
             next_part = rest[0].uri
         require(f"line {BIG_LINES - 1} of many" in whole, f"the resource lacks the end, {len(whole)} characters")
         require(len(whole) == BIG_BYTES, f"the resource has {len(whole)} characters of {BIG_BYTES}")
+        # A model reads no resources, but it calls tools: the text tells with what.
+        told = re.search(r'output "([^"]+)", offset (\d+)', text_of(result))
+        require(told is not None, f"no call is told that reads the rest: {text_of(result)[-300:]}")
+        name, offset = told[1], int(told[2])
+        rest = await self.works("read_output", output=name, offset=offset, limit=4000)
+        require(rest.structured_content["output"] == whole[offset : offset + 4000], text_of(rest)[:300])
+        require(rest.structured_content["next_offset"] == offset + 4000, text_of(rest)[-300:])
 
     async def keeps_files(self):
         place = {"sandbox_id": self.sandbox, "path": "/tmp/checked/notes.txt"}
@@ -184,6 +192,7 @@ class Checks:
         listed = text_of(await self.works("sandbox_list"))
         require(made in listed and self.sandbox in listed, f"not listed: {listed[:500]}")
         await self.works("sandbox_info", sandbox_id=made)
+        await self.works("sandbox_delete", sandbox_id=made)
         await self.works("sandbox_delete", sandbox_id=made)
         await self.refused("run_code", made, language="python", code="1", sandbox_id=made)
 

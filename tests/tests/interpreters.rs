@@ -300,6 +300,37 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
 }
 
 #[test]
+fn a_damaged_interpreter_says_so_and_is_restarted() {
+    let sandbox = Box::new();
+    let damaged = |said: &Value| {
+        let message = said["message"].as_str().unwrap_or_default();
+        message.contains("damaged") && message.contains("--restart")
+    };
+    sandbox.python("import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))");
+    sandbox.python("x = list(range(10_000_000))");
+    let broken = sandbox.python("6 * 7");
+    assert!(text_of(&broken) == "42" || damaged(&broken), "{broken:#}");
+    let restarted = sandbox.cell("python", &["--restart"], "6 * 7");
+    assert_eq!((text_of(&restarted).as_str(), &restarted["fresh"]), ("42", &json!(true)), "{restarted:#}");
+    assert!(restarted["lost"].as_str().unwrap().contains("restarted"), "{restarted:#}");
+    sandbox.python("import _ast\n_ast.Expression = None");
+    let broken = sandbox.python("6 * 7");
+    assert!(damaged(&broken), "{broken:#}");
+    assert_eq!(text_of(&sandbox.cell("python", &["--restart"], "6 * 7")), "42");
+    // A context that is not there yet has nothing to lose.
+    assert_eq!(text_of(&sandbox.cell("javascript", &["--restart"], "6 * 7")), "42");
+    sandbox.home.fails(&["code", "--restart", "-c", "1"], 125);
+
+    // The text of an exception may raise anything.
+    sandbox.python("marker = 1");
+    let odd = sandbox.python("class E(Exception):\n    def __str__(self): raise KeyboardInterrupt\nraise E");
+    assert_eq!((&odd["error"]["name"], &odd["state_lost"]), (&json!("E"), &json!(false)), "{odd:#}");
+    assert_eq!(sandbox.value("python", "marker"), "1");
+    let asked = sandbox.python("breakpoint()");
+    assert!(asked["error"]["value"].as_str().unwrap().contains("breakpoint()"), "{asked:#}");
+}
+
+#[test]
 fn a_thread_that_goes_on_printing_is_told_apart() {
     let sandbox = Box::new();
     let started = sandbox.python(

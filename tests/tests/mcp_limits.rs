@@ -90,7 +90,8 @@ fn more_than_the_operator_allows_is_refused_with_the_limits_name() {
         (json!({"memory_mb": 512}), ["256M", "memory", "[mcp]"]),
         (json!({"lifetime_seconds": 86_000}), ["10m", "max_duration", "[mcp]"]),
         (json!({"image": "attacker/evil"}), ["attacker/evil", "images", "[mcp]"]),
-        (json!({"mounts": ["/etc"]}), ["/etc", "host_paths", "none"]),
+        (json!({"mounts": ["/etc"]}), ["mounts", "no argument", "nothing was done"]),
+        (json!({"labels": {"created-by": "me"}}), ["created-by", "mcp", "every sandbox"]),
     ];
     for (arguments, words) in rows {
         let said = agent.refusal("sandbox_create", &arguments);
@@ -105,7 +106,7 @@ fn more_than_the_operator_allows_is_refused_with_the_limits_name() {
     let spec = &home.inspect(made["sandbox_id"].as_str().unwrap())["spec"];
     assert_eq!((&spec["memory"], &spec["max_duration"]), (&json!(256 << 20), &json!(600)), "{spec:#}");
     let said = agent.refusal("run_code", &json!({"language": "python", "code": "1"}));
-    assert!(said.contains("the operator allows 1") && said.contains("sandboxes"), "{said}");
+    assert!(said.contains("the operator allows 1") && said.contains("sandbox_delete"), "{said}");
 }
 
 #[test]
@@ -202,6 +203,7 @@ fn what_is_not_there_or_not_right_is_explained() {
         ),
         ("list_directory", json!({"sandbox_id": id, "path": "/etc/hostname"}), "folder"),
         ("run_python_in_repl", json!({"repl_id": "nosuch", "code": "1"}), "nosuch"),
+        ("run_python_in_repl", json!({"repl_id": id, "code": "1"}), "run_code"),
     ];
     for (tool, arguments, word) in rows {
         let said = agent.refusal(tool, &arguments);
@@ -210,6 +212,63 @@ fn what_is_not_there_or_not_right_is_explained() {
     }
     let answer = agent.done("run_code", &json!({"language": "python", "code": "x + 1", "sandbox_id": id}));
     assert_eq!(answer["results"][0]["data"]["text/plain"], "2");
+}
+
+#[test]
+fn what_is_plainly_meant_is_done() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let made = agent.done("run_code", &json!({"code": "x = 1"}));
+    let id = made["sandbox_id"].as_str().unwrap();
+    let answer = agent.done(
+        "run_code",
+        &json!({"language": "Py", "code": "x + 1", "sandbox_id": id, "timeout_seconds": "30"}),
+    );
+    assert_eq!(answer["results"][0]["data"]["text/plain"], "2", "{answer:#}");
+
+    // A shell that fails is no failure of the tool, whichever tool it is.
+    let failed = agent.done("run_code", &json!({"language": "sh", "code": "(exit 3)", "sandbox_id": id}));
+    assert_eq!((&failed["exit_code"], &failed["ok"]), (&json!(3), &json!(false)), "{failed:#}");
+    let failed = agent.done("run_command", &json!({"command": "exit 3", "sandbox_id": id}));
+    assert_eq!(failed["exit_code"], 3, "{failed:#}");
+
+    let html = agent.call(
+        "run_code",
+        &json!({"sandbox_id": id, "code": "from IPython.display import HTML\nHTML('<b>x</b>')"}),
+    );
+    let text = html["content"][0]["text"].as_str().unwrap();
+    assert!(text.contains("result:\n<b>x</b>\n"), "{text}");
+
+    let info = agent.done("sandbox_info", &json!({"sandbox_id": id}));
+    assert!(info["usage"]["memory_mb"].as_u64().is_some_and(|mib| mib < 10_000), "{info:#}");
+    let listed = agent.done("sandbox_list", &json!({}));
+    assert!(listed["sandboxes"][0].get("engine_reason").is_none(), "{listed:#}");
+    for _ in 0..2 {
+        agent.done("sandbox_delete", &json!({"sandbox_id": id}));
+    }
+    agent.refusal("sandbox_delete", &json!({"sandbox_id": "never-there"}));
+}
+
+#[test]
+fn an_interpreter_that_code_has_broken_is_restarted() {
+    let home = Home::new();
+    let mut agent = Agent::under(&home, "");
+    let breaking = "open('/tmp/kept', 'w').close()\nimport _ast\n_ast.Expression = None";
+    let id = agent.done("run_code", &json!({"code": breaking}))["sandbox_id"].clone();
+    let said = agent.refusal("run_code", &json!({"sandbox_id": id, "code": "6 * 7"}));
+    assert!(said.contains("damaged its interpreter") && said.contains("restart"), "{said}");
+    let code = "import os\n6 * 7, os.path.exists('/tmp/kept')";
+    let answer = agent.done("run_code", &json!({"sandbox_id": id, "code": code, "restart": true}));
+    assert_eq!(answer["results"][0]["data"]["text/plain"], "(42, True)", "{answer:#}");
+
+    let repl = agent.done("create_python_repl", &json!({}))["repl_id"].clone();
+    agent.done("run_python_in_repl", &json!({"repl_id": repl, "code": "import builtins\nx = 1"}));
+    let patched = "builtins.__import__ = None\nimport json";
+    let said = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": patched}));
+    assert!(said.contains("__import__") && said.contains("restart"), "{said}");
+    let fresh = json!({"repl_id": repl, "code": "import json\n'x' in globals()", "restart": true});
+    let answer = agent.done("run_python_in_repl", &fresh);
+    assert_eq!(answer["results"][0]["data"]["text/plain"], "False", "{answer:#}");
 }
 
 #[test]
@@ -277,7 +336,7 @@ fn what_an_agent_asks_and_gets_is_recorded() {
     let secret = "a value that is nobody's business";
     let arguments = json!({"language": "python", "code": "6 * 7", "env": {"KEY": secret}});
     agent.done("run_code", &arguments);
-    agent.refusal("sandbox_create", &json!({"mounts": ["/root"]}));
+    agent.refusal("sandbox_create", &json!({"labels": {"created-by": "me"}}));
     drop(agent);
     let events = home.json(&["events", "--json"]);
     let calls: Vec<&Value> =

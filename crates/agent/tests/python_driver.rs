@@ -360,7 +360,13 @@ fn huge_error_text_is_cut() {
 #[test]
 fn reading_the_keyboard_is_refused() {
     let mut driver = start();
-    for code in ["input('name? ')", "import sys\nsys.stdin.readline()", "import getpass\ngetpass.getpass()"] {
+    for code in [
+        "input('name? ')",
+        "import sys\nsys.stdin.readline()",
+        "import getpass\ngetpass.getpass()",
+        "breakpoint()",
+        "import pdb\npdb.set_trace()",
+    ] {
         let cell = driver.execute(code);
         assert_eq!(cell.error(), Some("EOFError"), "{code}");
         assert!(cell.one('e')["value"].text().contains("nobody is at the keyboard"), "{code}");

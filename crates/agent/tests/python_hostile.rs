@@ -252,6 +252,47 @@ fn odd_exceptions_are_reported() {
 }
 
 #[test]
+fn an_exception_whose_text_raises_anything_does_not_end_the_driver() {
+    for raised in ["KeyboardInterrupt", "SystemExit", "GeneratorExit"] {
+        let code = format!("class E(Exception):\n    def __str__(self): raise {raised}\nraise E");
+        let cell = survives(&code);
+        assert_eq!((cell.error(), cell.status()), (Some("E"), "error"), "{raised}");
+    }
+    let cell = survives(
+        "import os\nclass E(Exception):\n    def __str__(self): raise KeyboardInterrupt\n\
+         if os.fork() == 0:\n    raise E\nos.waitstatus_to_exitcode(os.wait()[1])",
+    );
+    assert!(cell.value() == Some("1") && !cell.stderr.contains("<driver>"), "{cell:#?}");
+}
+
+#[test]
+fn a_damaged_interpreter_says_so() {
+    let mut driver = start();
+    let sound = driver.execute("1/0");
+    assert!(!sound.one('f').has("damage"), "{sound:#?}");
+    let cell = driver.execute("import builtins\nbuiltins.__import__ = None\nimport json");
+    assert!(cell.one('f')["damage"].text().contains("built-ins are replaced (__import__)"), "{cell:#?}");
+    assert!(!driver.execute("6 * 7").one('f').has("damage"));
+
+    let mut driver = start();
+    driver.execute("import _ast\n_ast.Expression = None");
+    let cell = driver.execute("6 * 7");
+    assert!(cell.one('f')["damage"].text().contains("cannot run any code (TypeError)"), "{cell:#?}");
+}
+
+#[test]
+fn an_interpreter_without_memory_works_or_says_that_it_is_damaged() {
+    let mut driver = start();
+    driver.execute("import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))");
+    let cell = driver.execute("x = list(range(10_000_000))");
+    assert_eq!(cell.error(), Some("MemoryError"), "{cell:#?}");
+    for _ in 0..50 {
+        let cell = driver.execute("6 * 7");
+        assert!(cell.value() == Some("42") || cell.one('f').has("damage"), "{cell:#?}");
+    }
+}
+
+#[test]
 fn odd_code_is_an_error() {
     let mut driver = start();
     assert!(driver.execute("x = 1\0").error().is_some());

@@ -1,4 +1,4 @@
-//! What a tool returns: structured content for programs, text for models, pictures, and links to what was left out.
+//! The answer of a tool: structured content for programs, text for models, pictures, and links to what was left out.
 
 use rmcp::model::{CallToolResult, ContentBlock, Resource};
 use serde::de::DeserializeOwned;
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::error::ToolError;
 
-/// How many pictures one answer has.
+/// The most pictures of one answer.
 pub const MAX_IMAGES: usize = 8;
 /// The largest picture, in bytes.
 pub const MAX_IMAGE: usize = 5_000_000;
 
-/// A picture, checked to be one.
+/// A picture whose type was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     mime: &'static str,
@@ -19,7 +19,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A picture of one of the types that clients show: from a guest's base64, if it is what it says.
+    /// A picture from a guest's base64, if it is of its type and clients show that type.
     pub fn from_base64(mime: &str, base64: &str) -> Result<Self, &'static str> {
         let (mime, beginning) = match mime {
             "image/png" => ("image/png", "iVBORw0KGgo"),
@@ -41,29 +41,25 @@ impl Image {
         Ok(Self { mime, base64 })
     }
 
-    /// How long it is as base64.
+    /// Its length in base64.
     pub fn length(&self) -> usize {
         self.base64.len()
     }
 
-    /// Which type, and how many bytes.
+    /// Its type and its size in bytes.
     pub fn describe(&self) -> (&'static str, usize) {
         (self.mime, self.base64.len() / 4 * 3)
     }
 }
 
-/// A finished answer.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// What the output schema describes.
     pub structured: Value,
-    /// The same for reading.
     pub text: String,
-    /// Pictures.
     pub images: Vec<Image>,
-    /// What was left out.
+    /// Where the whole of a cut output can be read.
     pub links: Vec<Resource>,
-    /// Whether what was asked for went wrong.
+    /// Whether the call failed.
     pub is_error: bool,
 }
 
@@ -98,7 +94,7 @@ impl From<&ToolError> for CallToolResult {
     }
 }
 
-/// Arguments as a tool's own type. They are checked already, so a failure is a mistake of ours.
+/// Arguments as a tool's own type. They have passed the schema, so a failure is a bug.
 pub fn arguments<T: DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
     serde_json::from_value(arguments)
         .map_err(|error| ToolError::Failed(format!("The arguments cannot be used: {error}")))

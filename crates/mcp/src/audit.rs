@@ -1,4 +1,4 @@
-//! What an agent asked and got, for the audit log.
+//! Tool calls in the audit log.
 
 use bathy_audit::event::{argv, digest};
 use bathy_audit::{Actor, Event, Log, What};
@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::host::PROGRAM;
-use crate::text;
+use crate::{schema, text};
 
-/// How much of a name that a client chose is written down.
+/// The longest name that a client chose, in characters.
 pub const NAME: usize = 80;
 /// Arguments that are content rather than intent, or may be secret.
 const HIDDEN: [&str; 5] = ["env", "stdin", "content", "old_text", "new_text"];
@@ -24,25 +24,22 @@ pub fn has_ended(tool: &str, outcome: &str) -> bool {
 
 /// A call that has been answered.
 pub struct Answered<'a, A> {
-    /// The tool, or the method if it is none.
+    /// The tool, or the method of another request.
     pub tool: &'a str,
-    /// What it takes. What is not in here is not shown.
+    /// The schema of its arguments. Others are not shown.
     pub takes: &'a JsonObject,
-    /// Who says to be calling.
+    /// Name and version that the client claims.
     pub client: Option<String>,
     /// The arguments, as they came.
     pub arguments: &'a JsonObject,
     /// `ok`, `error`, `refused` or `cancelled`.
     pub outcome: &'static str,
-    /// The answer.
     pub answer: &'a A,
-    /// How long it took, in milliseconds.
     pub took_ms: u64,
     /// The sandbox that it was about: its id and name.
     pub about: Option<(String, Option<String>)>,
 }
 
-/// Writes a call down.
 pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bathy_audit::LogError> {
     let whole = serde_json::to_vec(call.arguments).unwrap_or_default();
     let shown = argv(&[Value::Object(redacted(call.takes, call.arguments)).to_string()]);
@@ -67,9 +64,9 @@ pub fn record<A: Serialize>(log: &Log, call: Answered<'_, A>) -> Result<(), bath
     if has_ended(call.tool, call.outcome) { log.append_last(&[event]) } else { log.append(&[event]) }
 }
 
-/// The arguments as far as they are known to be harmless: those that the tool takes, of the type that it takes, without
-/// the values of variables, standard input, and the contents of files. Of everything else there is the name and the
-/// length, because a secret under a name that is only nearly right is still one; the digest is of the whole.
+/// The arguments that are known to be harmless: those of the tool's schema, of the right type, without the values of
+/// variables, standard input and the contents of files. Of all others the log has name and length only, because a secret
+/// under a misspelt name is still one. The digest covers the whole.
 fn redacted(takes: &JsonObject, arguments: &JsonObject) -> JsonObject {
     let known = takes.get("properties").and_then(Value::as_object);
     let shown = |name: &str, value: &Value| match known.and_then(|known| known.get(name)) {
@@ -84,7 +81,7 @@ fn redacted(takes: &JsonObject, arguments: &JsonObject) -> JsonObject {
 fn variables(value: &Value) -> Value {
     let Some(variables) = value.as_object() else { return hidden(value) };
     let shown = variables.iter().map(|(name, value)| match name.split_once('=') {
-        // An assignment in the wrong place.
+        // The client put NAME=value where the name belongs.
         Some((name, rest)) => (text::line(name, NAME), length(rest.len())),
         None => (text::line(name, NAME), hidden(value)),
     });
@@ -93,12 +90,12 @@ fn variables(value: &Value) -> Value {
 
 /// Whether a value is of the type that a schema wants, with all its parts.
 fn fits(schema: &Value, value: &Value) -> bool {
-    if schema.get("enum").and_then(Value::as_array).is_some_and(|words| !words.contains(value)) {
-        return false;
+    if schema.get("enum").is_some() {
+        return schema::meant(schema, value).is_some();
     }
     match schema.get("type").and_then(Value::as_str) {
         Some("string") => value.is_string(),
-        Some("integer") => value.is_number(),
+        Some("integer") => value.is_number() || schema::meant(schema, value).is_some(),
         Some("boolean") => value.is_boolean(),
         Some("array") => value
             .as_array()
@@ -132,7 +129,7 @@ mod tests {
 
     fn takes(tool: &str) -> JsonObject {
         let everything = Toolsets { jobs: true, contexts: true, repls: true };
-        tools::all(everything).iter().find(|spec| spec.name == tool).unwrap().input()
+        tools::all(everything).iter().find(|spec| spec.name == tool).unwrap().input.as_ref().clone()
     }
 
     #[test]
@@ -153,6 +150,7 @@ mod tests {
             ("write_file", json!({"contents": "hunter2"})),
             ("edit_file", json!({"edits": [{"old_text": "hunter2"}]})),
             ("sandbox_create", json!({"labels": {"a": ["hunter2"]}})),
+            ("sandbox_create", json!({"mounts": ["hunter2"]})),
         ] {
             let shown = redacted(&takes(tool), arguments.as_object().unwrap());
             let text = Value::Object(shown).to_string();
@@ -167,14 +165,16 @@ mod tests {
         for (tool, arguments) in [
             ("run_command", json!({"argv": ["ls", "-l"], "cwd": "/tmp", "timeout_seconds": 5})),
             ("run_code", json!({"language": "python", "code": "print(1)"})),
-            ("sandbox_create", json!({"labels": {"a": "b"}, "mounts": ["/etc"]})),
+            ("run_code", json!({"language": "py", "code": "print(1)", "timeout_seconds": "5"})),
+            ("sandbox_create", json!({"labels": {"a": "b"}, "allow": ["a.example"]})),
+            ("read_output", json!({"output": "1f/stdout", "offset": 5})),
         ] {
             let shown = redacted(&takes(tool), arguments.as_object().unwrap());
             assert_eq!(Value::Object(shown), arguments, "{tool}");
         }
     }
 
-    /// Content would be written down if a tool got an argument for it that nobody thought of here.
+    /// A new argument with content has to be added to `HIDDEN`, or it would be recorded.
     #[test]
     fn every_text_that_tools_take_is_known_to_be_shown_or_hidden() {
         let shown = [
@@ -189,16 +189,16 @@ mod tests {
             "image",
             "labels",
             "language",
-            "mounts",
             "name",
             "network",
+            "output",
             "path",
             "repl_id",
             "sandbox_id",
             "signal",
         ];
         for spec in tools::all(Toolsets { jobs: true, contexts: true, repls: true }) {
-            for (name, schema) in spec.input()["properties"].as_object().unwrap() {
+            for (name, schema) in spec.input["properties"].as_object().unwrap() {
                 let harmless = ["integer", "boolean"].contains(&schema["type"].as_str().unwrap());
                 let decided = shown.contains(&name.as_str()) || HIDDEN.contains(&name.as_str());
                 assert!(harmless || decided, "{} {name}", spec.name);

@@ -1,4 +1,4 @@
-//! One call of a tool: what it may use, how it tells what it is doing, and how it learns that nobody wants it any more.
+//! One call of a tool: the sandboxes it may use, its progress, and its cancellation.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +13,16 @@ use crate::error::{ToolError, unknown_sandbox};
 use crate::server::State;
 use crate::{host, text};
 
-/// How agents' sandboxes are told from others.
+/// The label of sandboxes that agents have made.
 pub const LABEL: (&str, &str) = ("created-by", "mcp");
-/// How long an agent's sandbox lives, unless it says otherwise.
+/// The default lifetime of an agent's sandbox.
 pub const LIFETIME_SECONDS: u64 = 3600;
-/// How long an agent's sandbox is kept without use, unless it says otherwise.
+/// The default idle time after which an agent's sandbox is removed.
 pub const IDLE_SECONDS: u64 = 900;
-/// How much of the last line of output a progress message has.
+/// The longest line of output in a progress message, in characters.
 const LAST_LINE: usize = 120;
 
-/// Tells a call that nobody waits for it any more: a flag for code, and a descriptor for what polls.
+/// The cancellation of a call: a flag for code, and a file descriptor for poll.
 #[derive(Debug)]
 pub struct Cancel {
     flag: AtomicBool,
@@ -30,53 +30,50 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// Nothing is cancelled yet.
     pub fn new() -> std::io::Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { flag: AtomicBool::new(false), event })
     }
 
-    /// Cancels.
     pub fn cancel(&self) {
         self.flag.store(true, Ordering::SeqCst);
-        // It only fails when it is readable already.
+        // It only fails when the descriptor is readable already.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Whether it is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }
 
-    /// Readable from when it is cancelled.
+    /// A descriptor that becomes readable with the cancellation.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-/// What a call tells about itself while it runs.
+/// The progress of a running call.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// To whoever asked for progress.
+    /// For a client that asked for progress.
     steps: Option<UnboundedSender<String>>,
     last_line: Mutex<String>,
 }
 
 impl Progress {
-    /// Progress that goes to `steps`, if somebody asked for it.
+    /// Progress that is sent to `steps`, if the client asked for it.
     pub fn new(steps: Option<UnboundedSender<String>>) -> Self {
         Self { steps, last_line: Mutex::default() }
     }
 
-    /// Something begins.
+    /// Reports the beginning of a step.
     pub fn step(&self, what: &str) {
         if let Some(steps) = &self.steps {
-            // Whoever asked may be gone.
+            // The client may have disconnected.
             let _ = steps.send(text::line(what, 2 * LAST_LINE));
         }
     }
 
-    /// Output came. Only remembered if somebody asked.
+    /// Remembers the last line of output, if the client asked for progress.
     pub fn output(&self, bytes: &[u8]) {
         if self.steps.is_none() {
             return;
@@ -93,7 +90,7 @@ impl Progress {
             .to_owned();
     }
 
-    /// The last line of output.
+    /// The last line of output, cleaned and cut.
     pub fn last_line(&self) -> Option<String> {
         let line = text::line(&self.lock(), LAST_LINE);
         (!line.is_empty()).then_some(line)
@@ -106,23 +103,20 @@ impl Progress {
 
 /// One call.
 pub struct Call {
-    /// Everything that calls share.
     pub state: Arc<State>,
-    /// Whether somebody still wants it.
     pub cancel: Arc<Cancel>,
-    /// What it tells meanwhile.
     pub progress: Arc<Progress>,
-    /// The sandbox that it is about, for the audit log.
+    /// The id and name of its sandbox, for the audit log.
     pub about: Mutex<Option<(String, Option<String>)>>,
 }
 
 impl Call {
-    /// Does something with a manager.
+    /// Runs `act` with a manager of the pool.
     pub fn manager<T>(&self, act: impl FnOnce(&mut Manager) -> Result<T, ToolError>) -> Result<T, ToolError> {
         self.state.host.pool.with(act)
     }
 
-    /// The sandbox that the caller means, if it may use it.
+    /// The sandbox that the client names, if agents may use it.
     pub fn sandbox(&self, wanted: &str) -> Result<Sandboxed, ToolError> {
         let found = self.manager(|manager| Ok(manager.find(wanted)?))?;
         self.allowed(found).ok_or_else(|| unknown_sandbox(wanted))
@@ -132,11 +126,11 @@ impl Call {
     pub fn running_sandbox(&self, wanted: &str) -> Result<Sandboxed, ToolError> {
         let found = self.sandbox(wanted)?;
         self.remember(&found);
-        Ok(self.awake(found)?.0)
+        Ok(self.wake(found)?.0)
     }
 
-    /// The same sandbox, running, with what there is to say if it had to be started.
-    fn awake(&self, found: Sandboxed) -> Result<(Sandboxed, Vec<String>), ToolError> {
+    /// Starts or resumes a sandbox if it is not running. Returns warnings too.
+    fn wake(&self, found: Sandboxed) -> Result<(Sandboxed, Vec<String>), ToolError> {
         if found.status == Status::Running {
             return Ok((found, Vec::new()));
         }
@@ -147,24 +141,24 @@ impl Call {
         })
     }
 
-    /// Agents see what agents made, unless the operator shows them everything.
+    /// The sandbox if agents may use it: one that agents made, or any with `--all-sandboxes`.
     pub fn allowed(&self, sandbox: Sandboxed) -> Option<Sandboxed> {
         let (key, value) = LABEL;
         let theirs = sandbox.record.spec.labels.get(key).is_some_and(|label| label == value);
         (theirs || self.state.options.all_sandboxes).then_some(sandbox)
     }
 
-    /// This call is about `sandbox`.
+    /// Records for the audit log that this call is about `sandbox`.
     pub fn remember(&self, sandbox: &Sandboxed) {
         let about = (sandbox.record.id.clone(), sandbox.record.name.clone());
         *self.about.lock().unwrap_or_else(PoisonError::into_inner) = Some(about);
     }
 
-    /// What an agent's sandbox is, as far as the agent does not say: never more than the operator allows.
+    /// The defaults of an agent's sandbox, within the operator's ceiling.
     pub fn defaults(manager: &Manager) -> Result<SandboxSpec, ToolError> {
         let operator = manager.operator();
         let mut spec = operator.defaults();
-        // What is left open becomes the ceiling, if there is one.
+        // Open settings become the ceiling, if there is one.
         let most = operator.apply(spec.clone()).map_err(bathy_manager::ManagerError::from)?.spec;
         let least = |seconds: u64, most: Option<Seconds>| {
             let wanted = Seconds::from_millis(seconds * 1000);
@@ -172,18 +166,18 @@ impl Call {
         };
         spec.max_duration = least(LIFETIME_SECONDS, most.max_duration);
         spec.idle_timeout = least(IDLE_SECONDS, most.idle_timeout);
-        // Nobody tidies up after an agent.
+        // Agents do not clean up.
         spec.auto_remove = true;
         Ok(spec)
     }
 
-    /// The sandbox that the caller names, or a new one: whether it is new, and what else there is to know.
+    /// The sandbox that the client names, or a new one. Returns whether it is new, and notes.
     pub fn sandbox_or_new(&self, wanted: Option<&str>) -> Result<(Sandboxed, bool, Vec<String>), ToolError> {
         match wanted {
             Some(wanted) => {
                 let found = self.sandbox(wanted)?;
                 self.remember(&found);
-                let (sandbox, notes) = self.awake(found)?;
+                let (sandbox, notes) = self.wake(found)?;
                 Ok((sandbox, false, notes))
             }
             None => {
@@ -193,7 +187,7 @@ impl Call {
         }
     }
 
-    /// Makes a sandbox and starts it. What the operator made stricter, and what else there is to know, comes with it.
+    /// Makes a sandbox and starts it. Returns notes too, such as what the operator made stricter.
     pub fn make_sandbox(
         &self,
         name: Option<String>,
@@ -210,7 +204,7 @@ impl Call {
             self.state.host.made(&sandbox);
             self.progress.step("starting the sandbox");
             if let Err(error) = manager.start(&sandbox, &mut progress) {
-                // Nobody knows its name yet.
+                // Its id has not been sent to the client.
                 let _ = host::remove(manager, &sandbox);
                 return Err(error.into());
             }
@@ -225,10 +219,10 @@ impl Call {
         Ok((sandbox, notes))
     }
 
-    /// Removes a sandbox that nobody will ever hear of.
+    /// Removes a sandbox whose id the client never receives.
     pub fn discard(&self, sandbox: &Sandboxed) {
         self.state.host.pool.hang_up(sandbox);
-        // If it stays, its idle time ends it.
+        // If this fails, its idle time ends it.
         let _ = self.manager(|manager| host::remove(manager, sandbox));
     }
 }

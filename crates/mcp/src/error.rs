@@ -1,8 +1,9 @@
-//! Why a tool did not do what it was asked, in words for whoever asked.
+//! Why a tool did not do what it was asked.
 
 use bathy_manager::store::StoreError;
 use bathy_manager::{ManagerError, Status};
 use bathy_spec::name::NameError;
+use bathy_spec::operator::OperatorError;
 use thiserror::Error;
 
 use crate::text;
@@ -19,13 +20,13 @@ pub enum ToolError {
     /// It cannot be done, or could not.
     #[error("{0}")]
     Failed(String),
-    /// The caller did not want it any more.
+    /// The client cancelled it.
     #[error("The call was cancelled")]
     Cancelled,
 }
 
 impl ToolError {
-    /// Something that cannot be done.
+    /// A failure with a message of the server's own.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::Failed(message.into())
     }
@@ -39,13 +40,13 @@ impl ToolError {
         }
     }
 
-    /// What the caller is told. Parts of it may come from a guest.
+    /// The message for the client. Parts of it may come from a guest.
     pub fn message(&self) -> String {
         text::cut(&text::clean(&self.to_string()), MOST).text
     }
 }
 
-/// What to do about a sandbox that is not there.
+/// The error for an unknown sandbox, which is also that for one that agents may not use.
 pub fn unknown_sandbox(wanted: &str) -> ToolError {
     ToolError::Failed(format!(
         "There is no sandbox {:?}, or not any more: sandboxes are removed when their lifetime or idle time is over, or by sandbox_delete. \
@@ -57,6 +58,9 @@ pub fn unknown_sandbox(wanted: &str) -> ToolError {
 impl From<ManagerError> for ToolError {
     fn from(error: ManagerError) -> Self {
         match error {
+            ManagerError::Operator(OperatorError::Sandboxes { count, most, by }) => Self::Refused(format!(
+                "There are {count} sandboxes, and the operator allows {most}, by {by} (sandboxes). Delete one that is not needed any more with sandbox_delete; sandbox_list shows those that agents have made."
+            )),
             ManagerError::Operator(error) => Self::Refused(format!(
                 "{}. This limit is the operator's and cannot be changed by a call.",
                 bathy_protocol::chain(&error).trim_end_matches('.')
@@ -93,6 +97,14 @@ mod tests {
         assert!(text.contains("\"abc\"") && text.contains("sandbox_create"), "{text}");
         let ended = ManagerError::NotRunning { name: "abc".into(), status: Status::Stopped };
         assert!(ToolError::from(ended).message().contains("sandbox_create"));
+    }
+
+    #[test]
+    fn a_full_house_is_answered_with_the_tool_that_makes_room() {
+        let full = OperatorError::Sandboxes { count: 3, most: 3, by: "[mcp] of operator.toml".into() };
+        let text = ToolError::from(ManagerError::Operator(full)).message();
+        assert!(text.contains("sandbox_delete") && text.contains("[mcp]"), "{text}");
+        assert!(!text.contains("bathy rm"), "{text}");
     }
 
     #[test]

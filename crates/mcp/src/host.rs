@@ -1,6 +1,6 @@
-//! The host's side of every call: the pool of managers and connections, and what this server has made.
+//! The host's side of all calls: the pool of managers and connections, and the sandboxes that this server has made.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bathy_manager::pool::Pool;
@@ -9,18 +9,21 @@ use bathy_manager::{Manager, ManagerError, Sandboxed};
 
 use crate::error::ToolError;
 
-/// Who asks, for the audit log.
+/// The name of this program in the audit log.
 pub const PROGRAM: &str = "bathy mcp";
-/// Everything that calls share about this machine.
+/// The most names of deleted sandboxes that are remembered.
+const MAX_DELETED: usize = 4096;
+
 pub struct Host {
-    /// Managers and connections.
     pub pool: Pool,
     made: Mutex<BTreeSet<String>>,
+    deleted: Mutex<VecDeque<String>>,
 }
 
 impl Default for Host {
     fn default() -> Self {
-        Self { pool: Pool::new(|| Manager::open_for_agents(PROGRAM)), made: Mutex::default() }
+        let pool = Pool::new(|| Manager::open_for_agents(PROGRAM));
+        Self { pool, made: Mutex::default(), deleted: Mutex::default() }
     }
 }
 
@@ -30,7 +33,22 @@ impl Host {
         lock(&self.made).insert(sandbox.record.id.clone());
     }
 
-    /// Removes every sandbox that this server has made; what went wrong, in sentences.
+    /// Remembers the names of a sandbox that a call has deleted.
+    pub fn deleted(&self, sandbox: &Sandboxed) {
+        let mut deleted = lock(&self.deleted);
+        deleted.extend(sandbox.record.name.clone());
+        deleted.push_back(sandbox.record.id.clone());
+        while deleted.len() > MAX_DELETED {
+            deleted.pop_front();
+        }
+    }
+
+    /// Whether a call has deleted a sandbox of this name or id.
+    pub fn has_deleted(&self, wanted: &str) -> bool {
+        lock(&self.deleted).iter().any(|name| name == wanted)
+    }
+
+    /// Removes every sandbox that this server has made. Returns failures, in sentences.
     pub fn remove_made(&self) -> Vec<String> {
         let made = std::mem::take(&mut *lock(&self.made));
         self.pool.close_all();
@@ -38,7 +56,7 @@ impl Host {
         for id in made {
             let removed = self.pool.with(|manager| match manager.find(&id) {
                 Ok(sandbox) => remove(manager, &sandbox),
-                // It ended by itself.
+                // It has ended and is removed already.
                 Err(_) => Ok(Vec::new()),
             });
             match removed {
@@ -50,8 +68,8 @@ impl Host {
     }
 }
 
-/// Removes a sandbox, whatever runs in it. Its own monitor may be faster, which is as good. What there is to say about it, such
-/// as that it could not be recorded.
+/// Removes a sandbox, whatever runs in it; its own monitor may be faster. Returns warnings, such as that the removal could
+/// not be recorded.
 pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Vec<String>, ToolError> {
     match manager.remove(sandbox, true) {
         Err(_)
@@ -61,8 +79,8 @@ pub fn remove(manager: &mut Manager, sandbox: &Sandboxed) -> Result<Vec<String>,
     Ok(manager.take_warnings())
 }
 
-/// A sentence, with warnings behind it.
-pub fn told(mut sentence: String, warnings: &[String]) -> String {
+/// A sentence, followed by warnings.
+pub fn with_warnings(mut sentence: String, warnings: &[String]) -> String {
     for warning in warnings {
         sentence.push_str("\n[");
         sentence.push_str(&crate::text::clean(warning));

@@ -1,7 +1,7 @@
-//! Clients over streamable HTTP: who may speak, from where, and how much.
+//! Clients over streamable HTTP: authentication, allowed hosts and origins, and limits.
 //!
-//! A page in somebody's browser can send requests to this machine, so every request shows a token, and its Host and
-//! Origin are ones that were meant to be used.
+//! A page in a browser can send requests to this machine. So every request needs a token, and its Host and Origin have to
+//! be allowed.
 
 use std::convert::Infallible;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
@@ -29,28 +29,28 @@ use crate::token::Token;
 mod connections;
 mod sessions;
 
-/// Where the server is, below its address.
+/// The path of the server.
 pub const PATH: &str = "/mcp";
 /// The largest request.
 const MAX_BODY: usize = 16 << 20;
-/// How many connections there are at the same time. Whoever has not shown the token gives way to the next one.
+/// The most connections at the same time. One that has not shown the token is evicted for a new one.
 const MAX_CONNECTIONS: usize = 256;
 /// How long a connection may take to show the token.
-const STRANGER: Duration = Duration::from_secs(3);
-/// How long a client that has shown the token may take to say what it wants next.
+const AUTHENTICATION: Duration = Duration::from_secs(3);
+/// How long an authenticated client may take to send the headers of its next request.
 const HEADERS: Duration = Duration::from_secs(15);
-/// How many sessions of older clients are kept.
+/// The most sessions of older clients.
 const MAX_SESSIONS: usize = 256;
-/// Which session a request belongs to, and an answer begins.
+/// The header with the session of a request, or of an answer that begins one.
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
-/// How long a session of an older client is kept without a message: longer than the longest call.
+/// How long a session of an older client may be idle: longer than the longest call.
 const SESSION: Duration = Duration::from_secs(2 * 3600);
-/// How long to wait when no connection can be accepted, such as for want of descriptors.
+/// The pause after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
-/// Who may speak.
+/// The checks that every request has to pass.
 #[derive(Clone, Debug)]
 pub struct Guard {
     token: Token,
@@ -59,24 +59,24 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Clients with this token, at the address that is listened on or a name of this machine's own.
+    /// Allows clients with this token, at the server's address or a name of this machine.
     pub fn new(token: Token, address: SocketAddr) -> Self {
         let mut hosts = vec!["localhost".to_owned()];
-        // All addresses is no address that anybody calls.
+        // The unspecified address is never a Host.
         if !address.ip().is_unspecified() {
             hosts.push(address.ip().to_string());
         }
         Self { token, hosts, origins: Vec::new() }
     }
 
-    /// Also at these names, with or without a port.
+    /// Allows these hosts too, with or without a port.
     #[must_use]
     pub fn allow_hosts(mut self, hosts: impl IntoIterator<Item = String>) -> Self {
         self.hosts.extend(hosts.into_iter().map(|host| host.to_ascii_lowercase()));
         self
     }
 
-    /// Also from pages of these origins, such as `https://example.com`.
+    /// Allows pages of these origins, such as `https://example.com`.
     #[must_use]
     pub fn allow_origins(mut self, origins: impl IntoIterator<Item = String>) -> Self {
         self.origins
@@ -84,10 +84,10 @@ impl Guard {
         self
     }
 
-    /// Lets a request pass, or answers it.
+    /// Lets a request pass, or returns its refusal.
     fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Box<Answer>> {
         let forbidden = |text| Box::new(answer(StatusCode::FORBIDDEN, text));
-        // A target in absolute form names a host too, and neither excuses the other.
+        // A target in absolute form names a host too, and both have to be allowed.
         let is_allowed = |host: &str| self.host_is_allowed(&host.to_ascii_lowercase());
         let target = uri.authority().map(|authority| is_allowed(authority.as_str()));
         let header = headers.contains_key(HOST).then(|| only(headers, &HOST).is_some_and(is_allowed));
@@ -132,7 +132,7 @@ impl Guard {
     }
 }
 
-/// The value of a header that is there once.
+/// The value of a header that occurs exactly once.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;
@@ -160,7 +160,7 @@ fn is_port(text: &str) -> bool {
     text.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// An address that stays on this machine; no name, which a name server could change.
+/// Whether it is a loopback address. A name does not count: a name server could change it.
 fn is_loopback(name: &str) -> bool {
     name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
@@ -189,7 +189,7 @@ pub struct Endpoint<H> {
 }
 
 impl<H: ServerHandler + Clone> Endpoint<H> {
-    /// Serves clones of `handler` to those whom `guard` lets pass.
+    /// Serves clones of `handler` to requests that `guard` lets pass.
     pub fn new(handler: H, guard: Guard) -> Self {
         let mut session = SessionConfig::default();
         session.keep_alive = Some(SESSION);
@@ -198,7 +198,7 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
         let manager = Arc::new(manager);
         let config = StreamableHttpServerConfig::default()
             .with_max_request_body_bytes(MAX_BODY)
-            // The guard has looked at both before.
+            // The guard checks both.
             .disable_allowed_hosts()
             .disable_allowed_origins();
         let sessions = Sessions::new(Arc::clone(&manager), MAX_SESSIONS);
@@ -206,7 +206,7 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
         Self { guard, service, sessions }
     }
 
-    /// Answers one request. `passed` hears of it if the guard lets it pass, before anything else is done.
+    /// Answers one request. `passed` is called if the guard lets it pass, before anything else is done.
     pub async fn answer<B>(&self, request: Request<B>, passed: impl FnOnce()) -> Answer
     where
         B: Body + Send + 'static,
@@ -219,9 +219,14 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
         if let Some(id) = only(request.headers(), &SESSION_ID) {
             self.sessions.touch(id);
         }
-        // Before, because a client that does not wait for its answer leaves a session too.
+        // Also before: a client that does not wait for its answer leaves a session behind.
         self.sessions.trim().await;
+        let is_end = request.method() == Method::DELETE;
         let response = self.service.handle(request).await;
+        // Clients take "accepted" for a failure to end the session.
+        if is_end && response.status() == StatusCode::ACCEPTED {
+            return answer(StatusCode::NO_CONTENT, "");
+        }
         if response.headers().contains_key(SESSION_ID) {
             self.sessions.trim().await;
         }
@@ -229,7 +234,7 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
     }
 }
 
-/// Listens. An address that other machines reach has to be meant: `remote`.
+/// Listens. An address that other machines reach needs `remote`.
 pub async fn listen(address: SocketAddr, remote: bool) -> io::Result<TcpListener> {
     if !address.ip().is_loopback() && !remote {
         return Err(io::Error::other(format!(
@@ -239,7 +244,7 @@ pub async fn listen(address: SocketAddr, remote: bool) -> io::Result<TcpListener
     TcpListener::bind(address).await
 }
 
-/// Serves for as long as it is awaited.
+/// Serves until it is dropped.
 pub async fn serve<H: ServerHandler + Clone>(listener: TcpListener, endpoint: Endpoint<H>) {
     let endpoint = Arc::new(endpoint);
     let connections = Connections::new(MAX_CONNECTIONS);
@@ -251,38 +256,38 @@ pub async fn serve<H: ServerHandler + Clone>(listener: TcpListener, endpoint: En
                 continue;
             }
         };
-        let place = Arc::new(connections.place().await);
-        // Answers are small and awaited.
+        let slot = Arc::new(connections.slot().await);
+        // Answers are small, and the client waits for each.
         let _ = stream.set_nodelay(true);
         let endpoint = Arc::clone(&endpoint);
         tokio::spawn(async move {
-            let held = Arc::clone(&place);
+            let held = Arc::clone(&slot);
             let service = service_fn(move |request| {
-                let (endpoint, place) = (Arc::clone(&endpoint), Arc::clone(&held));
-                async move { Ok::<_, Infallible>(endpoint.answer(request, || place.known()).await) }
+                let (endpoint, slot) = (Arc::clone(&endpoint), Arc::clone(&held));
+                async move { Ok::<_, Infallible>(endpoint.answer(request, || slot.authenticated()).await) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADERS)
                 .serve_connection(TokioIo::new(stream), service);
             tokio::pin!(connection);
-            let late = tokio::time::sleep(STRANGER);
+            let late = tokio::time::sleep(AUTHENTICATION);
             tokio::pin!(late);
             let mut waiting = true;
             loop {
                 tokio::select! {
-                    // What has arrived is read before the connection is judged.
+                    // Requests that have arrived are read before the connection is evicted.
                     biased;
-                    // A client that goes away is no event.
+                    // A client may disconnect at any time.
                     _ = &mut connection => break,
-                    () = place.wanted() => {
-                        // It may have shown the token since.
-                        if !place.is_known() {
+                    () = slot.evicted() => {
+                        // It may have shown the token in the meantime.
+                        if !slot.is_authenticated() {
                             break;
                         }
                     }
                     () = &mut late, if waiting => {
-                        if !place.is_known() {
+                        if !slot.is_authenticated() {
                             break;
                         }
                         waiting = false;

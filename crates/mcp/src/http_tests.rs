@@ -1,8 +1,7 @@
-//! Who may speak, tried on the endpoint as a client would.
+//! The guard and the limits of the endpoint, as a client meets them.
 
 use std::time::Instant;
 
-use http::Method;
 use rmcp::model::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -28,7 +27,7 @@ fn endpoint() -> Endpoint<Silent> {
     Endpoint::new(Silent, guard)
 }
 
-/// The status of a request with these headers, and what it asks for.
+/// The status of a request with these headers, and the challenge of the answer.
 fn status(path: &str, headers: &[(&str, &str)]) -> (u16, Option<String>) {
     let mut request = Request::builder().method(Method::POST).uri(path);
     for (name, value) in headers {
@@ -64,7 +63,7 @@ fn c3_the_token_is_asked_for() {
         assert_eq!(status("/mcp", &[host, ("authorization", wrong)]).0, 401, "{wrong}");
     }
     assert_eq!(status("/mcp", &[host, ("authorization", "bearer 0123456789abcdef")]).0, 200);
-    // Two answers to one question are none.
+    // A header that occurs twice does not count.
     let twice = [host, ("authorization", "Bearer 0123456789abcdef"), ("authorization", "Bearer x")];
     assert_eq!(status("/mcp", &twice).0, 401);
     let (code, challenge) = status("/mcp", &[host, ("authorization", "Bearer wrong")]);
@@ -188,11 +187,11 @@ async fn c3_silent_strangers_keep_nobody_waiting_and_are_not_kept_for_long() {
     let mut first = [0; 12];
     client.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
-    assert!(asked.elapsed() < STRANGER / 2, "{:?}", asked.elapsed());
-    // The last stranger, for whose place nobody asked, is not kept either.
+    assert!(asked.elapsed() < AUTHENTICATION / 2, "{:?}", asked.elapsed());
+    // The last one, whose slot no other connection needs, is closed too.
     let mut rest = Vec::new();
     let last = silent.last_mut().unwrap();
-    // A reset is as good an end as any.
+    // The server may also reset the connection.
     let _ = tokio::time::timeout(HEADERS, last.read_to_end(&mut rest)).await.unwrap();
     assert!(rest.is_empty() && began.elapsed() < HEADERS / 2, "{:?}", began.elapsed());
     serving.abort();
@@ -224,10 +223,33 @@ async fn sessions_are_no_more_than_there_is_room_for() {
         let response = endpoint.answer(ask(None), || ()).await;
         ids.push(response.headers().get(SESSION_ID).unwrap().to_str().unwrap().to_owned());
     }
-    // The first is used again, so the second is the one that goes.
+    // The first is used again, so the second is evicted.
     assert_eq!(endpoint.answer(ask(Some(&ids[0])), || ()).await.status(), StatusCode::ACCEPTED);
     assert_eq!(endpoint.answer(ask(None), || ()).await.status(), StatusCode::OK);
     assert_eq!(endpoint.answer(ask(Some(&ids[1])), || ()).await.status(), StatusCode::NOT_FOUND);
     assert_eq!(endpoint.answer(ask(Some(&ids[0])), || ()).await.status(), StatusCode::ACCEPTED);
     assert_eq!(endpoint.answer(ask(Some(&ids[2])), || ()).await.status(), StatusCode::ACCEPTED);
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_answered_as_clients_expect() {
+    let endpoint = endpoint();
+    let ask = |method: Method, session: Option<&str>| {
+        let mut request = Request::builder()
+            .method(method)
+            .uri("/mcp")
+            .header("host", "localhost")
+            .header("authorization", format!("Bearer {SECRET}"))
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream");
+        if let Some(session) = session {
+            request = request.header(SESSION_ID, session).header("mcp-protocol-version", "2025-11-25");
+        }
+        request.body(Full::new(Bytes::from_static(HELLO.as_bytes()))).unwrap()
+    };
+    let begun = endpoint.answer(ask(Method::POST, None), || ()).await;
+    let id = begun.headers().get(SESSION_ID).unwrap().to_str().unwrap().to_owned();
+    let ended = endpoint.answer(ask(Method::DELETE, Some(&id)), || ()).await;
+    assert_eq!(ended.status(), StatusCode::NO_CONTENT);
+    assert_eq!(endpoint.answer(ask(Method::POST, Some(&id)), || ()).await.status(), StatusCode::NOT_FOUND);
 }

@@ -1,12 +1,12 @@
-//! The MCP server: what agents do with sandboxes, as tools.
+//! The MCP server: sandboxes as tools for agents.
 //!
-//! * [`server`]: the server itself, and the one way that every call takes.
+//! * [`server`]: the server itself, and the path of every call.
 //! * [`tools`]: the tools, one file per group.
-//! * [`mod@run`]: a whole run of it, from start to end.
+//! * [`mod@run`]: a whole run of the server.
 //! * [`stdio`] and [`http`]: how clients reach it. Both serve any handler, so that a test can put its own around ours.
-//! * `schema`, `answer`, `shown`, `text`, `outputs`: what goes in and out, and what is left of it.
+//! * `schema`, `answer`, `shown`, `text`, `outputs`: arguments and answers.
 //! * `host`, `call`: sandboxes, connections, progress and cancellation.
-//! * `audit`: what is written down about it.
+//! * `audit`: what is recorded of each call.
 
 mod answer;
 mod audit;

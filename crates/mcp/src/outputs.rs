@@ -1,22 +1,21 @@
-//! Whole outputs of calls whose answers show only a part, kept for a while as resources.
+//! Outputs that were too long for their answers, kept in memory until newer ones need the space.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rmcp::model::Resource;
 
-/// The most of one output.
+/// The most of one output, in bytes.
 pub const ONE: usize = 4 << 20;
-/// The most of all of them together: the ones that were not used for the longest time make room.
+/// The most of all outputs together, in bytes. The least recently used are evicted.
 const ALL: usize = 64 << 20;
-/// The most that is read at once: some clients take no answer of more than a mebibyte, quotes and all.
-const PART: usize = 384 << 10;
-/// Where an address says that it means the rest.
+/// The most that one resource has, in bytes: some clients take no answer of more than a mebibyte, escapes included.
+pub const PART: usize = 384 << 10;
+/// Comes before the offset of a part in an address.
 const FROM: &str = "?from=";
-/// What the addresses begin with.
+/// The beginning of every address.
 pub const SCHEME: &str = "bathysphere://output/";
 
-/// One output.
 #[derive(Clone, Debug)]
 struct Entry {
     uri: String,
@@ -24,23 +23,27 @@ struct Entry {
     text: String,
 }
 
-/// A piece of an output.
+/// A part of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The piece.
+    /// The text, which begins and ends with whole characters.
     pub text: String,
-    /// Where the rest is, and how long that is.
-    pub rest: Option<(String, usize)>,
+    /// Where it begins, in bytes.
+    pub from: usize,
+    /// Where the next part begins, in bytes, if there is one.
+    pub next: Option<usize>,
+    /// The length of the whole, in bytes.
+    pub total: usize,
 }
 
-/// What is kept; the least recently used first.
+/// The outputs, the least recently used first.
 #[derive(Debug, Default)]
 pub struct Outputs {
     kept: Mutex<VecDeque<Entry>>,
 }
 
 impl Outputs {
-    /// Keeps a text, and returns the address that a client reads it at. `kind` is what it is, such as `stdout`.
+    /// Keeps a text and returns its resource. `kind` is the stream, such as `stdout`.
     pub fn keep(&self, id: &str, kind: &str, tool: &str, text: String) -> Resource {
         let entry =
             Entry { uri: format!("{SCHEME}{id}/{kind}"), title: format!("{kind} of {tool} {id}"), text };
@@ -56,24 +59,35 @@ impl Outputs {
         resource
     }
 
-    /// What is kept at an address, or the beginning of it.
-    pub fn read(&self, uri: &str) -> Option<Part> {
-        let (uri, from) = uri.split_once(FROM).unwrap_or((uri, "0"));
-        let mut kept = self.lock();
-        let place = kept.iter().position(|entry| entry.uri == uri)?;
-        let entry = kept.remove(place)?;
-        let rest = from.parse().ok().and_then(|from: usize| Some((from, entry.text.get(from..)?)));
-        let part = rest.map(|(from, rest)| {
-            let length = rest.floor_char_boundary(PART);
-            let (text, after) = rest.split_at(length);
-            let next = || (format!("{uri}{FROM}{}", from + length), after.len());
-            Part { text: text.to_owned(), rest: (!after.is_empty()).then(next) }
-        });
-        kept.push_back(entry);
-        part
+    /// The part of an output that an address names, and the address of the next part.
+    pub fn read(&self, uri: &str) -> Option<(Part, Option<String>)> {
+        let (output, from) = uri.split_once(FROM).unwrap_or((uri, "0"));
+        let from: usize = from.parse().ok()?;
+        let part = self.part(output, from, PART)?;
+        // Addresses that the server gives out begin with a whole character.
+        if part.from != from {
+            return None;
+        }
+        let next = part.next.map(|next| format!("{output}{FROM}{next}"));
+        Some((part, next))
     }
 
-    /// Everything that is kept, the newest first.
+    /// At most `most` bytes of an output, from the character on that the byte at `from` belongs to.
+    pub fn part(&self, output: &str, from: usize, most: usize) -> Option<Part> {
+        let mut kept = self.lock();
+        let name = |uri: &str| uri == output || uri.strip_prefix(SCHEME) == Some(output);
+        let place = kept.iter().position(|entry| name(&entry.uri))?;
+        let entry = kept.remove(place)?;
+        let whole = &entry.text;
+        let from = whole.floor_char_boundary(from);
+        let end = whole.floor_char_boundary(from.saturating_add(most));
+        let text = whole.get(from..end).unwrap_or_default().to_owned();
+        let part = Part { text, from, next: (end < whole.len()).then_some(end), total: whole.len() };
+        kept.push_back(entry);
+        Some(part)
+    }
+
+    /// All outputs, the newest first.
     pub fn list(&self) -> Vec<Resource> {
         self.lock().iter().rev().map(describe).collect()
     }
@@ -93,7 +107,7 @@ fn describe(entry: &Entry) -> Resource {
         .with_size(u64::try_from(entry.text.len()).unwrap_or(u64::MAX))
 }
 
-/// A name for the outputs of one call that nobody guesses.
+/// A name for the outputs of one call that cannot be guessed.
 pub fn new_id() -> std::io::Result<String> {
     let mut bytes = [0u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -109,7 +123,8 @@ mod tests {
         let outputs = Outputs::default();
         let link = outputs.keep("1f", "stdout", "run_code", "hello".into());
         assert_eq!((link.uri.as_str(), link.size), ("bathysphere://output/1f/stdout", Some(5)));
-        assert_eq!(outputs.read(&link.uri), Some(Part { text: "hello".into(), rest: None }));
+        let whole = Part { text: "hello".into(), from: 0, next: None, total: 5 };
+        assert_eq!(outputs.read(&link.uri), Some((whole, None)));
         assert_eq!(outputs.read("bathysphere://output/1f/stderr"), None);
         assert_eq!(outputs.list(), [link]);
     }
@@ -121,11 +136,11 @@ mod tests {
         let mut uri = outputs.keep("1f", "stdout", "t", whole.clone()).uri;
         let mut read = String::new();
         loop {
-            let part = outputs.read(&uri).unwrap();
+            let (part, next) = outputs.read(&uri).unwrap();
             assert!(part.text.len() <= PART && !part.text.is_empty());
             read.push_str(&part.text);
-            let Some((next, left)) = part.rest else { break };
-            assert_eq!(read.len() + left, whole.len());
+            assert_eq!(part.total, whole.len());
+            let Some(next) = next else { break };
             uri = next;
         }
         assert!(read == whole);
@@ -135,7 +150,20 @@ mod tests {
     }
 
     #[test]
-    fn those_that_were_not_used_for_the_longest_time_make_room() {
+    fn a_part_has_whole_characters_from_anywhere() {
+        let outputs = Outputs::default();
+        outputs.keep("1f", "stdout", "t", "äöü".into());
+        let part = |output: &str, from, most| {
+            outputs.part(output, from, most).map(|part| (part.text, part.next, part.total))
+        };
+        assert_eq!(part("1f/stdout", 3, 3), Some(("ö".to_owned(), Some(4), 6)));
+        assert_eq!(part("bathysphere://output/1f/stdout", 4, 100), Some(("ü".to_owned(), None, 6)));
+        assert_eq!(part("1f/stdout", usize::MAX, usize::MAX), Some((String::new(), None, 6)));
+        assert_eq!(part("1f/stderr", 0, 1), None);
+    }
+
+    #[test]
+    fn the_least_recently_used_outputs_are_evicted() {
         let outputs = Outputs::default();
         for number in 0..16 {
             outputs.keep(&number.to_string(), "stdout", "t", "x".repeat(ONE));

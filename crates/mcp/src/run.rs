@@ -1,4 +1,4 @@
-//! A whole run of the server, from its start to its end, for a program that is not asynchronous itself.
+//! A whole run of the server, for a program that is not asynchronous itself.
 
 use std::future::Future;
 use std::io;
@@ -15,28 +15,22 @@ use crate::server::{Options, Server, ServerError};
 use crate::stdio::{self, StdioError};
 use crate::token::{Token, TokenError};
 
-/// How long calls that are cancelled at the end may take to tidy up.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long cancelled calls may take to clean up at shutdown.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// The most base64 of pictures in one answer over HTTP, where some clients take no event of more than a mebibyte.
 const HTTP_PICTURES: usize = 850_000;
 
-/// The server cannot be started, or broke.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// What it is made of.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// Its client.
     #[error(transparent)]
     Stdio(#[from] StdioError),
-    /// The token.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The address.
     #[error("Cannot listen on {0}")]
     Listen(SocketAddr, #[source] io::Error),
-    /// The machine.
     #[error("Cannot start the server")]
     Start(#[source] io::Error),
 }
@@ -44,9 +38,9 @@ pub enum RunError {
 /// How clients reach a server over HTTP.
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
-    /// Where it listens; port 0 is any.
+    /// The address to listen on; port 0 is any.
     pub address: SocketAddr,
-    /// Where the token is; the one in the state folder, made if needed, if absent.
+    /// The file of the token. If absent, the one in the state folder, which is made if needed.
     pub token_file: Option<PathBuf>,
     /// Host names beyond this machine's own.
     pub allow_hosts: Vec<String>,
@@ -59,32 +53,31 @@ pub struct HttpSettings {
 /// A run of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// What it offers.
     pub options: Options,
     /// HTTP instead of standard input and output.
     pub http: Option<HttpSettings>,
-    /// Whether the sandboxes that it has made are removed when it ends.
+    /// Whether the sandboxes that it has made are removed at its end.
     pub remove: bool,
 }
 
-/// Serves until its client is gone or a signal ends it. `say` takes sentences for whoever started it: where it listens,
-/// and what went wrong at the end.
-pub fn run(settings: &Settings, say: &dyn Fn(&str)) -> Result<(), RunError> {
+/// Serves until its client disconnects or a signal ends it. `report` receives sentences for the user: the address, and what
+/// went wrong at the end.
+pub fn run(settings: &Settings, report: &dyn Fn(&str)) -> Result<(), RunError> {
     let pictures = settings.http.is_some().then_some(HTTP_PICTURES);
     let server = Server::new(Options { pictures, ..settings.options.clone() })?;
     let result = match &settings.http {
-        Some(http) => block_on(&server, serve_http(server.clone(), http, say)),
+        Some(http) => block_on(&server, serve_http(server.clone(), http, report)),
         None => block_on(&server, async { Ok(stdio::serve(server.clone()).await?) }),
     };
     if settings.remove {
         for failure in server.remove_made() {
-            say(&failure);
+            report(&failure);
         }
     }
     result
 }
 
-/// Runs until `serving` or a signal ends it, then ends what still runs.
+/// Runs until `serving` or a signal ends it, then cancels the running calls.
 pub fn block_on(
     server: &Server,
     serving: impl Future<Output = Result<(), RunError>>,
@@ -95,11 +88,11 @@ pub fn block_on(
         tokio::select! {
             result = serving => result,
             result = signalled() => result.map_err(RunError::Start),
-            () = server.keep_house() => Ok(()),
+            () = server.maintain() => Ok(()),
         }
     });
     server.cancel_all();
-    runtime.shutdown_timeout(LAST_WORDS);
+    runtime.shutdown_timeout(SHUTDOWN_GRACE);
     result
 }
 
@@ -115,7 +108,7 @@ async fn signalled() -> io::Result<()> {
     Ok(())
 }
 
-async fn serve_http(server: Server, settings: &HttpSettings, say: &dyn Fn(&str)) -> Result<(), RunError> {
+async fn serve_http(server: Server, settings: &HttpSettings, report: &dyn Fn(&str)) -> Result<(), RunError> {
     let (token, path) = match &settings.token_file {
         Some(path) => (Token::from_file(path)?, path.clone()),
         None => Token::of_folder(&Paths::of_user().map_err(ServerError::from)?.state)?,
@@ -126,8 +119,8 @@ async fn serve_http(server: Server, settings: &HttpSettings, say: &dyn Fn(&str))
     let guard = Guard::new(token, address)
         .allow_hosts(settings.allow_hosts.iter().cloned())
         .allow_origins(settings.allow_origins.iter().cloned());
-    say(&format!("listening on http://{address}{PATH}"));
-    say(&format!("clients show the token in {}: Authorization: Bearer TOKEN", path.display()));
+    report(&format!("listening on http://{address}{PATH}"));
+    report(&format!("clients show the token in {}: Authorization: Bearer TOKEN", path.display()));
     http::serve(listener, Endpoint::new(server, guard)).await;
     Ok(())
 }

@@ -1,142 +1,67 @@
-//! What a tool takes and returns: JSON Schema for clients, and the check of arguments with words that help to mend them.
+//! The schema of a tool's arguments, derived from the type that they are deserialized into, and the check of arguments
+//! with errors that say how to fix them.
 //!
-//! The schemas use only what every client understands: one type per field, no unions, no nulls; what may be left out is
-//! simply not required.
+//! The schemas use only what every client understands: one type per property, no references, no unions, no nulls. An
+//! `Option` is a property that may be absent.
 
+use bathy_client::interpreter;
 use rmcp::model::JsonObject;
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value};
 
-/// How alike two names are when one is probably meant by the other (Jaro-Winkler; 1 is equal).
+/// The least similarity (Jaro-Winkler; 1 is equal) at which an unknown name is answered with a known one.
 const ALIKE: f64 = 0.75;
-/// How much of a wrong value is repeated in a message.
+/// The longest part of a wrong value that a message repeats, in characters.
 const SHOWN: usize = 60;
 
-/// One argument, or one part of an answer.
-#[derive(Clone, Debug)]
-pub struct Field {
-    name: &'static str,
-    schema: Map<String, Value>,
-    required: bool,
-}
-
-impl Field {
-    fn new(name: &'static str, kind: &str, description: &str) -> Self {
-        let mut schema = Map::new();
-        schema.insert("type".to_owned(), kind.into());
-        schema.insert("description".to_owned(), description.into());
-        Self { name, schema, required: false }
-    }
-
-    /// Text.
-    pub fn text(name: &'static str, description: &str) -> Self {
-        Self::new(name, "string", description)
-    }
-
-    /// One of a few words.
-    pub fn choice(name: &'static str, description: &str, words: &[&str]) -> Self {
-        Self::text(name, description).with("enum", json!(words))
-    }
-
-    /// A whole number.
-    pub fn integer(name: &'static str, description: &str) -> Self {
-        Self::new(name, "integer", description)
-    }
-
-    /// Yes or no.
-    pub fn boolean(name: &'static str, description: &str) -> Self {
-        Self::new(name, "boolean", description)
-    }
-
-    /// Several texts in their order.
-    pub fn texts(name: &'static str, description: &str) -> Self {
-        Self::new(name, "array", description).with("items", json!({ "type": "string" }))
-    }
-
-    /// Texts by their names.
-    pub fn map(name: &'static str, description: &str) -> Self {
-        Self::new(name, "object", description).with("additionalProperties", json!({ "type": "string" }))
-    }
-
-    /// Several objects of one kind.
-    pub fn objects(name: &'static str, description: &str, fields: Vec<Self>) -> Self {
-        Self::new(name, "array", description).with("items", Value::Object(object(fields, false)))
-    }
-
-    /// An object.
-    pub fn object(name: &'static str, description: &str, fields: Vec<Self>) -> Self {
-        let mut field = Self::new(name, "object", description);
-        field.schema.extend(object(fields, false));
-        field
-    }
-
-    /// An object of which nothing is promised.
-    pub fn open(name: &'static str, description: &str) -> Self {
-        Self::new(name, "object", description)
-    }
-
-    /// It must be there.
-    #[must_use]
-    pub fn required(mut self) -> Self {
-        self.required = true;
-        self
-    }
-
-    /// Bounds of a number.
-    #[must_use]
-    pub fn between(self, least: u64, most: u64) -> Self {
-        self.with("minimum", json!(least)).with("maximum", json!(most))
-    }
-
-    /// A number that is never negative.
-    #[must_use]
-    pub fn at_least(self, least: u64) -> Self {
-        self.with("minimum", json!(least))
-    }
-
-    /// The longest text, in characters.
-    #[must_use]
-    pub fn at_most(self, characters: u64) -> Self {
-        self.with("maxLength", json!(characters))
-    }
-
-    /// Text, or a list, that is not empty.
-    #[must_use]
-    pub fn not_empty(self) -> Self {
-        let word = if self.schema.get("type") == Some(&json!("array")) { "minItems" } else { "minLength" };
-        self.with(word, json!(1))
-    }
-
-    /// What counts if it is left out.
-    #[must_use]
-    pub fn default(self, value: impl Into<Value>) -> Self {
-        self.with("default", value.into())
-    }
-
-    fn with(mut self, key: &str, value: Value) -> Self {
-        self.schema.insert(key.to_owned(), value);
-        self
-    }
-}
-
-/// The schema of an object. A `closed` one has nothing but these fields.
-pub fn object(fields: Vec<Field>, closed: bool) -> JsonObject {
-    let required: Vec<_> = fields.iter().filter(|field| field.required).map(|field| field.name).collect();
-    let mut schema = Map::new();
-    schema.insert("type".to_owned(), "object".into());
-    if !required.is_empty() {
-        schema.insert("required".to_owned(), json!(required));
-    }
-    let properties: Map<_, _> =
-        fields.into_iter().map(|field| (field.name.to_owned(), Value::Object(field.schema))).collect();
-    schema.insert("properties".to_owned(), Value::Object(properties));
-    if closed {
-        schema.insert("additionalProperties".to_owned(), false.into());
-    }
+/// The schema of the arguments that `A` is made of. Others are refused.
+pub fn of<A: JsonSchema>() -> JsonObject {
+    let mut settings = SchemaSettings::draft2020_12().for_deserialize();
+    (settings.inline_subschemas, settings.meta_schema) = (true, None);
+    let mut schema = settings.into_generator().into_root_schema_for::<A>().to_value();
+    flatten(&mut schema);
+    let Value::Object(mut schema) = schema else { return JsonObject::new() };
+    schema.remove("description");
+    schema.entry("properties").or_insert_with(|| Map::new().into());
+    schema.insert("additionalProperties".to_owned(), false.into());
     schema
 }
 
-/// Checks arguments against the schema of a tool. What is left are the arguments that were given: `null` for something
-/// optional is the same as nothing. The error tells everything that is wrong, and what the tool takes.
+/// Takes out what clients have no use for, and the `null` that stands for an absent property.
+fn flatten(schema: &mut Value) {
+    let Value::Object(members) = schema else { return };
+    for noise in ["title", "format"] {
+        if members.get(noise).is_some_and(Value::is_string) {
+            members.remove(noise);
+        }
+    }
+    let empty = [Value::Null, Value::Bool(false), Value::Array(Vec::new()), Value::Object(Map::new())];
+    members.retain(|name, value| name != "default" || !empty.contains(value));
+    if let Some(Value::String(text)) = members.get_mut("description") {
+        *text = text.replace('\n', " ");
+    }
+    for list in ["type", "enum"] {
+        if let Some(Value::Array(items)) = members.get_mut(list) {
+            items.retain(|item| !item.is_null() && item != "null");
+        }
+    }
+    if let Some(Value::Array(kinds)) = members.get("type")
+        && let [kind] = kinds.as_slice()
+    {
+        let kind = kind.clone();
+        members.insert("type".to_owned(), kind);
+    }
+    for part in ["items", "additionalProperties"] {
+        members.get_mut(part).into_iter().for_each(flatten);
+    }
+    if let Some(Value::Object(properties)) = members.get_mut("properties") {
+        properties.values_mut().for_each(flatten);
+    }
+}
+
+/// Checks arguments against the schema of a tool and returns them in the form that it wants. `null` for something
+/// optional is the same as nothing. The error lists everything that is wrong, and what the tool takes.
 pub fn check(tool: &str, schema: &JsonObject, mut arguments: JsonObject) -> Result<JsonObject, String> {
     let empty = Map::new();
     let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
@@ -186,15 +111,31 @@ fn unknown(name: &str, properties: &Map<String, Value>) -> String {
     }
 }
 
+/// A value as the schema wants it, if it plainly means that: `5.0` and `"5"` are 5, `"PY"` is `python`.
+pub fn meant(schema: &Value, value: &Value) -> Option<Value> {
+    if let Some(words) = schema.get("enum").and_then(Value::as_array) {
+        let given = value.as_str()?;
+        let same = |word: &&Value| word.as_str().is_some_and(|word| word.eq_ignore_ascii_case(given));
+        let alias = || interpreter::language(given).ok().map(|language| Value::from(language.as_str()));
+        return words.iter().find(same).cloned().or_else(|| alias().filter(|alias| words.contains(alias)));
+    }
+    if schema.get("type").is_some_and(|kind| kind == "integer") {
+        let whole =
+            |number: f64| format!("{number:.0}").parse::<i64>().ok().filter(|_| number.fract() == 0.0);
+        return match value {
+            Value::String(digits) => digits.trim().parse::<i64>().ok().map(Value::from),
+            number => number.as_f64().and_then(whole).map(Value::from),
+        };
+    }
+    None
+}
+
 fn check_value(place: &str, schema: &Value, value: &mut Value, wrong: &mut Vec<String>) {
     let kind = schema.get("type").and_then(Value::as_str).unwrap_or_default();
-    // A whole number is one however it is written.
-    if kind == "integer"
-        && let Some(number) = value.as_f64().filter(|_| !value.is_i64() && !value.is_u64())
-        && number.fract() == 0.0
-        && let Ok(whole) = format!("{number:.0}").parse::<i64>()
+    if !(value.is_i64() || value.is_u64())
+        && let Some(meant) = meant(schema, value)
     {
-        *value = whole.into();
+        *value = meant;
     }
     let fits = match kind {
         "string" => value.is_string(),
@@ -209,6 +150,12 @@ fn check_value(place: &str, schema: &Value, value: &mut Value, wrong: &mut Vec<S
         wrong.push(format!("{place} must be {article} {kind}, not {}", shown(value)));
         return;
     }
+    check_limits(place, schema, value, wrong);
+    check_parts(place, schema, value, wrong);
+}
+
+/// The words, bounds and lengths of a value of the right type.
+fn check_limits(place: &str, schema: &Value, value: &Value, wrong: &mut Vec<String>) {
     if let Some(words) = schema.get("enum").and_then(Value::as_array)
         && !words.contains(value)
     {
@@ -233,27 +180,34 @@ fn check_value(place: &str, schema: &Value, value: &mut Value, wrong: &mut Vec<S
             wrong.push(format!("{place} has {} characters; the most is {most}", text.chars().count()));
         }
     }
-    if let Some(items) = value.as_array_mut() {
-        if bound("minItems").is_some() && items.is_empty() {
-            wrong.push(format!("{place} must not be empty"));
-        }
-        if let Some(schema) = schema.get("items") {
-            for (index, item) in items.iter_mut().enumerate() {
-                check_value(&format!("{place}[{index}]"), schema, item, wrong);
-            }
-        }
-    }
-    if let Some(members) = value.as_object_mut()
-        && let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object())
-    {
-        for (name, member) in members {
-            let name = shown(&Value::from(name.as_str()));
-            check_value(&format!("{place}[{name}]"), schema, member, wrong);
-        }
+    if bound("minItems").is_some() && value.as_array().is_some_and(Vec::is_empty) {
+        wrong.push(format!("{place} must not be empty"));
     }
 }
 
-/// A value, cut to what a message has room for.
+/// The items of an array and the members of an object.
+fn check_parts(place: &str, schema: &Value, value: &mut Value, wrong: &mut Vec<String>) {
+    match value {
+        Value::Array(items) => {
+            if let Some(schema) = schema.get("items") {
+                for (index, item) in items.iter_mut().enumerate() {
+                    check_value(&format!("{place}[{index}]"), schema, item, wrong);
+                }
+            }
+        }
+        Value::Object(members) => {
+            if let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
+                for (name, member) in members {
+                    let name = shown(&Value::from(name.as_str()));
+                    check_value(&format!("{place}[{name}]"), schema, member, wrong);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A value, cut to `SHOWN` characters.
 fn shown(value: &Value) -> String {
     let text = crate::text::clean(&value.to_string());
     match text.char_indices().nth(SHOWN) {
@@ -264,17 +218,51 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use bathy_client::interpreter::Language;
+    use serde::Deserialize;
+    use serde_json::json;
+
     use super::*;
+    use crate::tools::languages;
+
+    fn sixty() -> u64 {
+        60
+    }
+
+    #[derive(Deserialize, JsonSchema)]
+    #[expect(dead_code, reason = "the schema is what is tested")]
+    struct Flat {
+        /// Words
+        #[schemars(length(min = 1, max = 5))]
+        argv: Option<Vec<String>>,
+    }
+
+    #[derive(Deserialize, JsonSchema)]
+    #[expect(dead_code, reason = "the schema is what is tested")]
+    struct Arguments {
+        #[schemars(schema_with = "languages")]
+        language: Language,
+        code: String,
+        /// A time
+        #[serde(default = "sixty")]
+        #[schemars(range(min = 1, max = 60))]
+        timeout_seconds: u64,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+        #[serde(flatten)]
+        flat: Flat,
+        #[serde(default)]
+        restart: bool,
+    }
 
     fn schema() -> JsonObject {
-        let fields = vec![
-            Field::choice("language", "", &["python", "bash"]).required(),
-            Field::text("code", "").required(),
-            Field::integer("timeout_seconds", "").between(1, 60),
-            Field::map("env", ""),
-            Field::texts("argv", "").not_empty(),
-        ];
-        object(fields, true)
+        of::<Arguments>()
+    }
+
+    fn checked(arguments: Value) -> Value {
+        check("run_code", &schema(), arguments.as_object().unwrap().clone()).unwrap().into()
     }
 
     fn refusal(arguments: Value) -> String {
@@ -282,18 +270,52 @@ mod tests {
     }
 
     #[test]
+    fn a_schema_is_flat_and_says_each_thing_once() {
+        let expected = json!({
+            "type": "object",
+            "additionalProperties": false,
+            "required": ["language", "code"],
+            "properties": {
+                "language": {"type": "string", "enum": ["python", "javascript", "typescript", "bash"]},
+                "code": {"type": "string"},
+                "timeout_seconds": {
+                    "type": "integer", "description": "A time", "minimum": 1, "maximum": 60, "default": 60
+                },
+                "env": {"type": "object", "additionalProperties": {"type": "string"}},
+                "argv": {
+                    "type": "array", "description": "Words", "items": {"type": "string"},
+                    "minItems": 1, "maxItems": 5
+                },
+                "restart": {"type": "boolean"},
+            },
+        });
+        assert_eq!(Value::Object(schema()), expected);
+    }
+
+    #[test]
     fn what_is_right_passes_and_null_is_nothing() {
         let given = json!({"language": "bash", "code": "", "timeout_seconds": 5.0, "env": null});
-        let checked = check("run_code", &schema(), given.as_object().unwrap().clone()).unwrap();
-        assert_eq!(Value::Object(checked), json!({"language": "bash", "code": "", "timeout_seconds": 5}));
+        assert_eq!(checked(given), json!({"language": "bash", "code": "", "timeout_seconds": 5}));
+    }
+
+    #[test]
+    fn what_is_plainly_meant_is_accepted() {
+        for (language, word) in [("Python", "python"), ("py", "python"), ("JS", "javascript"), ("sh", "bash")]
+        {
+            let given = json!({"language": language, "code": "", "timeout_seconds": "5"});
+            assert_eq!(checked(given), json!({"language": word, "code": "", "timeout_seconds": 5}));
+        }
+        let text = refusal(json!({"language": "bash", "code": "", "timeout_seconds": "61"}));
+        assert!(text.contains("must be at most 60, not 61"), "{text}");
     }
 
     #[test]
     fn everything_wrong_is_told_at_once_with_what_the_tool_takes() {
-        let text = refusal(json!({"langage": "python", "timeout_seconds": "5", "env": {"A": 1}, "argv": []}));
+        let text =
+            refusal(json!({"langage": "python", "timeout_seconds": "soon", "env": {"A": 1}, "argv": []}));
         assert!(text.contains("there is no argument \"langage\"; did you mean `language`?"), "{text}");
         assert!(text.contains("`code` is missing") && text.contains("`language` is missing"), "{text}");
-        assert!(text.contains("`timeout_seconds` must be an integer, not \"5\""), "{text}");
+        assert!(text.contains("`timeout_seconds` must be an integer, not \"soon\""), "{text}");
         assert!(text.contains("`env`[\"A\"] must be a string, not 1"), "{text}");
         assert!(text.contains("`argv` must not be empty"), "{text}");
         assert!(
@@ -305,7 +327,10 @@ mod tests {
     #[test]
     fn bounds_and_words_are_named() {
         let text = refusal(json!({"language": "cobol", "code": "", "timeout_seconds": 61}));
-        assert!(text.contains("must be one of python, bash, not \"cobol\""), "{text}");
+        assert!(
+            text.contains("must be one of python, javascript, typescript, bash, not \"cobol\""),
+            "{text}"
+        );
         assert!(text.contains("must be at most 60, not 61"), "{text}");
         assert!(
             refusal(json!({"language": "bash", "code": "", "timeout_seconds": u64::MAX})).contains("at most")

@@ -1,4 +1,4 @@
-//! The server: tools by their names, resources, and one way for every call.
+//! The server: tools, resources, and the path of every call from its arguments to the audit log.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,7 +18,7 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -29,57 +29,48 @@ use crate::call::{Call, Cancel, Progress};
 use crate::error::ToolError;
 use crate::host::Host;
 use crate::outputs::{Outputs, SCHEME};
-use crate::schema::{self, Field};
+use crate::schema;
 use crate::tools::{self, Spec, Toolsets};
 
-/// How many calls run at the same time.
+/// The most calls at the same time.
 const MAX_CALLS: usize = 64;
-/// How often somebody who asked for progress hears something.
+/// How often progress is reported to a client that asked for it.
 const TICK: Duration = Duration::from_secs(2);
-/// How long a list of tools stays the same: as long as the server.
+/// How long a client may cache the list of tools, which never changes.
 const TOOLS_TTL_MS: u64 = 3_600_000;
-/// What the audit log calls the reading of a resource.
+/// The name of the reading of a resource in the audit log.
 const READ: &str = "resources/read";
 
-/// What models read first.
-const INSTRUCTIONS: &str = "Bathysphere runs code that nobody should trust, in sandboxes with their own Linux kernel. \
-    Call run_code with a language and code: without sandbox_id it makes a sandbox and returns its sandbox_id; pass that \
-    id to later calls, which then see the same files, variables and imports. run_command runs shell commands, and \
-    read_file, write_file, edit_file and list_directory work on the sandbox's files. Sandboxes reach the public \
-    internet only, unless the operator or sandbox_create allow less, see nothing of the host, live one hour by default \
-    and are removed after 15 minutes without use; sandbox_delete removes one at once. For Python state that outlives pauses use create_python_repl and run_python_in_repl. \
-    Long output is cut in the middle; the whole is at the resource that the answer links to.";
+/// The server's instructions for models.
+const INSTRUCTIONS: &str = "Bathysphere runs untrusted code in sandboxes with their own Linux kernel. Call run_code with code: \
+    without sandbox_id it makes a sandbox and returns its sandbox_id; pass that id to later calls, which then see the same \
+    files, variables and imports. run_command runs shell commands, and read_file, write_file, edit_file and list_directory \
+    work on the sandbox's files. Sandboxes reach the public internet at most, see nothing of the host, and are removed after \
+    an hour or 15 minutes without use; sandbox_delete removes one at once. Use create_python_repl and run_python_in_repl \
+    instead where Python state has to last longer than that. Long output is cut in the middle; read_output reads the rest.";
 
-/// The server cannot be set up.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// There is no place for its files.
     #[error(transparent)]
     Paths(#[from] bathy_spec::paths::PathsError),
-    /// The operator's configuration.
     #[error(transparent)]
     Operator(#[from] bathy_spec::operator::OperatorError),
-    /// The audit log.
-    #[error("What is not recorded is not done")]
+    #[error("Cannot open the audit log, so the server does not start")]
     Audit(#[from] bathy_audit::LogError),
 }
 
-/// What a server offers.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Tools beyond the default ones.
     pub toolsets: Toolsets,
-    /// Whether agents may use sandboxes that agents have not made.
+    /// Whether agents may use sandboxes that were not made by agents.
     pub all_sandboxes: bool,
-    /// The most that the pictures of one answer may have, in letters of base64; as much as there is if absent.
+    /// The most pictures of one answer, in bytes of base64; without limit if absent.
     pub pictures: Option<usize>,
 }
 
-/// Everything that calls share.
+/// State that all calls share.
 pub struct State {
-    /// What the server offers.
     pub options: Options,
-    /// Managers, connections, and what was made.
     pub host: Host,
     /// Outputs that were too long for an answer.
     pub outputs: Outputs,
@@ -112,19 +103,19 @@ impl Server {
         }
     }
 
-    /// Removes every sandbox that this server has made; what went wrong, in sentences.
+    /// Removes every sandbox that this server has made. Returns failures, in sentences.
     pub fn remove_made(&self) -> Vec<String> {
         self.state.host.remove_made()
     }
 
-    /// Cancels every call that runs.
+    /// Cancels all running calls.
     pub fn cancel_all(&self) {
         let mut running = self.state.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.drain(..).filter_map(|call| call.upgrade()).for_each(|call| call.cancel());
     }
 
-    /// Closes connections that are not used any more and collects monitors that have ended, for as long as it is awaited.
-    pub async fn keep_house(&self) {
+    /// Closes idle connections and reaps monitors that have exited, until it is dropped.
+    pub async fn maintain(&self) {
         loop {
             tokio::time::sleep(CONNECTION_AGE / 2).await;
             self.state.host.pool.close_idle();
@@ -137,29 +128,29 @@ impl Server {
         self.tools.iter().map(Spec::tool).collect()
     }
 
-    /// Writes down what a client asked and got.
+    /// Records a request and its answer.
     fn record<A: Serialize>(
         &self,
-        asked: Asked<'_>,
+        requested: Requested<'_>,
         outcome: &'static str,
         answer: &A,
         about: Option<(String, Option<String>)>,
     ) -> Result<(), String> {
-        let client = asked.context.client_info();
+        let client = requested.context.client_info();
         let answered = Answered {
-            tool: asked.tool,
-            takes: asked.takes,
+            tool: requested.tool,
+            takes: requested.takes,
             client: client.map(|client| format!("{} {}", client.name, client.version)),
-            arguments: asked.arguments,
+            arguments: requested.arguments,
             outcome,
             answer,
-            took_ms: u64::try_from(asked.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            took_ms: u64::try_from(requested.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             about,
         };
-        // What is not recorded is not handed out either.
+        // An answer that cannot be recorded is not sent.
         audit::record(&self.state.log, answered).map_err(|error| {
             let failure = bathy_protocol::chain(&error);
-            if audit::has_ended(asked.tool, outcome) {
+            if audit::has_ended(requested.tool, outcome) {
                 return format!("This call is not in the audit log: {failure}");
             }
             format!("The answer cannot be recorded in the audit log, so it is not given: {failure}")
@@ -171,24 +162,25 @@ impl Server {
     }
 
     fn resource(&self, uri: String) -> Result<ReadResourceResult, ErrorData> {
-        let Some(part) = self.state.outputs.read(&uri) else {
+        let Some((part, next)) = self.state.outputs.read(&uri) else {
             return Err(ErrorData::resource_not_found(
                 format!(
                     "There is no resource {:?}, or not any more: newer outputs take the room of older ones",
                     crate::text::line(&uri, 120)
                 ),
-                Some(serde_json::json!({ "uri": uri })),
+                Some(json!({ "uri": uri })),
             ));
         };
+        let left = part.total - part.from - part.text.len();
         let mut contents = vec![ResourceContents::text(part.text, uri)];
-        if let Some((uri, left)) = part.rest {
+        if let Some(uri) = next {
             let more = format!("[{left} more bytes: read {uri}]");
             contents.push(ResourceContents::text(more, uri));
         }
         Ok(ReadResourceResult::new(contents).with_cache_scope(CacheScope::Private))
     }
 
-    /// Runs a tool in a thread of its own, which may block, and tells how it goes meanwhile.
+    /// Runs a tool in a thread of its own, which may block, and reports progress.
     async fn run(
         &self,
         spec: &Spec,
@@ -219,16 +211,16 @@ impl Server {
             progress: Arc::clone(&progress),
             about: Mutex::default(),
         });
-        let run = spec.run;
+        let run = Arc::clone(&spec.run);
         let shared = Arc::clone(&call);
         let mut work = tokio::task::spawn_blocking(move || run(&shared, Value::Object(arguments)));
-        let telling = async {
+        let reporting = async {
             match token {
-                Some(token) => tell(context, token, &progress, &mut steps).await,
+                Some(token) => report_progress(context, token, &progress, &mut steps).await,
                 None => std::future::pending().await,
             }
         };
-        tokio::pin!(telling);
+        tokio::pin!(reporting);
         let mut cancelled = false;
         let result = loop {
             tokio::select! {
@@ -237,7 +229,7 @@ impl Server {
                     cancelled = true;
                     cancel.cancel();
                 }
-                () = &mut telling => {}
+                () = &mut reporting => {}
             }
         };
         let about = call.about.lock().map_or(None, |about| about.clone());
@@ -246,8 +238,8 @@ impl Server {
     }
 }
 
-/// What a client asked, for the audit log.
-struct Asked<'a> {
+/// A request of a client, for the audit log.
+struct Requested<'a> {
     tool: &'a str,
     takes: &'a JsonObject,
     arguments: &'a JsonObject,
@@ -255,8 +247,8 @@ struct Asked<'a> {
     context: &'a RequestContext<RoleServer>,
 }
 
-/// Tells what a call does, and every now and then that it still does.
-async fn tell(
+/// Reports the steps of a call, and every [`TICK`] that it is still running.
+async fn report_progress(
     context: &RequestContext<RoleServer>,
     token: rmcp::model::ProgressToken,
     progress: &Progress,
@@ -265,7 +257,7 @@ async fn tell(
     let began = Instant::now();
     let mut ticks = tokio::time::interval(TICK);
     ticks.tick().await;
-    let (mut phase, mut told) = ("starting".to_owned(), 0.0);
+    let (mut phase, mut reported) = ("starting".to_owned(), 0.0);
     loop {
         let message = tokio::select! {
             step = steps.recv() => match step {
@@ -283,10 +275,10 @@ async fn tell(
                 }
             }
         };
-        // Each has to be more than the last one.
-        told = began.elapsed().as_secs_f64().max(told + 0.001);
-        let param = ProgressNotificationParam::new(token.clone(), told).with_message(message);
-        // Whoever asked may be gone.
+        // Progress must increase.
+        reported = began.elapsed().as_secs_f64().max(reported + 0.001);
+        let param = ProgressNotificationParam::new(token.clone(), reported).with_message(message);
+        // The client may have disconnected.
         let _ = context.peer.notify_progress(param).await;
     }
 }
@@ -332,16 +324,17 @@ impl ServerHandler for Server {
                 format!("There is no tool {name:?}. The tools are {}", names.join(", ")),
                 None,
             );
-            // Nothing is known of what it would take, so nothing is shown.
+            // Without a schema no argument is shown.
             let takes = JsonObject::new();
-            let asked = Asked { tool: &name, takes: &takes, arguments: &arguments, began, context: &context };
-            return match self.record(asked, "refused", &error, None) {
+            let requested =
+                Requested { tool: &name, takes: &takes, arguments: &arguments, began, context: &context };
+            return match self.record(requested, "refused", &error, None) {
                 Ok(()) => Err(error),
                 Err(unrecorded) => Err(ErrorData::internal_error(unrecorded, None)),
             };
         };
-        let takes = spec.input();
-        let (result, about) = match schema::check(spec.name, &takes, arguments.clone()) {
+        let takes = &spec.input;
+        let (result, about) = match schema::check(spec.name, takes, arguments.clone()) {
             Ok(checked) => self.run(spec, checked, &context).await,
             Err(wrong) => (Err(ToolError::Failed(wrong)), None),
         };
@@ -350,10 +343,10 @@ impl ServerHandler for Server {
             Err(error) => (error.outcome(), CallToolResult::from(&error)),
         };
         let outcome = if context.ct.is_cancelled() { "cancelled" } else { outcome };
-        let asked = Asked { tool: spec.name, takes: &takes, arguments: &arguments, began, context: &context };
-        match self.record(asked, outcome, &result, about) {
+        let requested = Requested { tool: spec.name, takes, arguments: &arguments, began, context: &context };
+        match self.record(requested, outcome, &result, about) {
             Ok(()) => Ok(result.into()),
-            // It is done, and how it went is not recorded: both are told.
+            // The deletion is done but not recorded: the client learns both.
             Err(unrecorded) if audit::has_ended(spec.name, outcome) => {
                 let mut result = result;
                 result.content.push(ContentBlock::text(unrecorded));
@@ -395,15 +388,16 @@ impl ServerHandler for Server {
         let began = Instant::now();
         let mut arguments = JsonObject::new();
         arguments.insert("uri".to_owned(), request.uri.clone().into());
-        // An address of something else may have a password in it.
+        // A foreign address may contain a password.
         let ours = request.uri.starts_with(SCHEME);
-        let fields = if ours { vec![Field::text("uri", "The resource")] } else { Vec::new() };
-        let takes = schema::object(fields, true);
-        let asked = Asked { tool: READ, takes: &takes, arguments: &arguments, began, context: &context };
+        let properties = if ours { json!({ "uri": { "type": "string" } }) } else { json!({}) };
+        let takes = JsonObject::from_iter([("properties".to_owned(), properties)]);
+        let requested =
+            Requested { tool: READ, takes: &takes, arguments: &arguments, began, context: &context };
         let result = self.resource(request.uri);
         let recorded = match &result {
-            Ok(contents) => self.record(asked, "ok", contents, None),
-            Err(error) => self.record(asked, "refused", error, None),
+            Ok(contents) => self.record(requested, "ok", contents, None),
+            Err(error) => self.record(requested, "refused", error, None),
         };
         recorded.map_err(|unrecorded| ErrorData::internal_error(unrecorded, None))?;
         Ok(result?.into())

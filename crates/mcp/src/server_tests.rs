@@ -57,7 +57,7 @@ fn an_old_client_is_told_who_we_are_and_what_we_offer() {
         (&json!("2025-11-25"), &json!("bathysphere"))
     );
     assert!(hello["instructions"].as_str().unwrap().contains("run_code"));
-    assert_eq!(answers[1]["result"]["tools"].as_array().unwrap().len(), 12);
+    assert_eq!(answers[1]["result"]["tools"].as_array().unwrap().len(), 13);
 }
 
 #[test]
@@ -93,8 +93,29 @@ fn host_paths_are_refused_before_anything_is_made() {
     let (answers, log) = old_client(&[call("sandbox_create", json!({"mounts": ["/etc"]}))]);
     let result = &answers[1]["result"];
     let text = result["content"][0]["text"].as_str().unwrap();
-    assert!(result["isError"] == true && text.contains("host_paths") && text.contains("/etc"), "{text}");
-    assert!(log.contains("\"outcome\":\"refused\""), "{log}");
+    assert!(result["isError"] == true && text.contains("there is no argument \"mounts\""), "{text}");
+    assert!(text.contains("nothing was done"), "{text}");
+    assert!(log.contains("\"outcome\":\"error\""), "{log}");
+}
+
+#[test]
+fn the_rest_of_a_long_output_is_read_by_a_tool() {
+    let (answers, _) = old_client(&[
+        call("read_output", json!({"output": "kept/stdout", "limit": 6})),
+        call("read_output", json!({"output": "bathysphere://output/kept/stdout", "offset": "6"})),
+        call("read_output", json!({"output": "gone/stdout"})),
+    ]);
+    let part = &answers[1]["result"];
+    assert_eq!(
+        part["structuredContent"],
+        json!({"output": "a long", "total_bytes": 13, "next_offset": 6}),
+        "{part}"
+    );
+    assert!(part["content"][0]["text"].as_str().unwrap().contains("offset 6"), "{part}");
+    let rest = &answers[2]["result"]["content"][0]["text"];
+    assert_eq!(rest, " output\n[end of the output]");
+    let gone = &answers[3]["result"];
+    assert!(gone["isError"] == true && gone["content"][0]["text"].as_str().unwrap().contains("gone/stdout"));
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! What a cell brought, as an answer: shared by every tool that runs code.
+//! The answer of the tools that run code: outputs, values, errors.
 
 use std::fmt::Write;
 
-use bathy_client::interpreter::{Bundle, CellOutcome, CodeError, Collected};
+use bathy_client::interpreter::{Bundle, CellOutcome, CodeError, Collected, Language};
 use rmcp::model::Resource;
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,6 @@ use crate::answer::{Answer, Image, MAX_IMAGES};
 use crate::call::Call;
 use crate::error::ToolError;
 use crate::outputs::{self, ONE};
-use crate::schema::Field;
 use crate::text;
 
 /// The most of one form of a value in an answer.
@@ -22,50 +21,15 @@ const VALUES: usize = 64;
 /// How many lines of a traceback an answer has.
 const TRACEBACK: usize = 60;
 
-/// What the tools that run code return.
-pub fn fields() -> Vec<Field> {
-    vec![
-        Field::boolean("ok", "Whether the code ran to its end without an error").required(),
-        Field::text("stdout", "Standard output; of long output the beginning and the end").required(),
-        Field::text("stderr", "Standard error, in the same way").required(),
-        Field::integer("stdout_bytes", "How long standard output was in all").required().at_least(0),
-        Field::integer("stderr_bytes", "How long standard error was in all").required().at_least(0),
-        Field::text("stdout_resource", "Where the whole standard output can be read, if it is not all here"),
-        Field::text("stderr_resource", "Where the whole standard error can be read, if it is not all here"),
-        Field::objects(
-            "results",
-            "Displayed values and the value of the last expression, in their order",
-            vec![
-                Field::boolean("is_main_result", "Whether it is the value of the last expression").required(),
-                Field::open("data", "Its forms by MIME type, as far as they are text").required(),
-                Field::integer("image", "Which of the answer's image blocks shows it, from 0").at_least(0),
-                Field::texts("left_out", "Forms that are not here, and why"),
-            ],
-        )
-        .required(),
-        Field::object(
-            "error",
-            "The error that ended the code",
-            vec![
-                Field::text("name", "Its type").required(),
-                Field::text("value", "Its message").required(),
-                Field::text("traceback", "Where it came from").required(),
-            ],
-        ),
-        Field::texts("notes", "What else there is to know, such as that state was lost").required(),
-        Field::boolean("state_lost", "Whether the interpreter ended, and its variables with it").required(),
-        Field::integer("execution_count", "Which cell of its context it was").at_least(0),
-        Field::integer("duration_ms", "How long the code ran").required().at_least(0),
-    ]
-}
+/// The longest HTML that is shown in place of an object's `repr`, in bytes.
+const SHORT: usize = 2000;
 
-/// One output on its way into an answer.
 struct Stream {
     shown: String,
     link: Option<Resource>,
 }
 
-/// Keeps whole outputs that are too long to be shown.
+/// Keeps outputs that are too long for their answer.
 pub struct Shelf<'a> {
     call: &'a Call,
     tool: &'a str,
@@ -73,13 +37,12 @@ pub struct Shelf<'a> {
 }
 
 impl<'a> Shelf<'a> {
-    /// For the outputs of one call.
     pub fn new(call: &'a Call, tool: &'a str) -> Self {
         Self { call, tool, id: None }
     }
 
-    /// The part of an output that an answer shows, and a link to the whole if that is longer. `total` is how long it
-    /// was before anybody cut it.
+    /// The part of an output that an answer shows, and a link to the whole if that is longer. `total` is the length before
+    /// any cut.
     pub fn put(
         &mut self,
         kind: &str,
@@ -105,8 +68,8 @@ impl<'a> Shelf<'a> {
         // Writing to a string cannot fail.
         let _ = write!(
             shown,
-            "\n[{kind} was {total} bytes{more}; it is not all shown here. Read {} for the whole.]",
-            link.uri
+            "\n[{kind} was {total} bytes{more}; it is not all shown here. read_output reads the rest: output \"{id}/{kind}\", offset {}.]",
+            cut.head
         );
         Ok((shown, Some(link)))
     }
@@ -117,7 +80,7 @@ impl<'a> Shelf<'a> {
     }
 }
 
-/// The answer to a cell. `about` is what the tool itself has to say.
+/// The answer to a cell. `about` has the members of the tool's own.
 pub fn answer(
     call: &Call,
     tool: &str,
@@ -131,22 +94,15 @@ pub fn answer(
     let stdout = shelf.stream("stdout", &collected.stdout.text(), ended.stdout_bytes)?;
     let stderr = shelf.stream("stderr", &collected.stderr.text(), ended.stderr_bytes)?;
     let (background, _) = shelf.put("background", &collected.background.text(), ended.background_bytes)?;
-    notes.extend(outcome.trouble().map(|trouble| text::clean(&trouble)));
-    if let Some(lost) = &outcome.started.lost {
-        notes.push(format!("The state of earlier calls is gone: {}", text::line(lost, 500)));
-    }
-    if !background.is_empty() {
-        notes.push(format!("Since the last call, something left over from earlier code wrote: {background}"));
-    }
-    if ended.stray_packets > 0 {
-        notes.push("The code wrote to a descriptor of the interpreter itself; that was ignored.".to_owned());
-    }
+    notes.extend(remarks(outcome, &background));
     let mut values = Values { room: call.state.options.pictures, ..Values::default() };
     for shown in &collected.results {
         values.add(&shown.bundle, shown.is_main_result);
     }
     notes.extend(values.overflow());
-    let error = collected.error.as_ref().map(error_value);
+    let is_bash = about.get("language").is_some_and(|language| language == Language::Bash.as_str());
+    let exit_code = if is_bash { exit_code(collected, outcome) } else { None };
+    let error = collected.error.as_ref().filter(|_| exit_code.is_none()).map(error_value);
     let ok = collected.ok(outcome);
     let mut structured = about;
     structured.extend(object(json!({
@@ -166,12 +122,42 @@ pub fn answer(
         }
     };
     put("error", error);
+    put("exit_code", exit_code.map(Value::from));
     put("execution_count", outcome.count.map(Value::from));
     put("stdout_resource", stdout.link.as_ref().map(|link| link.uri.clone().into()));
     put("stderr_resource", stderr.link.as_ref().map(|link| link.uri.clone().into()));
     let text = page(&structured, &values);
     let links = [stdout.link, stderr.link].into_iter().flatten().collect();
-    Ok(Answer { structured: Value::Object(structured), text, images: values.images, links, is_error: !ok })
+    // As for run_command, the exit code of a shell is a result and no error of the tool.
+    let is_error = !ok && exit_code.is_none();
+    Ok(Answer { structured: Value::Object(structured), text, images: values.images, links, is_error })
+}
+
+/// What happened besides the results: lost state, and output that does not belong to the cell.
+fn remarks(outcome: &CellOutcome, background: &str) -> Vec<String> {
+    let mut notes: Vec<_> = outcome.trouble().map(|trouble| text::clean(&trouble)).into_iter().collect();
+    if let Some(lost) = &outcome.started.lost {
+        notes.push(format!("The state of earlier calls is gone: {}", text::line(lost, 500)));
+    }
+    if !background.is_empty() {
+        notes.push(format!("Since the last call, something left over from earlier code wrote: {background}"));
+    }
+    if outcome.ended.stray_packets > 0 {
+        notes.push("The code wrote to a descriptor of the interpreter itself; that was ignored.".to_owned());
+    }
+    notes
+}
+
+/// The exit code of Bash code that ran to its end.
+fn exit_code(collected: &Collected, outcome: &CellOutcome) -> Option<u8> {
+    if outcome.trouble().is_some() {
+        return None;
+    }
+    match &collected.error {
+        Some(error) if error.name == "ExitStatus" => error.value.parse().ok(),
+        Some(_) => None,
+        None => outcome.ok.then_some(0),
+    }
 }
 
 /// An object's members.
@@ -193,12 +179,12 @@ fn error_value(error: &CodeError) -> Value {
     })
 }
 
-/// The values of a cell, as far as there is room for them.
+/// The values of a cell, up to the limits of an answer.
 #[derive(Default)]
 struct Values {
     list: Vec<Value>,
     images: Vec<Image>,
-    /// How much room is left for pictures, if that is limited.
+    /// How many bytes of base64 are left for pictures, if that is limited.
     room: Option<usize>,
     used: usize,
     dropped: usize,
@@ -206,7 +192,7 @@ struct Values {
 
 impl Values {
     fn add(&mut self, bundle: &Bundle, is_main_result: bool) {
-        // The value of the last expression is what was asked for: it always has a place.
+        // The value of the last expression is never left out.
         if self.list.len() >= VALUES && !is_main_result {
             self.dropped += 1;
             return;
@@ -225,26 +211,8 @@ impl Values {
         for (mime, value) in &bundle.data {
             let name = text::line(mime, 80);
             if mime.starts_with("image/") && mime != "image/svg+xml" {
-                match Image::from_base64(mime, value.as_str().unwrap_or_default()) {
-                    Ok(_) if self.images.len() >= MAX_IMAGES => {
-                        left_out.push(format!("{name}: an answer has at most {MAX_IMAGES} pictures"));
-                    }
-                    Ok(picture)
-                        if image.is_none() && self.room.is_some_and(|room| picture.length() > room) =>
-                    {
-                        let (_, bytes) = picture.describe();
-                        left_out.push(format!(
-                            "{name} of {bytes} bytes: too large for an answer over HTTP; save it smaller, or as a file"
-                        ));
-                    }
-                    // One picture of each value is enough.
-                    Ok(_) if image.is_some() => {}
-                    Ok(picture) => {
-                        image = Some(self.images.len());
-                        self.room = self.room.map(|room| room.saturating_sub(picture.length()));
-                        self.images.push(picture);
-                    }
-                    Err(why) => left_out.push(format!("{name}: {why}")),
+                if let Err(why) = self.picture(mime, value, &mut image) {
+                    left_out.push(format!("{name}{why}"));
                 }
                 continue;
             }
@@ -275,13 +243,35 @@ impl Values {
         self.list.push(Value::Object(value));
     }
 
+    /// Adds the picture of a value, of which one is enough. The error says why it is left out.
+    fn picture(&mut self, mime: &str, value: &Value, image: &mut Option<usize>) -> Result<(), String> {
+        let base64 = value.as_str().unwrap_or_default();
+        let picture = Image::from_base64(mime, base64).map_err(|why| format!(": {why}"))?;
+        if self.images.len() >= MAX_IMAGES {
+            return Err(format!(": an answer has at most {MAX_IMAGES} pictures"));
+        }
+        if image.is_some() {
+            return Ok(());
+        }
+        if self.room.is_some_and(|room| picture.length() > room) {
+            let (_, bytes) = picture.describe();
+            return Err(format!(
+                " of {bytes} bytes: too large for an answer over HTTP; save it smaller, or as a file"
+            ));
+        }
+        *image = Some(self.images.len());
+        self.room = self.room.map(|room| room.saturating_sub(picture.length()));
+        self.images.push(picture);
+        Ok(())
+    }
+
     fn overflow(&self) -> Option<String> {
         (self.dropped > 0)
             .then(|| format!("{} more values were displayed and are not in the answer.", self.dropped))
     }
 }
 
-/// The same for reading.
+/// The answer as text.
 fn page(structured: &Map<String, Value>, values: &Values) -> String {
     let mut page = String::new();
     let mut section = |title: &str, body: &str| {
@@ -302,8 +292,10 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
         let parts = [&error["name"], &error["value"]].map(|part| part.as_str().unwrap_or_default());
         let line = parts.join(": ");
         let line = line.trim_end_matches([':', ' ']);
-        // Most tracebacks end with it.
-        if traceback.contains(line) {
+        // Most tracebacks end with it; of a syntax error without the place, which is in a line above.
+        let name = error["name"].as_str().unwrap_or_default();
+        let is_told = |last: &str| !name.is_empty() && last.starts_with(name) && line.starts_with(last);
+        if traceback.contains(line) || traceback.lines().any(is_told) {
             section("error", traceback);
         } else {
             section("error", format!("{traceback}\n{line}").trim_start_matches('\n'));
@@ -311,6 +303,9 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
     }
     for note in structured.get("notes").and_then(Value::as_array).into_iter().flatten() {
         section("note", note.as_str().unwrap_or_default());
+    }
+    if let Some(code) = structured.get("exit_code") {
+        let _ = writeln!(page, "exit code: {code}");
     }
     if page.is_empty() {
         page.push_str("(no output)\n");
@@ -324,11 +319,22 @@ fn page(structured: &Map<String, Value>, values: &Values) -> String {
 /// The form of a value that reads best.
 fn reading(value: &Value) -> String {
     let data = &value["data"];
-    let best = ["text/markdown", "text/plain", "text/latex", "text/html", "image/svg+xml"];
-    let mut text = best.iter().find_map(|mime| data[*mime].as_str()).map_or_else(
-        || data.get("application/json").map(Value::to_string).unwrap_or_default(),
-        str::to_owned,
-    );
+    let form = |mime: &str| data[mime].as_str().map(str::to_owned);
+    let json = || data.get("application/json").map(Value::to_string);
+    let plain = form("text/plain");
+    let rich = || {
+        let short = |text: &String| text.len() <= SHORT;
+        form("text/html")
+            .filter(short)
+            .or_else(|| form("text/latex").filter(short))
+            .or_else(|| json().filter(short))
+    };
+    let best = match plain {
+        Some(text) if is_object_repr(&text) => rich().or(Some(text)),
+        plain => plain,
+    };
+    let others = || ["text/latex", "text/html", "image/svg+xml"].iter().find_map(|mime| form(mime));
+    let mut text = form("text/markdown").or(best).or_else(others).or_else(json).unwrap_or_default();
     if let Some(image) = value["image"].as_u64() {
         let _ = write!(text, " [image {image}]");
     }
@@ -338,8 +344,16 @@ fn reading(value: &Value) -> String {
     text
 }
 
+/// Whether a text is Python's `<module.Type object at 0x7f…>`, which says nothing about the value.
+fn is_object_repr(text: &str) -> bool {
+    text.starts_with('<') && text.ends_with('>') && text.contains(" object at 0x") && !text.contains('\n')
+}
+
 #[cfg(test)]
 mod tests {
+    use bathy_client::interpreter::{CellEnd, CellStarted};
+    use bathy_protocol::cell::CellEnded;
+
     use super::*;
 
     fn bundle(data: Value) -> Bundle {
@@ -398,5 +412,67 @@ mod tests {
             object(json!({"stdout": "", "stderr": "", "error": error_value(&error), "notes": []}));
         let page = page(&structured, &Values::default());
         assert_eq!(page, "error:\nTraceback\nValueError: bad red\n");
+    }
+
+    #[test]
+    fn a_syntax_error_says_its_message_once() {
+        let error = CodeError {
+            name: "SyntaxError".into(),
+            value: "invalid syntax (<cell 1>, line 1)".into(),
+            traceback: vec!["  File \"<cell 1>\", line 1".into(), "SyntaxError: invalid syntax".into()],
+        };
+        let read =
+            |error: &CodeError| page(&object(json!({ "error": error_value(error) })), &Values::default());
+        let text = read(&error);
+        assert_eq!(text.matches("invalid syntax").count(), 1, "{text}");
+        // An error that its traceback does not name is named.
+        let quiet = CodeError { traceback: vec!["SyntaxErrors".into()], ..error };
+        let text = read(&quiet);
+        assert!(text.contains("SyntaxError: invalid syntax (<cell 1>, line 1)"), "{text}");
+    }
+
+    #[test]
+    fn a_value_is_shown_by_what_says_something() {
+        let shown = |data: Value| reading(&json!({ "data": data }));
+        let repr = "<IPython.core.display.HTML object at 0x4040af90>";
+        assert_eq!(shown(json!({"text/plain": repr, "text/html": "<b>x</b>"})), "<b>x</b>");
+        assert_eq!(shown(json!({"text/plain": repr, "application/json": {"a": 1}})), r#"{"a":1}"#);
+        assert_eq!(shown(json!({"text/plain": repr, "text/html": "x".repeat(SHORT + 1)})), repr);
+        assert_eq!(shown(json!({"text/plain": repr})), repr);
+        assert_eq!(shown(json!({"text/plain": "   a\n0  1", "text/html": "<table>"})), "   a\n0  1");
+        assert_eq!(shown(json!({"text/html": "<b>", "text/latex": "$x$"})), "$x$");
+    }
+
+    fn outcome(status: &str) -> CellOutcome {
+        let ended = CellEnded {
+            end: CellEnd::Finished(String::new()),
+            interrupted: None,
+            state_lost: false,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            background_bytes: 0,
+            stray_packets: 0,
+            ran_ms: 0,
+        };
+        CellOutcome { started: CellStarted::default(), ended, ok: status == "ok", count: None, damage: None }
+    }
+
+    #[test]
+    fn an_exit_code_reads_as_that_of_a_command() {
+        let structured = object(json!({ "stdout": "out\n", "exit_code": 3, "sandbox_id": "a" }));
+        assert_eq!(page(&structured, &Values::default()), "stdout:\nout\nexit code: 3\nsandbox_id: a");
+    }
+
+    #[test]
+    fn the_exit_code_of_a_shell_is_a_result() {
+        let failed = |name: &str, value: &str| Collected {
+            error: Some(CodeError { name: name.into(), value: value.into(), traceback: Vec::new() }),
+            ..Collected::default()
+        };
+        assert_eq!(exit_code(&Collected::default(), &outcome("ok")), Some(0));
+        assert_eq!(exit_code(&failed("ExitStatus", "3"), &outcome("error")), Some(3));
+        assert_eq!(exit_code(&failed("SyntaxError", "bad"), &outcome("error")), None);
+        let damaged = CellOutcome { damage: Some("x".into()), ..outcome("error") };
+        assert_eq!(exit_code(&failed("ExitStatus", "3"), &damaged), None);
     }
 }

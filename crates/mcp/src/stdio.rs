@@ -7,8 +7,8 @@ use rmcp::transport::async_rw::AsyncRwTransport;
 use rmcp::{RoleServer, ServerHandler};
 use thiserror::Error;
 
-/// The longest message. What is longer cannot be answered, because nobody knows what it is: this is well above what any
-/// tool takes, so that a tool can say that it is too much.
+/// The longest message. A longer one cannot be answered, because its id is not known. This is well above what any tool
+/// takes, so that a tool can refuse what is too long.
 const MAX_LINE: usize = 64 << 20;
 
 /// The server ended before its client.
@@ -17,7 +17,6 @@ pub enum StdioError {
     /// The client began with something else.
     #[error("The client did not begin as an MCP client does: {0}")]
     Beginning(String),
-    /// The server's task broke.
     #[error("The server broke")]
     Task(#[source] io::Error),
 }
@@ -28,7 +27,7 @@ pub async fn serve(handler: impl ServerHandler) -> Result<(), StdioError> {
     let transport = AsyncRwTransport::<RoleServer, _, _>::new(input, output).with_max_line_length(MAX_LINE);
     let running = match handler.serve(transport).await {
         Ok(running) => running,
-        // A client that comes and goes has done nothing wrong.
+        // A client may disconnect before it sends anything.
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(error) => return Err(StdioError::Beginning(error.to_string())),
     };

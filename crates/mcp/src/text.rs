@@ -1,9 +1,9 @@
-//! Text of a guest on its way to a model or a person: harmless, and no longer than it has to be.
+//! Text of a guest, made harmless and short for a model or a person.
 
-/// How much of one text stands in an answer.
+/// The longest text in an answer, in bytes.
 pub const INLINE: usize = 16 * 1024;
 
-/// Takes out what is not meant to be read: escape sequences of terminals, control characters, and characters that turn,
+/// Removes what is not meant to be read: escape sequences of terminals, control characters, and characters that turn,
 /// hide or smuggle others. Line ends become `\n`.
 pub fn clean(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -12,7 +12,7 @@ pub fn clean(text: &str) -> String {
         match c {
             '\n' | '\t' => out.push(c),
             '\r' => {
-                // A program that overwrites its line writes lines, here.
+                // A program that overwrites its line, such as for progress, writes several lines here.
                 if characters.peek() != Some(&'\n') {
                     out.push('\n');
                 }
@@ -26,7 +26,6 @@ pub fn clean(text: &str) -> String {
     out
 }
 
-/// After the escape character.
 fn skip_escape(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     match characters.peek() {
         Some('[') => {
@@ -69,7 +68,7 @@ fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{e0000}'..='\u{e007f}')
 }
 
-/// The same on one line, cut to `most` characters.
+/// A cleaned text on one line, cut to `most` characters.
 pub fn line(text: &str, most: usize) -> String {
     let one: String = clean(text).split_whitespace().collect::<Vec<_>>().join(" ");
     match one.char_indices().nth(most) {
@@ -81,16 +80,18 @@ pub fn line(text: &str, most: usize) -> String {
 /// A text whose middle may have been left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// What is shown.
+    /// The beginning and the end, with a line between them.
     pub text: String,
+    /// The length of the beginning, in bytes.
+    pub head: usize,
     /// How many bytes were left out.
     pub left_out: usize,
 }
 
-/// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that tells so.
+/// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that says how much is left out.
 pub fn cut(text: &str, most: usize) -> Cut {
     if text.len() <= most {
-        return Cut { text: text.to_owned(), left_out: 0 };
+        return Cut { text: text.to_owned(), head: text.len(), left_out: 0 };
     }
     let half = most / 2;
     let head = text.get(..text.floor_char_boundary(half)).unwrap_or_default();
@@ -102,7 +103,8 @@ pub fn cut(text: &str, most: usize) -> Cut {
         None => tail,
     };
     let left_out = text.len() - head.len() - tail.len();
-    Cut { text: format!("{head}\n[… {left_out} bytes left out …]\n{tail}"), left_out }
+    let text = format!("{head}\n[… {left_out} bytes left out …]\n{tail}");
+    Cut { text, head: head.len(), left_out }
 }
 
 #[cfg(test)]
@@ -133,7 +135,7 @@ mod tests {
         assert!(short.text.contains(&format!("[… {} bytes left out …]", short.left_out)));
         let shown = short.text.len() - format!("\n[… {} bytes left out …]\n", short.left_out).len();
         assert_eq!(shown + short.left_out, text.len());
-        assert_eq!(cut("abc", 3), Cut { text: "abc".into(), left_out: 0 });
+        assert_eq!(cut("abc", 3), Cut { text: "abc".into(), head: 3, left_out: 0 });
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The bearer token that HTTP clients show.
+//! The bearer token of HTTP clients.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -8,40 +8,35 @@ use std::path::{Path, PathBuf};
 use bathy_spec::config::{self, FileError};
 use thiserror::Error;
 
-/// The file of a token that was made here, in the state folder.
+/// The file of a generated token, in the state folder.
 const FILE: &str = "mcp-token";
-/// The shortest token.
+/// The shortest token, in bytes.
 const MIN: usize = 16;
-/// The longest token.
+/// The longest token, in bytes.
 const MAX: usize = 4096;
-/// Random bytes of a token that is made here.
+/// Random bytes of a generated token.
 const RANDOM: usize = 32;
 
-/// A token that cannot be used.
 #[derive(Debug, Error)]
 pub enum TokenError {
-    /// The file.
     #[error("Cannot use the token file {0}")]
     File(PathBuf, #[source] io::Error),
-    /// Others can read it.
     #[error("The token file {0} can be read by other users. Run `chmod 600 {0}`")]
     Open(PathBuf),
-    /// It is no token.
     #[error("The token file {0} holds no token: one line of {MIN} to {MAX} visible ASCII characters")]
     Form(PathBuf),
 }
 
-/// A token, as far as it is needed to know it again.
+/// The hash of a token.
 #[derive(Clone, Debug)]
 pub struct Token(blake3::Hash);
 
 impl Token {
-    /// This token.
     pub fn new(text: &str) -> Self {
         Self(blake3::hash(text.as_bytes()))
     }
 
-    /// The token of a file that only its owner reads.
+    /// Reads the token from a file that only its owner may read.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |error| TokenError::File(path.to_owned(), error);
         let (bytes, metadata) = match config::read_regular(path, 2 * MAX as u64) {
@@ -58,7 +53,7 @@ impl Token {
         Ok(Self::new(text))
     }
 
-    /// The token in the state folder, which is made if there is none, and where it is.
+    /// The token in the state folder, generated if there is none, and its file.
     pub fn of_folder(state: &Path) -> Result<(Self, PathBuf), TokenError> {
         let path = state.join(FILE);
         if !path.exists() {
@@ -67,14 +62,13 @@ impl Token {
         Ok((Self::from_file(&path)?, path))
     }
 
-    /// Whether `shown` is this token; the time that this takes tells nothing about it.
+    /// Whether `shown` is this token, in constant time.
     pub fn is(&self, shown: &str) -> bool {
-        // Hashes are compared in constant time.
         self.0 == blake3::hash(shown.as_bytes())
     }
 }
 
-/// Writes a new token so that it is there whole or not at all, and the first of several writers wins.
+/// Writes a new token atomically. The first of several writers wins.
 fn make(state: &Path, path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(state)?;
     let mut random = [0u8; RANDOM];

@@ -71,11 +71,6 @@ pub enum OperatorError {
         /// Who says so.
         by: String,
     },
-    /// A path of the host.
-    #[error(
-        "Host path {0:?}: the operator allows none (limit host_paths), and no setting allows one. Copy files in and out instead"
-    )]
-    HostPath(PathBuf),
 }
 
 /// The form of a file.
@@ -222,11 +217,6 @@ impl Operator {
     /// The engine that every sandbox has to use, whatever its description says: that may be older than this floor.
     pub fn engine_floor(&self) -> Option<Engine> {
         self.only_kvm.as_ref().map(|_| Engine::Kvm)
-    }
-
-    /// The refusal of a path of the host, of which sandboxes get none.
-    pub fn refuse_host_path(path: impl Into<PathBuf>) -> OperatorError {
-        OperatorError::HostPath(path.into())
     }
 
     /// What any sandbox may reach at most.

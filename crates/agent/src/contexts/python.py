@@ -10,6 +10,7 @@ from posix import open as open_fd, close as close_fd
 ONLY_AST, TOP_LEVEL_AWAIT, COROUTINE, FUTURES = 0x400, 0x2000, 0x80, 0x1FE0000
 MAX_SOURCES = 16 << 20  # of code kept for tracebacks
 MAX_ERROR_LINES, MAX_ERROR = 200, 64 << 10
+CHECK = "found = 6\nfound * 7"
 NOBODY = "%s is not available: nobody is at the keyboard; pass values in the code"
 
 main = sys.modules["__main__"].__dict__
@@ -161,7 +162,12 @@ def prepare_getpass(module):
     module.getpass = lambda *_, **__: refuse("getpass()")
 
 
+def prepare_pdb(module):
+    module.set_trace = lambda *_, **__: refuse("pdb.set_trace()")
+
+
 AFTER_IMPORT = {
+    "pdb": prepare_pdb,
     "linecache": lambda module: register_sources(),
     "getpass": prepare_getpass,
     "matplotlib.pyplot": prepare_pyplot,
@@ -364,15 +370,43 @@ def error_lines(error):
     return [line for line in lines if line != " ... cut"]
 
 
-def send_error(error):
-    """Says what went wrong, with less detail if even that goes wrong (no memory, an exception without a text)."""
-    name, value, lines = type(error).__name__, "", []
+def described(error):
+    """An error's text and traceback, or less if even that goes wrong: no memory, an exception whose text raises."""
+    value = ""
     try:
         value = str(error)[: MAX_ERROR // 4]
-        lines = error_lines(error)
-    except Exception as trouble:
-        lines = ["%s (and its traceback cannot be shown: %s)" % (name, type(trouble).__name__)]
-    reply(b"e", to_json({"name": name, "value": value, "traceback": lines}).encode())
+        return value, error_lines(error)
+    except BaseException as trouble:  # KeyboardInterrupt and SystemExit too: code of the cell may raise anything
+        words = (type(error).__name__, type(trouble).__name__)
+        return value, ["%s (and its traceback cannot be shown: %s)" % words]
+
+
+def send_error(error):
+    value, lines = described(error)
+    reply(b"e", to_json({"name": type(error).__name__, "value": value, "traceback": lines}).encode())
+
+
+def out_of_memory(error):
+    """Whether the driver itself had no memory, before the cell's code began. Code that is too complex has a message."""
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename != "<driver>":
+            return False
+        frame = frame.tb_next
+    return isinstance(error, SystemError) or isinstance(error, MemoryError) and not error.args
+
+
+def damage(error):
+    """What is wrong with the interpreter itself after a cell that failed, if anything is."""
+    try:
+        compile_cell(CHECK, "<check>")
+    except BaseException as trouble:
+        return "it cannot run any code (%s)" % type(trouble).__name__
+    if out_of_memory(error):
+        return "it has no memory to run code with (%s)" % type(error).__name__
+    now = vars(builtins)
+    changed = [name for name, value in pristine.items() if now.get(name) is not value]
+    return "built-ins are replaced (%s)" % ", ".join(changed[:5]) if changed else None
 
 
 # The loop -----------------------------------------------------------------------------------------------------------
@@ -398,7 +432,7 @@ def leave_child(error):
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
-        print("\n".join(error_lines(error)), file=sys.stderr)
+        print("\n".join(described(error)[1]), file=sys.stderr)
         status = 1
     flush()
     _exit(status & 0xFF)
@@ -468,7 +502,11 @@ def execute(code, cwd=b"", flags=b"", *variables):
     if error is not None:
         send_error(error)
     State.in_cell = False
-    reply(b"f", b'{"status":"%s","count":%d}' % (b"ok" if error is None else b"error", count))
+    end = {"status": "ok" if error is None else "error", "count": count}
+    harm = damage(error) if error is not None else None
+    if harm is not None:
+        end["damage"] = harm
+    reply(b"f", to_json(end).encode())
     # Or their frames, and all that these hold, would live until the garbage collector comes.
     State.figures = error = trouble = None
 
@@ -518,6 +556,8 @@ no_input = NoInput()
 first_modules = dict(sys.modules)
 builtins.display = display
 builtins.input = lambda prompt="": refuse("input()")
+sys.breakpointhook = lambda *_, **__: refuse("breakpoint()")
+pristine = {name: value for name, value in vars(builtins).items() if name != "_"}
 sys.meta_path.insert(0, Watch)
 sys.meta_path.append(Substitute)
 os.environ.setdefault("MPLBACKEND", "Agg")

@@ -49,6 +49,9 @@ pub struct Args {
     /// With --sandbox: the context to use, which has its own variables. It is created if it does not exist.
     #[arg(long, value_name = "ID", requires = "sandbox")]
     context: Option<String>,
+    /// With --sandbox: start the interpreter anew first, such as when it is stuck or damaged; its variables are lost.
+    #[arg(long, requires = "sandbox")]
+    restart: bool,
     /// Interrupt the code after this time, such as 30s; the exit code is then 124.
     #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
@@ -96,6 +99,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let mut request = CellRequest::new(language, source.read(language)?);
     request.timeout = args.timeout;
     request.max_output = args.show.max_output();
+    request.restart = args.restart;
     match args.sandbox {
         Some(name) => {
             (request.env, request.cwd) = args.spec.variables_and_folder()?;

@@ -350,7 +350,7 @@ mod tests {
             stray_packets: 0,
             ran_ms: 1500,
         };
-        CellOutcome { started: CellStarted::default(), ended, ok, count: Some(1) }
+        CellOutcome { started: CellStarted::default(), ended, ok, count: Some(1), damage: None }
     }
 
     fn code(outcome: &CellOutcome, error: bool) -> u8 {

@@ -96,6 +96,8 @@ pub struct CellRequest {
     pub grace: Duration,
     /// How many bytes of each output are passed on; the rest is counted.
     pub max_output: u64,
+    /// Whether the context's interpreter is started anew first, so that its state is lost.
+    pub restart: bool,
 }
 
 impl CellRequest {
@@ -110,6 +112,7 @@ impl CellRequest {
             timeout: Some(DEFAULT_TIMEOUT),
             grace: DEFAULT_GRACE,
             max_output: DEFAULT_OUTPUT,
+            restart: false,
         }
     }
 
@@ -248,6 +251,8 @@ pub struct CellOutcome {
     pub ok: bool,
     /// Which cell of its context it was, by the interpreter's count.
     pub count: Option<u64>,
+    /// What is wrong with the interpreter itself, by its own account, after code that failed. Guest-controlled.
+    pub damage: Option<String>,
 }
 
 impl CellOutcome {
@@ -257,7 +262,11 @@ impl CellOutcome {
         let after = |what: &str| Some(format!("{what} {lost}"));
         let ran = Duration::from_millis(self.ended.ran_ms);
         match (&self.ended.end, self.ended.interrupted) {
-            (CellEnd::Finished(_), None) => None,
+            (CellEnd::Finished(_), None) => self.damage.as_ref().map(|damage| {
+                format!(
+                    "The code has damaged its interpreter: {damage}. Run the next code with restart (`bathy code --restart`) to start the interpreter anew: variables are then gone, files are kept."
+                )
+            }),
             (CellEnd::Finished(_), Some(Interrupter::Timeout)) => Some(format!(
                 "The code was interrupted after {ran:.1?}, its time limit. The state of the context is kept."
             )),

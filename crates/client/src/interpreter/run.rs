@@ -18,6 +18,8 @@ use crate::stream::{Event, Fired, Stream};
 const MAX_VALUES: usize = 34 << 20;
 /// The most of one value.
 const MAX_VALUE: usize = 17 << 20;
+/// The longest account of what is wrong with an interpreter, in characters.
+const MAX_DAMAGE: usize = 500;
 /// How long a guest may take to accept a cell, or to answer about contexts.
 const ACCEPT: Duration = Duration::from_secs(30);
 /// How much longer than its time limit and its grace a cell may take.
@@ -56,7 +58,9 @@ pub fn run_cell(
         CellEnd::Finished(words) => parse::<Words>(words.as_bytes(), "the cell's end")?,
         _ => Words::default(),
     };
-    Ok(CellOutcome { started: running.started, ok: words.status == "ok", count: words.count, ended })
+    let Words { status, count, damage } = words;
+    let damage = damage.map(|damage| damage.chars().take(MAX_DAMAGE).collect());
+    Ok(CellOutcome { started: running.started, ok: status == "ok", count, damage, ended })
 }
 
 /// Asks something about the contexts; the answer is the list of them.
@@ -85,6 +89,8 @@ struct Words {
     status: String,
     #[serde(default)]
     count: Option<u64>,
+    #[serde(default)]
+    damage: Option<String>,
 }
 
 struct Limits {

@@ -21,13 +21,16 @@ pub struct BegunCell {
 }
 
 impl Manager {
-    /// Records a cell and makes the request for it; [`interpreter::run_cell`] sends it on any connection.
+    /// Records a cell and makes the request for it, after a restart of its interpreter if it wants one; [`interpreter::run_cell`] sends it on any connection.
     pub fn begin_cell(
         &mut self,
         sandbox: &Sandboxed,
         request: &CellRequest,
     ) -> Result<BegunCell, ManagerError> {
         request.check()?;
+        if request.restart {
+            self.restart_context(sandbox, request.context_name())?;
+        }
         // A context that was made by hand has its surroundings already.
         let make = match request.context {
             None => Some(self.surroundings(sandbox, None)?),
@@ -65,6 +68,16 @@ impl Manager {
         let mut connection = self.connect(sandbox)?;
         let tag = self.new_tag()?;
         Ok(interpreter::run_contexts(&mut connection, STREAM, request, tag)?)
+    }
+
+    /// Starts the interpreter of a context anew, if the context exists: a new one has nothing to lose.
+    fn restart_context(&mut self, sandbox: &Sandboxed, context: &str) -> Result<(), ManagerError> {
+        let listed = self.contexts(sandbox, ContextsRequest::List)?;
+        if listed.iter().any(|known| known.context == context) {
+            let request = ContextsRequest::Restart { context: context.to_owned(), restricted: None };
+            self.contexts(sandbox, request)?;
+        }
+        Ok(())
     }
 
     /// What every command of a sandbox is started with.

@@ -1,4 +1,4 @@
-//! Sessions of older clients: no more than there is room for, and the one that was not used for longest goes.
+//! Sessions of older clients, of which the least recently used is evicted when there are too many.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rmcp::transport::streamable_http_server::session::SessionId;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 
-/// The sessions, and when each was used last.
 #[derive(Debug)]
 pub struct Sessions {
     most: usize,
@@ -28,12 +27,12 @@ impl Used {
 }
 
 impl Sessions {
-    /// At most `most` of a manager's sessions.
+    /// Keeps at most `most` of a manager's sessions.
     pub fn new(manager: Arc<LocalSessionManager>, most: usize) -> Self {
         Self { most, manager, used: Mutex::default() }
     }
 
-    /// A session is used, if there is one of this name.
+    /// Marks a session as just used, if it exists.
     pub fn touch(&self, id: &str) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let now = used.tick();
@@ -42,24 +41,24 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions that are too many.
+    /// Evicts the sessions that are too many.
     pub async fn trim(&self) {
-        self.learn().await;
+        self.refresh().await;
         let mut sessions = self.manager.sessions.write().await;
         while sessions.len() > self.most {
             let oldest = {
                 let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-                // What is not known yet was made this moment.
+                // A session without an entry was made just now.
                 sessions.keys().min_by_key(|id| used.last.get(*id).copied().unwrap_or(u64::MAX)).cloned()
             };
             let Some(handle) = oldest.and_then(|id| sessions.remove(&id)) else { return };
-            // It may be busy; nobody waits for that.
+            // It may be busy, so it is closed in the background.
             tokio::spawn(async move { drop(handle.close().await) });
         }
     }
 
-    /// Notes sessions that are new, whether or not their client heard of them, and forgets those that are gone.
-    async fn learn(&self) {
+    /// Adds new sessions, whether or not their client received the id, and forgets those that are closed.
+    async fn refresh(&self) {
         let sessions = self.manager.sessions.read().await;
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.last.retain(|id, _| sessions.contains_key(id));
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_session_that_was_not_used_for_longest_goes() {
+    async fn the_least_recently_used_session_is_evicted() {
         let manager = Arc::new(LocalSessionManager::default());
         let sessions = Sessions::new(Arc::clone(&manager), 2);
         let mut made = Vec::new();

@@ -1,7 +1,6 @@
 //! `run_command`: one command, from a shell or as it is.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::AsFd;
@@ -12,95 +11,53 @@ use bathy_client::command::ExecOptions;
 use bathy_manager::{ExecRequest, Sandboxed};
 use bathy_protocol::Exit;
 use bathy_spec::CommandSpec;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{RUNS, Spec, env, sandbox_id, timeout};
-use crate::answer::{Answer, arguments};
+use super::arguments::{Cwd, Env, MAX_TIMEOUT, SandboxId};
+use super::{RUNS, Spec};
+use crate::answer::Answer;
 use crate::call::Call;
 use crate::error::ToolError;
 use crate::outputs::ONE;
-use crate::schema::Field;
 use crate::shown::{Shelf, object};
 
-/// How long a command runs if the caller does not say, in seconds.
-const TIMEOUT: u64 = 120;
 /// The most standard input, in characters.
 const STDIN: u64 = 4 << 20;
 /// The longest shell command, in characters: the kernel takes no longer argument.
 const COMMAND: u64 = 128 * 1024 - 1;
 
-/// The tool.
 pub fn run_command() -> Spec {
-    Spec {
-        name: "run_command",
-        title: "Run a command",
-        description: "Runs a command in a sandbox and returns its standard output, standard error and exit code. Give `command` \
-            for a line of /bin/sh, or `argv` for a program and its arguments without a shell. Without sandbox_id a \
-            new sandbox is made and its sandbox_id returned; it lives one hour by default and is removed after 15 \
-            minutes without use. The command may change anything in its sandbox and nothing outside. It reaches the \
-            public internet only, unless the operator or sandbox_create allow less, and has no terminal. Each command is a \
-            process of its own: `cd` and variables do not last, files do. At its time limit, or when the call is cancelled, it is ended. An exit code other than 0 is no error \
-            of the tool. Long output is cut in the middle and linked as a resource.",
-        hints: RUNS,
-        takes: || {
-            let mut fields = command_fields();
-            fields.push(sandbox_id());
-            fields.push(timeout(TIMEOUT, "the command"));
-            fields.push(Field::text("stdin", "What the command reads from standard input").at_most(STDIN));
-            fields
-        },
-        returns: || {
-            vec![
-                Field::text("sandbox_id", "The sandbox: pass it to later calls").required(),
-                Field::integer(
-                    "exit_code",
-                    "Its exit code; 128 and the signal's number if a signal ended it",
-                ),
-                Field::boolean("timed_out", "Whether it was ended at its time limit").required(),
-                Field::text("stdout", "Standard output; of long output the beginning and the end").required(),
-                Field::text("stderr", "Standard error, in the same way").required(),
-                Field::integer("stdout_bytes", "How long standard output was in all").required().at_least(0),
-                Field::integer("stderr_bytes", "How long standard error was in all").required().at_least(0),
-                Field::text(
-                    "stdout_resource",
-                    "Where the whole standard output can be read, if it is not all here",
-                ),
-                Field::text(
-                    "stderr_resource",
-                    "Where the whole standard error can be read, if it is not all here",
-                ),
-                Field::texts("notes", "What else there is to know").required(),
-                Field::integer("duration_ms", "How long it took").required().at_least(0),
-            ]
-        },
+    Spec::new(
+        "run_command",
+        "Run a command",
+        RUNS,
+        "Runs a command in a sandbox and returns standard output, standard error and exit code; one other than 0 is no error \
+         of the tool. Give `command`, a line of /bin/sh, or `argv`. Without sandbox_id a new sandbox is made, as by run_code. \
+         The command may change anything in its sandbox and nothing outside, reaches the public internet at most, and has no \
+         terminal. `cd` and variables do not last to the next call, files do. It is ended at its time limit, or when the call \
+         is cancelled.",
         run,
-    }
+    )
 }
 
-/// The arguments that say what is run, and how.
-pub fn command_fields() -> Vec<Field> {
-    vec![
-        Field::text("command", "A line of /bin/sh. Give this or argv").not_empty().at_most(COMMAND),
-        Field::texts("argv", "A program and its arguments, without a shell. Give this or command")
-            .not_empty(),
-        Field::text("cwd", "Working directory in the sandbox").not_empty().at_most(4095),
-        env(),
-    ]
-}
-
-/// What is run, and how.
-#[derive(Deserialize)]
+/// A command and what it runs with.
+#[derive(Deserialize, JsonSchema)]
 pub struct Command {
+    /// A line of /bin/sh. Give this or argv
+    #[schemars(length(min = 1, max = COMMAND))]
     command: Option<String>,
+    /// A program and its arguments, without a shell
+    #[schemars(length(min = 1))]
     argv: Option<Vec<String>>,
-    cwd: Option<String>,
+    cwd: Option<Cwd>,
     #[serde(default)]
-    env: BTreeMap<String, String>,
+    env: Env,
 }
 
 impl Command {
-    /// The host's description of it.
+    /// The command as the manager takes it.
     pub fn spec(self, timeout: Option<Duration>) -> Result<CommandSpec, ToolError> {
         let argv = match (self.command, self.argv) {
             (Some(line), None) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line],
@@ -124,7 +81,7 @@ impl Command {
                 "The command contains a NUL character, which no program can be given.",
             ));
         }
-        for (name, value) in &self.env {
+        for (name, value) in &self.env.0 {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 let name = crate::text::line(name, 80);
                 return Err(ToolError::Failed(format!(
@@ -134,26 +91,35 @@ impl Command {
         }
         Ok(CommandSpec {
             argv: argv.into_iter().map(String::into_bytes).collect(),
-            env: self.env.into_iter().map(|(name, value)| (name, value.into_bytes())).collect(),
-            cwd: self.cwd.map(String::into_bytes),
+            env: self.env.0.into_iter().map(|(name, value)| (name, value.into_bytes())).collect(),
+            cwd: self.cwd.map(|cwd| cwd.0.into_bytes()),
             user: None,
             timeout,
         })
     }
 }
 
-#[derive(Deserialize)]
+/// How long a command may run, in seconds.
+fn command_timeout() -> u64 {
+    120
+}
+
+#[derive(Deserialize, JsonSchema)]
 struct Arguments {
     #[serde(flatten)]
     command: Command,
-    sandbox_id: Option<String>,
-    timeout_seconds: Option<u64>,
+    sandbox_id: Option<SandboxId>,
+    /// Time limit
+    #[serde(default = "command_timeout")]
+    #[schemars(range(min = 1, max = MAX_TIMEOUT))]
+    timeout_seconds: u64,
+    /// Standard input
+    #[schemars(length(max = STDIN))]
     stdin: Option<String>,
 }
 
-fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Arguments = arguments(given)?;
-    let timeout = Duration::from_secs(given.timeout_seconds.unwrap_or(TIMEOUT));
+fn run(call: &Call, given: Arguments) -> Result<Answer, ToolError> {
+    let timeout = Duration::from_secs(given.timeout_seconds);
     let command = given.command.spec(Some(timeout))?;
     let (sandbox, is_new, mut notes) = call.sandbox_or_new(given.sandbox_id.as_deref())?;
     call.progress.step("running");
@@ -169,7 +135,7 @@ fn run(call: &Call, given: Value) -> Result<Answer, ToolError> {
     answer(call, &sandbox, done, timeout, notes)
 }
 
-/// A command that is over.
+/// A command that has ended.
 struct Done {
     outcome: Outcome,
     stdout: Kept,
@@ -184,7 +150,7 @@ struct Kept {
     total: u64,
 }
 
-/// Takes an output into memory, and tells progress about it.
+/// Keeps the beginning of an output in memory, and reports it as progress.
 fn keep<'a>(call: &'a Call, kept: &'a RefCell<Kept>) -> Filter<'a> {
     Box::new(move |bytes| {
         call.progress.output(bytes);
@@ -192,7 +158,7 @@ fn keep<'a>(call: &'a Call, kept: &'a RefCell<Kept>) -> Filter<'a> {
         let room = ONE.saturating_sub(kept.bytes.len()).min(bytes.len());
         kept.bytes.extend_from_slice(bytes.get(..room).unwrap_or_default());
         kept.total += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        // Nothing is left to be written anywhere.
+        // The sink itself writes nothing.
         Vec::new()
     })
 }
@@ -238,6 +204,42 @@ fn input(text: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// The exit code of a command, if it ended by itself within its time limit.
+fn exit_code(
+    call: &Call,
+    sandbox: &Sandboxed,
+    outcome: &Outcome,
+    timeout: Duration,
+    notes: &mut Vec<String>,
+) -> Result<Option<u8>, ToolError> {
+    match outcome {
+        Outcome::Exited(exit) => {
+            if let Exit::Signal(signal) = exit {
+                notes.push(format!("The command was ended by signal {signal}."));
+            }
+            Ok(Some(exit.shell_code()))
+        }
+        Outcome::TimedOut => {
+            let seconds = timeout.as_secs();
+            notes.push(format!("The command reached its time limit of {seconds} s and was ended."));
+            Ok(None)
+        }
+        Outcome::Interrupted => Err(ToolError::Cancelled),
+        Outcome::Refused(refused) => {
+            Err(ToolError::Failed(format!("The command was not started: {}", refused.message)))
+        }
+        Outcome::SandboxEnded { cause, .. } => {
+            call.state.host.pool.hang_up(sandbox);
+            Err(ToolError::Failed(format!(
+                "The sandbox ended while the command ran: {cause}. Make a new one with sandbox_create."
+            )))
+        }
+        Outcome::NoAnswer | Outcome::BrokenPipe | Outcome::Detached | Outcome::TakenOver => Err(
+            ToolError::failed("The sandbox does not answer. Delete it with sandbox_delete and make another."),
+        ),
+    }
+}
+
 fn answer(
     call: &Call,
     sandbox: &Sandboxed,
@@ -245,38 +247,8 @@ fn answer(
     timeout: Duration,
     mut notes: Vec<String>,
 ) -> Result<Answer, ToolError> {
-    let (mut exit_code, mut is_error, mut timed_out) = (None, false, false);
-    match &done.outcome {
-        Outcome::Exited(exit) => {
-            exit_code = Some(exit.shell_code());
-            if let Exit::Signal(signal) = exit {
-                notes.push(format!("The command was ended by signal {signal}."));
-            }
-        }
-        Outcome::TimedOut => {
-            (timed_out, is_error) = (true, true);
-            notes.push(format!(
-                "The command reached its time limit of {} s and was ended.",
-                timeout.as_secs()
-            ));
-        }
-        Outcome::Interrupted => return Err(ToolError::Cancelled),
-        Outcome::Refused(refused) => {
-            return Err(ToolError::Failed(format!("The command was not started: {}", refused.message)));
-        }
-        Outcome::SandboxEnded { cause, .. } => {
-            call.state.host.pool.hang_up(sandbox);
-            return Err(ToolError::Failed(format!(
-                "The sandbox ended while the command ran: {}. Make a new one with sandbox_create.",
-                cause
-            )));
-        }
-        Outcome::NoAnswer | Outcome::BrokenPipe | Outcome::Detached | Outcome::TakenOver => {
-            return Err(ToolError::failed(
-                "The sandbox does not answer. Delete it with sandbox_delete and make another.",
-            ));
-        }
-    }
+    let exit_code = exit_code(call, sandbox, &done.outcome, timeout, &mut notes)?;
+    let timed_out = exit_code.is_none();
     let mut shelf = Shelf::new(call, "run_command");
     let lossy = |kept: &Kept| String::from_utf8_lossy(&kept.bytes).into_owned();
     let (stdout, stdout_link) = shelf.put("stdout", &lossy(&done.stdout), done.stdout.total)?;
@@ -309,7 +281,13 @@ fn answer(
         structured.extend(link.as_ref().map(|link| (key.to_owned(), link.uri.clone().into())));
     }
     let links = [stdout_link, stderr_link].into_iter().flatten().collect();
-    Ok(Answer { structured: Value::Object(structured), text, links, is_error, ..Answer::default() })
+    Ok(Answer {
+        structured: Value::Object(structured),
+        text,
+        links,
+        is_error: timed_out,
+        ..Answer::default()
+    })
 }
 
 #[cfg(test)]

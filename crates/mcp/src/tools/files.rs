@@ -2,89 +2,68 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{CHANGES, READS, SETTLES, Spec, sandbox_id};
-use crate::answer::{Answer, Image, MAX_IMAGE, arguments};
+use super::arguments::{Path, SandboxId};
+use super::{CHANGES, READS, SETTLES, Spec};
+use crate::answer::{Answer, Image, MAX_IMAGE};
 use crate::call::Call;
 use crate::error::ToolError;
-use crate::schema::Field;
 use crate::text;
 
-/// How much of a file is read if the caller does not say, in bytes.
-const READ: u64 = 64 * 1024;
 /// The most of a file that one call reads.
 const MAX_READ: u64 = 1 << 20;
 /// The largest file that can be edited.
 const MAX_EDIT: u64 = 8 << 20;
 /// The longest that an edited file may become.
 const MAX_GROWN: usize = 32 << 20;
-/// Up to this length a text that was not found is looked for with other white space.
+/// The longest text that is searched for with other white space, in bytes.
 const CLOSER_LOOK: usize = 64 << 10;
 /// The most that one call writes, in characters.
 const MAX_WRITE: u64 = 8 << 20;
-/// How many entries of a directory are listed if the caller does not say.
-const ENTRIES: u64 = 500;
 /// The most entries that one call lists.
 const MAX_ENTRIES: u64 = 5000;
-/// How many places of a text that occurs several times are named.
+/// The most lines that are named where a text occurs several times.
 const PLACES: usize = 8;
 
-/// The tools.
 pub fn tools() -> Vec<Spec> {
     vec![read_file(), write_file(), edit_file(), list_directory()]
 }
 
-fn path(description: &str) -> Field {
-    Field::text("path", description).required().not_empty().at_most(4095)
-}
-
 fn read_file() -> Spec {
-    Spec {
-        name: "read_file",
-        title: "Read a file",
-        description: "Reads a file of a sandbox: text as text, PNG and JPEG pictures as an image, anything else in base64. Without \
-            limit the first 64 KiB are read; use offset and limit, in bytes, for the rest of a larger file. Changes \
-            nothing. Relative paths begin in the sandbox's working directory.",
-        hints: READS,
-        takes: || {
-            vec![
-                sandbox_id().required(),
-                path("The file, in the sandbox"),
-                Field::integer("offset", "Where to begin, in bytes").at_least(0).default(0),
-                Field::integer("limit", "The most to read, in bytes").between(1, MAX_READ).default(READ),
-            ]
-        },
-        returns: || {
-            vec![
-                Field::text("path", "The file").required(),
-                Field::choice("encoding", "What `content` is", &["text", "base64", "image"]).required(),
-                Field::text("content", "What was read; empty for a picture, which is in an image block")
-                    .required(),
-                Field::integer("offset", "Where it begins, in bytes").required().at_least(0),
-                Field::integer("bytes", "How much was read").required().at_least(0),
-                Field::integer("total_bytes", "How long the whole file is").required().at_least(0),
-                Field::integer("next_offset", "Where to go on reading, if there is more").at_least(0),
-            ]
-        },
-        run: read,
-    }
+    Spec::new(
+        "read_file",
+        "Read a file",
+        READS,
+        "Reads a file of a sandbox: text as text, PNG and JPEG pictures as an image, anything else in base64. Use offset and limit \
+         for the rest of a larger file. Changes nothing. Relative paths begin in the sandbox's working directory.",
+        read,
+    )
 }
 
-#[derive(Deserialize)]
+fn read_limit() -> u64 {
+    64 * 1024
+}
+
+#[derive(Deserialize, JsonSchema)]
 struct Part {
-    sandbox_id: String,
-    path: String,
-    offset: Option<u64>,
-    limit: Option<u64>,
+    sandbox_id: SandboxId,
+    path: Path,
+    /// Where to begin, in bytes
+    #[serde(default)]
+    offset: u64,
+    /// The most to read, in bytes
+    #[serde(default = "read_limit")]
+    #[schemars(range(min = 1, max = MAX_READ))]
+    limit: u64,
 }
 
-fn read(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Part = arguments(given)?;
+fn read(call: &Call, given: Part) -> Result<Answer, ToolError> {
     let sandbox = call.running_sandbox(&given.sandbox_id)?;
-    let (offset, limit) = (given.offset.unwrap_or(0), given.limit.unwrap_or(READ));
-    let whole = given.offset.is_none() && given.limit.is_none();
+    let (offset, limit) = (given.offset, given.limit);
+    let whole = offset == 0 && limit == read_limit();
     let content = call.manager(|manager| {
         let part = manager.read_file(&sandbox, &given.path, offset, limit)?;
         let small = usize::try_from(part.total).is_ok_and(|total| total <= MAX_IMAGE);
@@ -111,7 +90,7 @@ fn read(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let next = offset + length(&bytes);
     let more = next < content.total && !bytes.is_empty();
     let mut structured = crate::shown::object(json!({
-        "path": given.path,
+        "path": *given.path,
         "encoding": encoding,
         "content": shown,
         "offset": offset,
@@ -135,7 +114,7 @@ fn length(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
-/// The type of a picture that clients show.
+/// The MIME type, if it is a picture that clients show.
 fn image_type(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some("image/png"),
@@ -144,7 +123,7 @@ fn image_type(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Bytes as text, if they are some. A character that the end of a part cuts off is left for the next part.
+/// Bytes as text, if they are UTF-8. A character that the end of a part cuts off is left for the next part.
 fn as_text(bytes: &mut Vec<u8>, is_all: bool) -> Option<String> {
     if let Err(error) = std::str::from_utf8(bytes) {
         let cut_off = error.error_len().is_none() && !is_all && error.valid_up_to() > 0;
@@ -154,47 +133,43 @@ fn as_text(bytes: &mut Vec<u8>, is_all: bool) -> Option<String> {
         bytes.truncate(error.valid_up_to());
     }
     let text = std::str::from_utf8(bytes).ok()?;
-    // Text with NUL characters is none.
+    // A file with NUL characters is binary.
     (!text.contains('\0')).then(|| text.to_owned())
 }
 
 fn write_file() -> Spec {
-    Spec {
-        name: "write_file",
-        title: "Write a file",
-        description: "Writes a file of a sandbox, with the directories on the way to it. A file that is there is replaced as a \
-            whole and keeps its permissions; readers see the old or the new content and never a part. Relative paths \
-            begin in the sandbox's working directory. The file lives as long as the sandbox.",
-        hints: SETTLES,
-        takes: || {
-            vec![
-                sandbox_id().required(),
-                path("The file, in the sandbox"),
-                Field::text("content", "What the file shall hold").required().at_most(MAX_WRITE),
-                Field::choice("encoding", "What `content` is", &["text", "base64"]).default("text"),
-            ]
-        },
-        returns: || {
-            vec![
-                Field::text("path", "The file").required(),
-                Field::integer("bytes", "How much was written").required().at_least(0),
-            ]
-        },
-        run: write,
-    }
+    Spec::new(
+        "write_file",
+        "Write a file",
+        SETTLES,
+        "Writes a file of a sandbox, with the directories on the way to it. A file that is there is replaced as a whole and keeps \
+         its permissions.",
+        write,
+    )
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    #[default]
+    Text,
+    Base64,
+}
+
+#[derive(Deserialize, JsonSchema)]
 struct Whole {
-    sandbox_id: String,
-    path: String,
+    sandbox_id: SandboxId,
+    path: Path,
+    /// The new content
+    #[schemars(length(max = MAX_WRITE))]
     content: String,
-    encoding: Option<String>,
+    /// What content is
+    #[serde(default)]
+    encoding: Encoding,
 }
 
-fn write(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Whole = arguments(given)?;
-    let bytes = if given.encoding.as_deref() == Some("base64") {
+fn write(call: &Call, given: Whole) -> Result<Answer, ToolError> {
+    let bytes = if given.encoding == Encoding::Base64 {
         let letters: String = given.content.split_ascii_whitespace().collect();
         STANDARD.decode(letters).map_err(|error| {
             ToolError::Failed(format!("`content` is not base64: {error}. Nothing was written."))
@@ -205,53 +180,36 @@ fn write(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let sandbox = call.running_sandbox(&given.sandbox_id)?;
     call.manager(|manager| Ok(manager.write_file(&sandbox, &given.path, &bytes)?))?;
     let text = format!("{} bytes are written to {}", bytes.len(), text::line(&given.path, 200));
-    Ok(Answer::new(json!({ "path": given.path, "bytes": bytes.len() }), text))
+    Ok(Answer::new(json!({ "path": *given.path, "bytes": bytes.len() }), text))
 }
 
 fn edit_file() -> Spec {
-    Spec {
-        name: "edit_file",
-        title: "Edit a file",
-        description: "Replaces text in a file of a sandbox. old_text must occur in the file exactly as given, white space \
-            included, and only once unless replace_all is set; otherwise nothing is changed and the answer says what \
-            was found. The file must be text of at most 8 MiB.",
-        hints: CHANGES,
-        takes: || {
-            vec![
-                sandbox_id().required(),
-                path("The file, in the sandbox"),
-                Field::text("old_text", "The text to be replaced, exactly")
-                    .required()
-                    .not_empty()
-                    .at_most(MAX_WRITE),
-                Field::text("new_text", "What takes its place").required().at_most(MAX_WRITE),
-                Field::boolean("replace_all", "Whether every place is changed, if there are several")
-                    .default(false),
-            ]
-        },
-        returns: || {
-            vec![
-                Field::text("path", "The file").required(),
-                Field::integer("replacements", "How many places were changed").required().at_least(1),
-                Field::integer("first_line", "The line of the first of them").required().at_least(1),
-            ]
-        },
-        run: edit,
-    }
+    Spec::new(
+        "edit_file",
+        "Edit a file",
+        CHANGES,
+        "Replaces text in a text file of a sandbox. old_text must occur in it exactly as given, white space included, and only \
+         once unless replace_all is set; otherwise nothing is changed and the answer says what was found.",
+        edit,
+    )
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Edit {
-    sandbox_id: String,
-    path: String,
+    sandbox_id: SandboxId,
+    path: Path,
+    /// The text to replace
+    #[schemars(length(min = 1, max = MAX_WRITE))]
     old_text: String,
+    /// Its replacement
+    #[schemars(length(max = MAX_WRITE))]
     new_text: String,
+    /// Replace every occurrence
     #[serde(default)]
     replace_all: bool,
 }
 
-fn edit(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Edit = arguments(given)?;
+fn edit(call: &Call, given: Edit) -> Result<Answer, ToolError> {
     let sandbox = call.running_sandbox(&given.sandbox_id)?;
     let file = call.manager(|manager| Ok(manager.read_file(&sandbox, &given.path, 0, MAX_EDIT)?))?;
     if file.total > length(&file.bytes) {
@@ -275,7 +233,7 @@ fn edit(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let first = lines.first().copied().unwrap_or(1);
     let text =
         format!("{count} place(s) changed in {}, the first in line {first}", text::line(&given.path, 200));
-    Ok(Answer::new(json!({ "path": given.path, "replacements": count, "first_line": first }), text))
+    Ok(Answer::new(json!({ "path": *given.path, "replacements": count, "first_line": first }), text))
 }
 
 /// The lines in which `old` begins, as far as they are named; or why nothing can be replaced.
@@ -303,7 +261,7 @@ fn not_found(text: &str, old: &str) -> String {
     if text.contains("\r\n") && text.replace("\r\n", "\n").contains(&old.replace("\r\n", "\n")) {
         return format!("{begin} It would, but for line ends: lines of this file end with \\r\\n.");
     }
-    // A closer look at something long would take longer than it is worth.
+    // Comparing long texts would take too long.
     if text.len() > CLOSER_LOOK || old.len() > CLOSER_LOOK {
         return format!("{begin} Read the place first, and copy the text as it is there.");
     }
@@ -335,57 +293,33 @@ fn not_found(text: &str, old: &str) -> String {
 }
 
 fn list_directory() -> Spec {
-    Spec {
-        name: "list_directory",
-        title: "List a directory",
-        description: "Lists the entries of a directory of a sandbox by name, with their kind, size and time of last change. Links \
-            are not followed. Changes nothing. Relative paths begin in the sandbox's working directory; use \".\" for \
-            that directory itself.",
-        hints: READS,
-        takes: || {
-            vec![
-                sandbox_id().required(),
-                path("The directory, in the sandbox"),
-                Field::integer("limit", "The most entries to list").between(1, MAX_ENTRIES).default(ENTRIES),
-            ]
-        },
-        returns: || {
-            vec![
-                Field::text("path", "The directory").required(),
-                Field::objects(
-                    "entries",
-                    "The first entries by name",
-                    vec![
-                        Field::text("name", "Its name").required(),
-                        Field::choice("kind", "What it is", &["file", "directory", "symlink", "other"])
-                            .required(),
-                        Field::integer("size", "Bytes").required().at_least(0),
-                        Field::text("mode", "Permission bits, in octal").required(),
-                        Field::integer("modified_unix", "When it was last changed, in seconds since 1970")
-                            .required()
-                            .at_least(0),
-                        Field::text("target", "Where a link points"),
-                    ],
-                )
-                .required(),
-                Field::integer("total", "How many entries there are in all").required().at_least(0),
-            ]
-        },
-        run: list,
-    }
+    Spec::new(
+        "list_directory",
+        "List a directory",
+        READS,
+        "Lists a directory of a sandbox by name, with kind, size and time of last change. Links are not followed. Changes \
+         nothing.",
+        list,
+    )
 }
 
-#[derive(Deserialize)]
+fn entry_limit() -> u64 {
+    500
+}
+
+#[derive(Deserialize, JsonSchema)]
 struct Directory {
-    sandbox_id: String,
-    path: String,
-    limit: Option<u64>,
+    sandbox_id: SandboxId,
+    path: Path,
+    /// The most entries
+    #[serde(default = "entry_limit")]
+    #[schemars(range(min = 1, max = MAX_ENTRIES))]
+    limit: u64,
 }
 
-fn list(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Directory = arguments(given)?;
+fn list(call: &Call, given: Directory) -> Result<Answer, ToolError> {
     let sandbox = call.running_sandbox(&given.sandbox_id)?;
-    let limit = usize::try_from(given.limit.unwrap_or(ENTRIES)).unwrap_or(usize::MAX);
+    let limit = usize::try_from(given.limit).unwrap_or(usize::MAX);
     let listing = call.manager(|manager| Ok(manager.list_directory(&sandbox, &given.path, limit)?))?;
     let mut text = String::new();
     let mut entries = Vec::with_capacity(listing.entries.len());
@@ -415,7 +349,7 @@ fn list(call: &Call, given: Value) -> Result<Answer, ToolError> {
     } else if entries.is_empty() {
         text.push_str("(empty)\n");
     }
-    Ok(Answer::new(json!({ "path": given.path, "entries": entries, "total": listing.total }), text))
+    Ok(Answer::new(json!({ "path": *given.path, "entries": entries, "total": listing.total }), text))
 }
 
 #[cfg(test)]

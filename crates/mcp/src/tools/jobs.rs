@@ -4,16 +4,17 @@ use bathy_client::attach::{Attach, Outcome, Sink, Stdio, What};
 use bathy_client::command::ExecOptions;
 use bathy_logs::{CONSOLE, Reader};
 use bathy_manager::ExecRequest;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::command::{Command, command_fields};
-use super::{READS, RUNS, SETTLES, Spec, sandbox_id};
-use crate::answer::{Answer, arguments};
+use super::arguments::SandboxId;
+use super::command::Command;
+use super::{READS, RUNS, SETTLES, Spec};
+use crate::answer::Answer;
 use crate::call::Call;
 use crate::error::ToolError;
 use crate::outputs::ONE;
-use crate::schema::Field;
 use crate::shown::{Shelf, object};
 use crate::text;
 
@@ -22,51 +23,34 @@ pub fn tools() -> Vec<Spec> {
     vec![job_start(), job_list(), job_logs(), job_kill()]
 }
 
-fn job() -> Field {
-    Field::integer("job", "The job's number, from job_start or job_list")
-        .required()
-        .between(0, u64::from(u32::MAX))
-}
-
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Which {
-    sandbox_id: String,
-    #[serde(default)]
+    sandbox_id: SandboxId,
+    /// Its number, from job_start or job_list
+    #[schemars(range(max = u32::MAX))]
     job: u32,
 }
 
 fn job_start() -> Spec {
-    Spec {
-        name: "job_start",
-        title: "Start a job",
-        description: "Starts a command in a sandbox that goes on after the call, such as a server, and returns its job number. Its \
-            output is kept (the newest 16 MiB of a sandbox) and read with job_logs; job_kill ends it. It ends with its \
-            sandbox, and does not by itself keep an idle sandbox from being removed.",
-        hints: RUNS,
-        takes: || {
-            let mut fields = vec![sandbox_id().required()];
-            fields.extend(command_fields());
-            fields
-        },
-        returns: || {
-            vec![
-                Field::text("sandbox_id", "The sandbox").required(),
-                Field::integer("job", "The job's number").required().at_least(0),
-            ]
-        },
-        run: start,
-    }
+    Spec::new(
+        "job_start",
+        "Start a job",
+        RUNS,
+        "Starts a command in a sandbox that goes on after the call, such as a server, and returns its job number. Its output is \
+         kept (the newest 16 MiB of a sandbox) and read with job_logs; job_kill ends it. It ends with its sandbox, and does \
+         not by itself keep an idle sandbox from being removed.",
+        start,
+    )
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Start {
-    sandbox_id: String,
+    sandbox_id: SandboxId,
     #[serde(flatten)]
     command: Command,
 }
 
-fn start(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Start = arguments(given)?;
+fn start(call: &Call, given: Start) -> Result<Answer, ToolError> {
     let command = given.command.spec(None)?;
     let sandbox = call.running_sandbox(&given.sandbox_id)?;
     let (mut connection, begun) = call.manager(|manager| {
@@ -86,7 +70,7 @@ fn start(call: &Call, given: Value) -> Result<Answer, ToolError> {
     let finished = Attach::start(&mut connection, what, None, stdio).and_then(Attach::run);
     let finished = finished.map_err(|error| ToolError::Failed(bathy_protocol::chain(&error)))?;
     match finished.outcome {
-        // A job that is over at once has started, too.
+        // A job that has ended already had started.
         Outcome::Detached | Outcome::Exited(_) => {}
         Outcome::Interrupted => return Err(ToolError::Cancelled),
         Outcome::Refused(refused) => {
@@ -100,78 +84,52 @@ fn start(call: &Call, given: Value) -> Result<Answer, ToolError> {
 }
 
 fn job_list() -> Spec {
-    Spec {
-        name: "job_list",
-        title: "List jobs",
-        description: "Lists the jobs of a sandbox: their numbers, command lines and whether and how each has ended. Changes \
-            nothing. Job 0 is the sandbox's main command, if it has one.",
-        hints: READS,
-        takes: || vec![sandbox_id().required()],
-        returns: || {
-            vec![
-                Field::objects(
-                    "jobs",
-                    "The jobs, in the order of their numbers",
-                    vec![
-                        Field::integer("job", "Its number").required().at_least(0),
-                        Field::text("command", "Its command line, perhaps cut").required(),
-                        Field::boolean("running", "Whether it runs").required(),
-                        Field::text("exit", "How it ended, such as \"code 0\" or \"signal 9\""),
-                    ],
-                )
-                .required(),
-            ]
-        },
-        run: |call, given| {
-            let given: Which = arguments(given)?;
-            let sandbox = call.sandbox(&given.sandbox_id)?;
-            call.remember(&sandbox);
-            let jobs = call.manager(|manager| Ok(manager.jobs(&sandbox)?))?;
-            let list: Vec<_> = jobs
-                .iter()
-                .map(|job| {
-                    let mut value = object(json!({
-                        "job": job.number,
-                        "command": text::line(&job.argv.join(" "), 400),
-                        "running": job.exit.is_none(),
-                    }));
-                    value.extend(
-                        job.exit.as_ref().map(|exit| ("exit".to_owned(), text::line(exit, 200).into())),
-                    );
-                    value
-                })
-                .collect();
-            Ok(Answer::json(json!({ "jobs": list })))
-        },
-    }
+    Spec::new(
+        "job_list",
+        "List jobs",
+        READS,
+        "Lists the jobs of a sandbox: their numbers, command lines and whether and how each has ended. Changes nothing. Job 0 is \
+         the sandbox's main command, if it has one.",
+        list,
+    )
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct All {
+    sandbox_id: SandboxId,
+}
+
+fn list(call: &Call, given: All) -> Result<Answer, ToolError> {
+    let sandbox = call.sandbox(&given.sandbox_id)?;
+    call.remember(&sandbox);
+    let jobs = call.manager(|manager| Ok(manager.jobs(&sandbox)?))?;
+    let list: Vec<_> = jobs
+        .iter()
+        .map(|job| {
+            let mut value = object(json!({
+                "job": job.number,
+                "command": text::line(&job.argv.join(" "), 400),
+                "running": job.exit.is_none(),
+            }));
+            value.extend(job.exit.as_ref().map(|exit| ("exit".to_owned(), text::line(exit, 200).into())));
+            value
+        })
+        .collect();
+    Ok(Answer::json(json!({ "jobs": list })))
 }
 
 fn job_logs() -> Spec {
-    Spec {
-        name: "job_logs",
-        title: "Read a job's output",
-        description: "Reads what a job has written to standard output and standard error so far, the newest 4 MiB at most. Changes \
-            nothing and does not wait. Long output is cut in the middle and linked as a resource.",
-        hints: READS,
-        takes: || vec![sandbox_id().required(), job()],
-        returns: || {
-            vec![
-                Field::integer("job", "The job's number").required().at_least(0),
-                Field::boolean("running", "Whether it runs").required(),
-                Field::text("exit", "How it ended"),
-                Field::text("output", "Its output; of long output the beginning and the end").required(),
-                Field::integer("output_bytes", "How long the output is, as far as it is kept")
-                    .required()
-                    .at_least(0),
-                Field::text("output_resource", "Where the whole output can be read, if it is not all here"),
-            ]
-        },
-        run: logs,
-    }
+    Spec::new(
+        "job_logs",
+        "Read a job's output",
+        READS,
+        "Reads what a job has written to standard output and standard error so far, the newest 4 MiB at most. Changes nothing \
+         and does not wait. read_output reads the rest of what is too long.",
+        logs,
+    )
 }
 
-fn logs(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: Which = arguments(given)?;
+fn logs(call: &Call, given: Which) -> Result<Answer, ToolError> {
     let sandbox = call.sandbox(&given.sandbox_id)?;
     call.remember(&sandbox);
     let (job, path) = call.manager(|manager| {
@@ -217,44 +175,45 @@ fn logs(call: &Call, given: Value) -> Result<Answer, ToolError> {
 }
 
 fn job_kill() -> Spec {
-    Spec {
-        name: "job_kill",
-        title: "End a job",
-        description: "Sends a signal to a job of a sandbox: TERM asks it to end, INT interrupts it, KILL ends it at once. The \
-            answer does not wait for its end; job_list shows it. Its output stays readable.",
-        hints: SETTLES,
-        takes: || {
-            vec![
-                sandbox_id().required(),
-                job(),
-                Field::choice("signal", "The signal", &["TERM", "INT", "KILL"]).default("TERM"),
-            ]
-        },
-        returns: || {
-            vec![
-                Field::integer("job", "The job's number").required().at_least(0),
-                Field::text("signal", "The signal that was sent").required(),
-            ]
-        },
-        run: |call, given| {
-            #[derive(Deserialize)]
-            struct Kill {
-                sandbox_id: String,
-                job: u32,
-                signal: Option<String>,
-            }
-            let given: Kill = arguments(given)?;
-            let name = given.signal.as_deref().unwrap_or("TERM");
-            let signal = match name {
-                "KILL" => libc::SIGKILL,
-                "INT" => libc::SIGINT,
-                _ => libc::SIGTERM,
-            };
-            let sandbox = call.running_sandbox(&given.sandbox_id)?;
-            call.manager(|manager| Ok(manager.signal_job(&sandbox, given.job, signal)?))?
-                .map_err(ToolError::Failed)?;
-            let text = format!("{name} was sent to job {}.", given.job);
-            Ok(Answer::new(json!({ "job": given.job, "signal": name }), text))
-        },
-    }
+    Spec::new(
+        "job_kill",
+        "End a job",
+        SETTLES,
+        "Sends a signal to a job of a sandbox: TERM asks it to end, INT interrupts it, KILL ends it at once. The answer does not \
+         wait for its end; job_list shows it. Its output stays readable.",
+        kill,
+    )
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+enum Signal {
+    #[default]
+    Term,
+    Int,
+    Kill,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Kill {
+    sandbox_id: SandboxId,
+    /// Its number, from job_start or job_list
+    #[schemars(range(max = u32::MAX))]
+    job: u32,
+    /// The signal
+    #[serde(default)]
+    signal: Signal,
+}
+
+fn kill(call: &Call, given: Kill) -> Result<Answer, ToolError> {
+    let (name, signal) = match given.signal {
+        Signal::Term => ("TERM", libc::SIGTERM),
+        Signal::Int => ("INT", libc::SIGINT),
+        Signal::Kill => ("KILL", libc::SIGKILL),
+    };
+    let sandbox = call.running_sandbox(&given.sandbox_id)?;
+    call.manager(|manager| Ok(manager.signal_job(&sandbox, given.job, signal)?))?
+        .map_err(ToolError::Failed)?;
+    let text = format!("{name} was sent to job {}.", given.job);
+    Ok(Answer::new(json!({ "job": given.job, "signal": name }), text))
 }

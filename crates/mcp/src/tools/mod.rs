@@ -1,11 +1,16 @@
 //! The tools, one file per group.
+//!
+//! The arguments of a tool are declared once, as the type that its function takes. Their doc comments are the descriptions
+//! that clients see.
 
+mod arguments;
 pub mod code;
 pub mod command;
 pub mod contexts;
 pub mod files;
 pub mod jobs;
 pub mod network;
+pub mod output;
 pub mod repl;
 pub mod sandbox;
 
@@ -13,24 +18,28 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::answer::Answer;
+#[cfg(test)]
+pub use self::arguments::languages;
+use crate::answer::{self, Answer};
 use crate::call::Call;
 use crate::error::ToolError;
-use crate::schema::{self, Field};
+use crate::schema;
 
-/// What a client may expect of a tool.
+/// The annotations of a tool.
 #[derive(Clone, Copy, Debug)]
 pub struct Hints {
     /// It changes nothing.
     pub read_only: bool,
-    /// It may change or remove what is there.
+    /// It may change or remove something that exists.
     pub destructive: bool,
-    /// Doing it twice is doing it once.
+    /// A second call has no further effect.
     pub idempotent: bool,
-    /// What runs may reach the network, so that not everything about it is in the sandbox.
+    /// What it runs may reach the network.
     pub open_world: bool,
 }
 
@@ -40,50 +49,61 @@ const READS: Hints = Hints { read_only: true, destructive: false, idempotent: tr
 const ADDS: Hints = Hints { read_only: false, destructive: false, idempotent: false, open_world: false };
 /// A tool that may change anything in a sandbox.
 const CHANGES: Hints = Hints { read_only: false, destructive: true, idempotent: false, open_world: false };
-/// A tool that runs what may do anything in a sandbox, and reach the network.
+/// A tool that runs code, which may do anything in a sandbox and reach the network.
 const RUNS: Hints = Hints { open_world: true, ..CHANGES };
-/// A tool that brings something to a state, however often it is called.
+/// A tool that is destructive and idempotent.
 const SETTLES: Hints = Hints { read_only: false, destructive: true, idempotent: true, open_world: false };
 
-/// A tool.
+/// Runs a tool on arguments that its schema allows. It may block.
+pub type Run = Arc<dyn Fn(&Call, Value) -> Result<Answer, ToolError> + Send + Sync>;
+
 pub struct Spec {
-    /// What it is called.
+    /// Its name in the protocol.
     pub name: &'static str,
-    /// The same for people.
-    pub title: &'static str,
+    /// Its name for people.
+    title: &'static str,
+    hints: Hints,
     /// What it does, its side effects and limits, and how long what it makes lives.
-    pub description: &'static str,
-    /// What a client may expect.
-    pub hints: Hints,
-    /// What it takes.
-    pub takes: fn() -> Vec<Field>,
-    /// What it returns.
-    pub returns: fn() -> Vec<Field>,
-    /// Does it. It may block.
-    pub run: fn(&Call, Value) -> Result<Answer, ToolError>,
+    description: &'static str,
+    /// The schema of its arguments.
+    pub input: Arc<JsonObject>,
+    pub run: Run,
 }
 
 impl Spec {
-    /// The schema of its arguments.
-    pub fn input(&self) -> JsonObject {
-        schema::object((self.takes)(), true)
+    /// A tool whose arguments are what `run` takes.
+    fn new<A: DeserializeOwned + JsonSchema + 'static>(
+        name: &'static str,
+        title: &'static str,
+        hints: Hints,
+        description: &'static str,
+        run: fn(&Call, A) -> Result<Answer, ToolError>,
+    ) -> Self {
+        let input = Arc::new(schema::of::<A>());
+        let run: Run = Arc::new(move |call: &Call, given| run(call, answer::arguments(given)?));
+        Self { name, title, hints, description, input, run }
     }
 
-    /// As clients see it.
+    /// The same tool without one of its optional arguments.
+    fn without(mut self, argument: &str) -> Self {
+        let properties = Arc::make_mut(&mut self.input).get_mut("properties");
+        properties.and_then(Value::as_object_mut).map(|properties| properties.remove(argument));
+        self
+    }
+
+    /// As clients see it. Structured answers have no schema: half of the list would be about what comes back anyway.
     pub fn tool(&self) -> Tool {
-        let hints = ToolAnnotations::with_title(self.title)
+        let hints = ToolAnnotations::new()
             .read_only(self.hints.read_only)
             .destructive(self.hints.destructive)
             .idempotent(self.hints.idempotent)
             .open_world(self.hints.open_world);
-        Tool::new(self.name, self.description, self.input())
+        Tool::new(self.name, self.description, Arc::clone(&self.input))
             .with_title(self.title)
-            .with_raw_output_schema(Arc::new(schema::object((self.returns)(), false)))
             .with_annotations(hints)
     }
 }
 
-/// Not a set of tools.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "There is no tool set {0:?}. The sets are jobs, contexts, repls and all; the default tools are always there"
@@ -123,10 +143,13 @@ impl FromStr for Toolsets {
 
 /// The default tools, and those of `sets`.
 pub fn all(sets: Toolsets) -> Vec<Spec> {
-    let mut tools = vec![code::run_code(), command::run_command()];
+    let run_code = code::run_code();
+    let run_code = if sets.contexts { run_code } else { run_code.without("context_id") };
+    let mut tools = vec![run_code, command::run_command()];
     tools.extend(repl::tools());
     tools.extend(sandbox::tools());
     tools.extend(files::tools());
+    tools.push(output::read_output());
     if sets.jobs {
         tools.extend(jobs::tools());
     }
@@ -138,26 +161,6 @@ pub fn all(sets: Toolsets) -> Vec<Spec> {
     }
     tools
 }
-
-/// The argument that names a sandbox.
-fn sandbox_id() -> Field {
-    Field::text("sandbox_id", "The sandbox: the sandbox_id of an earlier answer").not_empty().at_most(128)
-}
-
-/// The argument with variables.
-fn env() -> Field {
-    Field::map("env", "Environment variables of this call only, by name")
-}
-
-/// The argument with a time limit.
-fn timeout(default: u64, what: &str) -> Field {
-    Field::integer("timeout_seconds", &format!("How long {what} may run, in seconds"))
-        .between(1, MAX_TIMEOUT)
-        .default(default)
-}
-
-/// The longest time limit of one call, in seconds.
-const MAX_TIMEOUT: u64 = 3600;
 
 #[cfg(test)]
 mod tests {
@@ -197,7 +200,8 @@ mod tests {
                 "read_file",
                 "write_file",
                 "edit_file",
-                "list_directory"
+                "list_directory",
+                "read_output"
             ]
         );
     }
@@ -206,38 +210,81 @@ mod tests {
     fn every_schema_has_one_type_and_no_null() {
         for spec in all(EVERYTHING) {
             let tool = serde_json::to_value(spec.tool()).unwrap();
-            for side in ["inputSchema", "outputSchema"] {
-                assert_eq!(tool[side]["type"], "object", "{} {side}", spec.name);
-                visit(spec.name, &tool[side], &mut |place, schema| {
-                    let kind =
-                        schema["type"].as_str().unwrap_or_else(|| panic!("{place} has no single type"));
-                    assert!(["string", "integer", "boolean", "array", "object"].contains(&kind), "{place}");
-                    assert!(kind != "array" || schema["items"].is_object(), "{place} has no items");
-                    for word in schema["required"].as_array().into_iter().flatten() {
-                        assert!(schema["properties"].get(word.as_str().unwrap()).is_some(), "{place} {word}");
-                    }
-                    let known = [
-                        "type",
-                        "description",
-                        "enum",
-                        "minimum",
-                        "maximum",
-                        "minLength",
-                        "maxLength",
-                        "minItems",
-                        "items",
-                        "properties",
-                        "required",
-                        "additionalProperties",
-                        "default",
-                    ];
-                    for key in schema.as_object().unwrap().keys() {
-                        assert!(known.contains(&key.as_str()), "{place} has {key}");
-                    }
-                });
-            }
+            assert_eq!(tool["inputSchema"]["type"], "object", "{}", spec.name);
+            visit(spec.name, &tool["inputSchema"], &mut |place, schema| {
+                let kind = schema["type"].as_str().unwrap_or_else(|| panic!("{place} has no single type"));
+                assert!(["string", "integer", "boolean", "array", "object"].contains(&kind), "{place}");
+                assert!(kind != "array" || schema["items"].is_object(), "{place} has no items");
+                for word in schema["required"].as_array().into_iter().flatten() {
+                    assert!(schema["properties"].get(word.as_str().unwrap()).is_some(), "{place} {word}");
+                }
+                let known = [
+                    "type",
+                    "description",
+                    "enum",
+                    "minimum",
+                    "maximum",
+                    "minLength",
+                    "maxLength",
+                    "minItems",
+                    "items",
+                    "properties",
+                    "required",
+                    "additionalProperties",
+                    "default",
+                ];
+                for key in schema.as_object().unwrap().keys() {
+                    assert!(known.contains(&key.as_str()), "{place} has {key}");
+                }
+            });
             assert_eq!(tool["inputSchema"]["additionalProperties"], false, "{}", spec.name);
         }
+    }
+
+    /// A model reads the list before it reads its task. Four characters of JSON are about one token.
+    #[test]
+    fn the_list_of_tools_is_short() {
+        let length = |sets| {
+            let tools: Vec<_> = all(sets).iter().map(Spec::tool).collect();
+            serde_json::to_string(&tools).unwrap().chars().count()
+        };
+        let (usual, everything) = (length(Toolsets::default()), length(EVERYTHING));
+        assert!(usual <= 4 * 3_500, "the default tools take {usual} characters");
+        assert!(everything <= 4 * 5_500, "all tools take {everything} characters");
+    }
+
+    #[test]
+    fn only_what_a_tool_cannot_do_without_is_required() {
+        let required: Vec<_> = all(Toolsets::default())
+            .iter()
+            .map(|spec| {
+                let words = spec.input.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
+                words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ")
+            })
+            .collect();
+        let expected = [
+            "code",
+            "",
+            "",
+            "repl_id code",
+            "",
+            "",
+            "sandbox_id",
+            "sandbox_id",
+            "sandbox_id path",
+            "sandbox_id path content",
+            "sandbox_id path old_text new_text",
+            "sandbox_id path",
+            "output",
+        ];
+        assert_eq!(required, expected);
+    }
+
+    #[test]
+    fn an_argument_of_a_set_that_is_off_is_not_offered() {
+        let has_context = |sets| all(sets)[0].input["properties"].get("context_id").is_some();
+        assert!(!has_context(Toolsets::default()));
+        assert!(has_context(Toolsets { contexts: true, ..Toolsets::default() }));
     }
 
     #[test]
@@ -253,6 +300,14 @@ mod tests {
                 let described = property["description"].as_str().is_some_and(|text| text.len() > 5);
                 assert!(described, "{} {name}", spec.name);
             }
+        }
+    }
+
+    #[test]
+    fn tools_with_the_same_purpose_say_when_each_is_used() {
+        for spec in all(Toolsets::default()) {
+            let alike = ["run_code", "create_python_repl", "run_python_in_repl"].contains(&spec.name);
+            assert!(!alike || spec.description.starts_with("Use this"), "{}", spec.name);
         }
     }
 
@@ -281,7 +336,7 @@ mod tests {
     fn arguments_of_the_wrong_kind_are_explained() {
         let spec = code::run_code();
         let given = json!({"lang": "python", "source": "1"});
-        let text = schema::check(spec.name, &spec.input(), given.as_object().unwrap().clone()).unwrap_err();
+        let text = schema::check(spec.name, &spec.input, given.as_object().unwrap().clone()).unwrap_err();
         assert!(text.contains("did you mean `language`?") && text.contains("`code` is missing"), "{text}");
     }
 }

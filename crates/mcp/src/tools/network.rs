@@ -1,36 +1,30 @@
 //! What a sandbox may reach, as arguments of a call: less than it would otherwise, and never more than the operator allows.
 
 use bathy_policy::{Action, NetworkPolicy, Preset, Rule};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use crate::error::ToolError;
-use crate::schema::Field;
 
-/// The arguments.
-pub fn fields() -> Vec<Field> {
-    vec![
-        Field::choice(
-            "network",
-            "What it reaches where no rule says: none (it has no network), public (public addresses) or allow-list (only \
-             what `allow` names). If left out, allow-list where there is `allow`, public otherwise",
-            &["none", "public", "allow-list"],
-        ),
-        Field::texts(
-            "allow",
-            "Targets that it may reach, such as api.example:443, *.example.org or \"GET http://api.example/v1/*\"",
-        ),
-        Field::texts("deny", "Targets that it may not reach, whatever `allow` says"),
-    ]
-}
-
-/// What was given of them.
-#[derive(Deserialize)]
+/// The network of a new sandbox.
+#[derive(Deserialize, JsonSchema)]
 pub struct Network {
+    /// What it reaches besides the lists: nothing, public addresses or only `allow`, the default where `allow` is given
+    #[serde(default)]
+    #[schemars(schema_with = "presets")]
     network: Option<Preset>,
+    /// Targets such as api.example:443, *.example.org or "GET http://api.example/v1/*"
     #[serde(default)]
     allow: Vec<String>,
+    /// Targets that are denied whatever `allow` says
     #[serde(default)]
     deny: Vec<String>,
+}
+
+/// The presets that are left to agents.
+fn presets(_: &mut SchemaGenerator) -> Schema {
+    let presets = [Preset::None, Preset::Public, Preset::AllowList].map(|preset| preset.to_string());
+    json_schema!({ "type": "string", "enum": presets })
 }
 
 impl Network {

@@ -1,118 +1,110 @@
 //! Sandboxes: making, listing, looking at and removing them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use bathy_manager::Sandboxed;
+use bathy_manager::stats::Stats;
+use bathy_manager::{Sandboxed, Status};
 use bathy_protocol::unix_ns;
-use bathy_spec::operator::Operator;
-use bathy_spec::{Seconds, Size};
+use bathy_spec::{SandboxSpec, Seconds, Size};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::network::{self, Network};
-use super::{ADDS, READS, SETTLES, Spec, sandbox_id};
-use crate::answer::{Answer, arguments};
+use super::arguments::{Env, MAX_MIB, Name, SandboxId};
+use super::network::Network;
+use super::{ADDS, READS, SETTLES, Spec};
+use crate::answer::Answer;
 use crate::call::{Call, IDLE_SECONDS, LABEL, LIFETIME_SECONDS};
 use crate::error::ToolError;
 use crate::host;
-use crate::schema::Field;
 use crate::shown::object;
 
-/// A mebibyte.
-pub const MIB: u64 = 1 << 20;
-/// The most that can be asked for, in MiB; the operator allows less.
-pub const MAX_MIB: u64 = 1 << 20;
+const MIB: u64 = 1 << 20;
 /// The longest time that can be asked for, in seconds; the operator allows less.
 const MAX_SECONDS: u64 = 365 * 86_400;
 
-/// The tools.
 pub fn tools() -> Vec<Spec> {
     vec![sandbox_create(), sandbox_list(), sandbox_info(), sandbox_delete()]
 }
 
 fn sandbox_create() -> Spec {
-    Spec {
-        name: "sandbox_create",
-        title: "Create a sandbox",
-        description: "Makes and starts a sandbox with its own Linux kernel and returns its sandbox_id for the other tools. Use \
-            it when the defaults of run_code do not fit: more memory, another image, a longer life, less of the network. \
-            It is removed with all its files when its lifetime is over (one hour by default), or after idle_seconds \
-            without use (15 minutes by default). It reaches the public internet only, and less of it by `network`, \
-            `allow` and `deny`; private networks, the host and whatever else the operator keeps from agents stay out of \
-            reach, whatever is allowed here. It sees nothing of the host; directories of the host cannot be mounted. \
-            The operator's limits hold; a refusal names the limit.",
-        hints: ADDS,
-        takes: || {
-            let mut fields = vec![
-                Field::text("name", "A name for it; letters, digits, '_', '.' and '-'")
-                    .not_empty()
-                    .at_most(63),
-                Field::text("image", "The root image").not_empty().at_most(256).default("default"),
-                Field::integer("memory_mb", "Memory in MiB").between(64, MAX_MIB),
-                Field::integer("disk_mb", "Size of its disk in MiB").between(16, MAX_MIB),
-                Field::integer("lifetime_seconds", "After how long it is removed, used or not")
-                    .between(1, MAX_SECONDS)
-                    .default(LIFETIME_SECONDS),
-                Field::integer("idle_seconds", "After how long without use it is removed")
-                    .between(1, MAX_SECONDS)
-                    .default(IDLE_SECONDS),
-                Field::map("env", "Environment variables of everything that runs in it, by name"),
-                Field::map("labels", "Labels to find it by; the label created-by is always mcp"),
-                Field::texts("mounts", "Directories of the host. Always refused: the operator allows none"),
-            ];
-            fields.extend(network::fields());
-            fields
-        },
-        returns: || {
-            let notes = "What the operator made stricter, and what else there is to know";
-            let mut fields = vec![Field::texts("notes", notes).required()];
-            fields.extend(sandbox_fields());
-            fields
-        },
-        run: create,
-    }
+    Spec::new(
+        "sandbox_create",
+        "Create a sandbox",
+        ADDS,
+        "Use this when the defaults of run_code do not fit: more memory, a longer life, less of the network. Makes and starts a \
+         sandbox and returns its sandbox_id for the other tools. It is removed with all its files when its lifetime is over or \
+         when it is idle. It reaches the public internet at most, and less of it by `network`, `allow` and `deny`; private \
+         networks and the host stay out of reach. The operator's limits hold; a refusal names the limit.",
+        create,
+    )
 }
 
-#[derive(Deserialize)]
-struct New {
-    name: Option<String>,
-    image: Option<String>,
+/// What a new sandbox, a REPL's included, may ask for.
+#[derive(Deserialize, JsonSchema)]
+pub struct Shape {
+    name: Option<Name>,
+    /// Memory in MiB
+    #[schemars(range(min = 64, max = MAX_MIB))]
     memory_mb: Option<u64>,
+    /// Disk in MiB
+    #[schemars(range(min = 16, max = MAX_MIB))]
     disk_mb: Option<u64>,
-    lifetime_seconds: Option<u64>,
-    idle_seconds: Option<u64>,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    mounts: Vec<String>,
     #[serde(flatten)]
     network: Network,
 }
 
-fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
-    let given: New = arguments(given)?;
-    if let Some(path) = given.mounts.first() {
-        return Err(bathy_manager::ManagerError::from(Operator::refuse_host_path(PathBuf::from(path))).into());
+impl Shape {
+    /// Takes the name, and what changes a specification.
+    pub fn split(self) -> Result<(Option<String>, impl FnOnce(&mut SandboxSpec)), ToolError> {
+        let network = self.network.policy()?;
+        let change = move |spec: &mut SandboxSpec| {
+            if let Some(memory) = self.memory_mb {
+                spec.memory = Size(memory * MIB);
+            }
+            if let Some(disk) = self.disk_mb {
+                spec.disk = Size(disk * MIB);
+            }
+            if let Some(network) = network {
+                spec.network = network;
+            }
+        };
+        Ok((self.name.map(|name| name.0), change))
     }
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct New {
+    #[serde(flatten)]
+    shape: Shape,
+    /// Root image
+    #[schemars(length(min = 1, max = 256))]
+    image: Option<String>,
+    /// After how long it is removed, used or not
+    #[schemars(range(min = 1, max = MAX_SECONDS), extend("default" = LIFETIME_SECONDS))]
+    lifetime_seconds: Option<u64>,
+    /// After how long without use it is removed
+    #[schemars(range(min = 1, max = MAX_SECONDS), extend("default" = IDLE_SECONDS))]
+    idle_seconds: Option<u64>,
+    #[serde(default)]
+    env: Env,
+    /// Labels by name
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+fn create(call: &Call, given: New) -> Result<Answer, ToolError> {
     let (key, value) = LABEL;
     if given.labels.get(key).is_some_and(|label| label != value) {
         return Err(ToolError::Refused(format!(
             "The label {key} is {value} for every sandbox that an agent makes."
         )));
     }
-    let network = given.network.policy()?;
-    let (sandbox, notes) = call.make_sandbox(given.name, |spec| {
+    let (name, shape) = given.shape.split()?;
+    let (sandbox, notes) = call.make_sandbox(name, |spec| {
+        shape(spec);
         if let Some(image) = given.image {
             spec.image = image;
-        }
-        if let Some(memory) = given.memory_mb {
-            spec.memory = Size(memory * MIB);
-        }
-        if let Some(disk) = given.disk_mb {
-            spec.disk = Size(disk * MIB);
         }
         if let Some(seconds) = given.lifetime_seconds {
             spec.max_duration = Some(Seconds::from_millis(seconds * 1000));
@@ -120,35 +112,13 @@ fn create(call: &Call, given: Value) -> Result<Answer, ToolError> {
         if let Some(seconds) = given.idle_seconds {
             spec.idle_timeout = Some(Seconds::from_millis(seconds * 1000));
         }
-        spec.env = given.env;
+        spec.env = given.env.0;
         spec.labels = given.labels;
-        if let Some(network) = network {
-            spec.network = network;
-        }
         Ok(())
     })?;
     let mut structured = object(describe(&sandbox));
     structured.insert("notes".to_owned(), json!(notes));
     Ok(Answer::json(Value::Object(structured)))
-}
-
-/// What is told about a sandbox.
-fn sandbox_fields() -> Vec<Field> {
-    let status = ["created", "running", "paused", "stopped", "dead"];
-    vec![
-        Field::text("sandbox_id", "What other tools want to know").required(),
-        Field::text("name", "Its name, if it has one"),
-        Field::choice("status", "What it is right now", &status).required(),
-        Field::text("image", "Its root image").required(),
-        Field::choice("engine", "What keeps it apart from the host", &["kvm", "uml"]),
-        Field::text("engine_reason", "Why that engine"),
-        Field::integer("memory_mb", "Its memory in MiB").required().at_least(0),
-        Field::integer("disk_mb", "The size of its disk in MiB").required().at_least(0),
-        Field::integer("age_seconds", "How long ago it was made").required().at_least(0),
-        Field::integer("remaining_seconds", "How long until its lifetime is over").at_least(0),
-        Field::integer("idle_seconds", "After how long without use it is removed").at_least(0),
-        Field::map("labels", "Its labels").required(),
-    ]
 }
 
 fn describe(sandbox: &Sandboxed) -> Value {
@@ -167,7 +137,6 @@ fn describe(sandbox: &Sandboxed) -> Value {
         |key: &str, value: Option<Value>| members.extend(value.map(|value| (key.to_owned(), value)));
     put("name", record.name.clone().map(Value::from));
     put("engine", record.engine.map(|engine| engine.as_str().into()));
-    put("engine_reason", record.engine_reason.clone().map(Value::from));
     put("idle_seconds", spec.idle_timeout.map(|time| (time.as_millis() / 1000).into()));
     let left = |limit: Seconds| {
         record
@@ -179,96 +148,129 @@ fn describe(sandbox: &Sandboxed) -> Value {
 }
 
 fn sandbox_list() -> Spec {
-    Spec {
-        name: "sandbox_list",
-        title: "List sandboxes",
-        description: "Lists the sandboxes that agents have made and that are still there: their ids, status, age and limits. \
-            Changes nothing. Sandboxes whose lifetime or idle time is over are gone and not listed.",
-        hints: READS,
-        takes: Vec::new,
-        returns: || {
-            vec![Field::objects("sandboxes", "The sandboxes, the oldest first", sandbox_fields()).required()]
-        },
-        run: |call, _| {
-            let all = call.manager(|manager| Ok(manager.list()?))?;
-            let list: Vec<_> = all
-                .into_iter()
-                .filter_map(|sandbox| call.allowed(sandbox))
-                .map(|sandbox| describe(&sandbox))
-                .collect();
-            Ok(Answer::json(json!({ "sandboxes": list })))
-        },
-    }
+    Spec::new(
+        "sandbox_list",
+        "List sandboxes",
+        READS,
+        "Lists the sandboxes that agents have made and that are still there: ids, status, age and limits. Changes nothing.",
+        list,
+    )
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Nothing {}
+
+fn list(call: &Call, _: Nothing) -> Result<Answer, ToolError> {
+    let all = call.manager(|manager| Ok(manager.list()?))?;
+    let list: Vec<_> = all
+        .into_iter()
+        .filter_map(|sandbox| call.allowed(sandbox))
+        .map(|sandbox| describe(&sandbox))
+        .collect();
+    Ok(Answer::json(json!({ "sandboxes": list })))
 }
 
 fn sandbox_info() -> Spec {
-    Spec {
-        name: "sandbox_info",
-        title: "Describe a sandbox",
-        description: "Tells what a sandbox is: its status, image, memory, disk, age, how long it still lives, and what it uses \
-            right now if it runs. Changes nothing, and does not count as use.",
-        hints: READS,
-        takes: || vec![sandbox_id().required()],
-        returns: || {
-            let mut fields = sandbox_fields();
-            fields
-                .push(Field::open("usage", "Memory, processor time, processes and disk in use, if it runs"));
-            fields
-        },
-        run: |call, given| {
-            let sandbox = call.sandbox(&which(given)?)?;
-            call.remember(&sandbox);
-            let mut structured = object(describe(&sandbox));
-            if sandbox.status == bathy_manager::Status::Running {
-                // It may have ended meanwhile.
-                let usage = call.manager(|manager| Ok(manager.usage(&sandbox)?)).ok();
-                let usage = usage.and_then(|usage| serde_json::to_value(usage).ok());
-                structured.extend(usage.map(|usage| ("usage".to_owned(), without_nulls(usage))));
-            }
-            Ok(Answer::json(Value::Object(structured)))
-        },
-    }
+    Spec::new(
+        "sandbox_info",
+        "Describe a sandbox",
+        READS,
+        "Describes a sandbox: status, image, memory, disk, age, how long it still lives, and what it uses right now. Changes \
+         nothing, and does not count as use.",
+        info,
+    )
 }
 
-/// What is not known is not there.
-fn without_nulls(value: Value) -> Value {
-    match value {
-        Value::Object(members) => Value::Object(
-            members
-                .into_iter()
-                .filter(|(_, member)| !member.is_null())
-                .map(|(name, member)| (name, without_nulls(member)))
-                .collect(),
-        ),
-        other => other,
+#[derive(Deserialize, JsonSchema)]
+struct Which {
+    sandbox_id: SandboxId,
+}
+
+fn info(call: &Call, given: Which) -> Result<Answer, ToolError> {
+    let sandbox = call.sandbox(&given.sandbox_id)?;
+    call.remember(&sandbox);
+    let mut structured = object(describe(&sandbox));
+    let reason = sandbox.record.engine_reason.clone();
+    structured.extend(reason.map(|reason| ("engine_reason".to_owned(), reason.into())));
+    if sandbox.status == Status::Running {
+        // It may have ended meanwhile.
+        let usage = call.manager(|manager| Ok(manager.usage(&sandbox)?)).ok();
+        structured.extend(usage.map(|usage| ("usage".to_owned(), in_use(&usage))));
     }
+    Ok(Answer::json(Value::Object(structured)))
+}
+
+/// What a sandbox uses, in mebibytes and seconds.
+fn in_use(usage: &Stats) -> Value {
+    let mib = |bytes: u64| bytes.div_ceil(MIB);
+    let mut members = object(json!({
+        "cpu_seconds": usage.cpu_ns / 1_000_000_000,
+        "memory_mb": mib(usage.memory),
+        "disk_mb": mib(usage.disk),
+        "commands": usage.commands,
+        "uptime_seconds": usage.uptime.as_secs(),
+    }));
+    // The processes of some engines cannot be counted from outside.
+    members.extend(usage.processes.map(|count| ("processes".to_owned(), count.into())));
+    Value::Object(members)
 }
 
 fn sandbox_delete() -> Spec {
-    Spec {
-        name: "sandbox_delete",
-        title: "Delete a sandbox",
-        description: "Ends a sandbox at once and removes it with its files, variables and logs; nothing can be brought back. \
-            Whatever runs in it is ended. Do this when you are done, so that others have room.",
-        hints: SETTLES,
-        takes: || vec![sandbox_id().required()],
-        returns: || vec![Field::text("sandbox_id", "The sandbox that is gone").required()],
-        run: |call, given| {
-            let sandbox = call.sandbox(&which(given)?)?;
-            call.remember(&sandbox);
-            call.state.host.pool.hang_up(&sandbox);
-            let warnings = call.manager(|manager| host::remove(manager, &sandbox))?;
-            let id = &sandbox.record.id;
-            let told = host::told(format!("The sandbox {id} is deleted."), &warnings);
-            Ok(Answer::new(json!({ "sandbox_id": id }), told))
-        },
-    }
+    Spec::new(
+        "sandbox_delete",
+        "Delete a sandbox",
+        SETTLES,
+        "Ends a sandbox or REPL at once and removes it with its files, variables and logs; nothing can be brought back. Do this \
+         when you are done, so that others have room.",
+        delete,
+    )
 }
 
-fn which(given: Value) -> Result<String, ToolError> {
-    #[derive(Deserialize)]
-    struct Which {
-        sandbox_id: String,
+fn delete(call: &Call, given: Which) -> Result<Answer, ToolError> {
+    let sandbox = match call.sandbox(&given.sandbox_id) {
+        Err(_) if call.state.host.has_deleted(&given.sandbox_id) => {
+            let id: &str = &given.sandbox_id;
+            return Ok(Answer::new(
+                json!({ "sandbox_id": id }),
+                format!("The sandbox {id} was deleted before."),
+            ));
+        }
+        found => found?,
+    };
+    call.remember(&sandbox);
+    call.state.host.pool.hang_up(&sandbox);
+    let warnings = call.manager(|manager| host::remove(manager, &sandbox))?;
+    call.state.host.deleted(&sandbox);
+    let id = &sandbox.record.id;
+    let text = host::with_warnings(format!("The sandbox {id} is deleted."), &warnings);
+    Ok(Answer::new(json!({ "sandbox_id": id }), text))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn use_is_told_in_units_that_people_read() {
+        let usage = Stats {
+            cpu_ns: 2_500_000_000,
+            memory: 100 << 20,
+            memory_limit: 512 << 20,
+            host_memory: 120 << 20,
+            disk: (3 << 20) + 1,
+            disk_limit: 1 << 30,
+            disk_read: 5,
+            disk_written: 6,
+            processes: None,
+            processes_limit: 100,
+            commands: 1,
+            clients: 2,
+            uptime: Duration::from_millis(61_500),
+        };
+        let expected =
+            json!({"cpu_seconds": 2, "memory_mb": 100, "disk_mb": 4, "commands": 1, "uptime_seconds": 61});
+        assert_eq!(in_use(&usage), expected);
     }
-    Ok(arguments::<Which>(given)?.sandbox_id)
 }
