@@ -8,18 +8,18 @@
 use libc::{
     AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID,
     CLONE_NEWUSER, CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, FUTEX_WAIT, FUTEX_WAKE,
-    MAP_ANONYMOUS, MAP_FIXED, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO, PTRACE_KILL,
-    PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET, PTRACE_SYSCALL,
-    PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk, SYS_clock_gettime,
-    SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2, SYS_epoll_create,
-    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit, SYS_exit_group,
-    SYS_fcntl, SYS_fstat, SYS_futex, SYS_getpid, SYS_getppid, SYS_getrandom, SYS_gettid, SYS_kill, SYS_lseek,
-    SYS_madvise, SYS_mmap, SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality, SYS_poll, SYS_prctl,
-    SYS_pread64, SYS_prlimit64, SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction,
-    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list,
-    SYS_set_tid_address, SYS_sigaltstack, SYS_signalfd4, SYS_socketpair, SYS_tgkill, SYS_timer_create,
-    SYS_timer_settime, SYS_wait4, SYS_write,
+    MAP_ANONYMOUS, MAP_FIXED, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, PR_SET_NAME,
+    PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO,
+    PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET,
+    PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME, SYS_arch_prctl, SYS_brk,
+    SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_close, SYS_close_range, SYS_dup2,
+    SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_execveat, SYS_exit,
+    SYS_exit_group, SYS_fcntl, SYS_fstat, SYS_futex, SYS_getpid, SYS_getppid, SYS_getrandom, SYS_gettid,
+    SYS_kill, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_munmap, SYS_newfstatat, SYS_personality,
+    SYS_poll, SYS_prctl, SYS_pread64, SYS_prlimit64, SYS_ptrace, SYS_read, SYS_recvmsg, SYS_restart_syscall,
+    SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg,
+    SYS_set_robust_list, SYS_set_tid_address, SYS_sigaltstack, SYS_signalfd4, SYS_socketpair, SYS_tgkill,
+    SYS_timer_create, SYS_timer_settime, SYS_wait4, SYS_write,
 };
 
 use seccompiler::BpfProgram;
@@ -139,7 +139,7 @@ const STUB: Group = Group {
     purpose: "run a guest program: hand over to the kernel and back, and map what it says",
     rules: &[
         // Nothing but the one file of guest memory.
-        only(SYS_mmap, &[&[is(3, MAP_SHARED | MAP_FIXED)]]),
+        only(SYS_mmap, &[&[is(3, MAP_SHARED | MAP_FIXED | MAP_POPULATE)]]),
         any(SYS_munmap),
         only(SYS_futex, &[&[is(1, FUTEX_WAKE)], &[is(1, FUTEX_WAIT)]]),
         only(SYS_arch_prctl, &[&[is(0, ARCH_SET_FS)], &[is(0, ARCH_SET_GS)]]),
