@@ -23,47 +23,42 @@ pub enum InitramfsError {
 
 /// Packs `agent` into an archive in memory, sealed against any change.
 pub fn pack(agent: &Path) -> Result<File, InitramfsError> {
-    let mut program = Vec::new();
-    let read = File::open(agent).and_then(|mut file| file.read_to_end(&mut program));
-    read.map_err(|error| InitramfsError::Agent(agent.to_owned(), error))?;
+    let unreadable = |error| InitramfsError::Agent(agent.to_owned(), error);
+    let program = File::open(agent).map_err(unreadable)?;
+    let size = program.metadata().map_err(unreadable)?.len();
     let store = || -> io::Result<File> {
         let fd = memfd_create("initramfs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let mut file = File::from(fd);
-        file.write_all(&archive(&program))?;
+        archive(&program, size, &mut file)?;
         fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(file)
     };
     store().map_err(InitramfsError::Store)
 }
 
-fn archive(program: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(program.len() + 1024);
+/// Writes the archive. The kernel copies the program from file to file.
+fn archive(program: &File, size: u64, out: &mut File) -> io::Result<()> {
+    let length = usize::try_from(size).map_err(io::Error::other)?;
+    let mut text = Vec::with_capacity(1024);
     // The kernel opens /dev/console for PID 1 before PID 1 can mount anything.
-    entry(&mut out, "dev", 0o040_755, (0, 0), &[]);
-    entry(&mut out, "dev/console", 0o020_600, (5, 1), &[]);
-    entry(&mut out, "init", 0o100_755, (0, 0), program);
-    entry(&mut out, "TRAILER!!!", 0, (0, 0), &[]);
-    out
+    entry(&mut text, "dev", 0o040_755, (0, 0), 0);
+    entry(&mut text, "dev/console", 0o020_600, (5, 1), 0);
+    entry(&mut text, "init", 0o100_755, (0, 0), length);
+    out.write_all(&text)?;
+    if io::copy(&mut program.take(size), out)? != size {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut text = vec![0; length.next_multiple_of(4) - length];
+    entry(&mut text, "TRAILER!!!", 0, (0, 0), 0);
+    out.write_all(&text)
 }
 
-fn entry(out: &mut Vec<u8>, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
+/// Begins an entry; its content follows.
+fn entry(out: &mut Vec<u8>, name: &str, mode: u32, (major, minor): (u32, u32), length: usize) {
     let inode = out.len();
     let mut header = String::from("070701");
-    let fields = [
-        inode,
-        mode as usize,
-        0,
-        0,
-        1,
-        0,
-        content.len(),
-        0,
-        0,
-        major as usize,
-        minor as usize,
-        name.len() + 1,
-        0,
-    ];
+    let fields =
+        [inode, mode as usize, 0, 0, 1, 0, length, 0, 0, major as usize, minor as usize, name.len() + 1, 0];
     for field in fields {
         // Writing to a string cannot fail.
         let _ = write!(header, "{field:08x}");
@@ -71,12 +66,6 @@ fn entry(out: &mut Vec<u8>, name: &str, mode: u32, (major, minor): (u32, u32), c
     out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(name.as_bytes());
     out.push(0);
-    pad(out);
-    out.extend_from_slice(content);
-    pad(out);
-}
-
-fn pad(out: &mut Vec<u8>) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
@@ -86,7 +75,13 @@ mod tests {
 
     #[test]
     fn the_archive_is_what_cpio_expects() {
-        let archive = archive(b"abc");
+        let folder = tempfile::tempdir().unwrap();
+        let agent = folder.path().join("agent");
+        std::fs::write(&agent, b"abc").unwrap();
+        let mut archive = Vec::new();
+        let file = pack(&agent).unwrap();
+        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0)).unwrap();
+        (&file).read_to_end(&mut archive).unwrap();
         assert!(archive.starts_with(b"070701"));
         assert_eq!(archive.len() % 4, 0);
         let text = String::from_utf8_lossy(&archive);

@@ -123,6 +123,8 @@ impl GuestParts {
         let waiting =
             Process { kernel: self.kernel, initramfs: self.initramfs, ram, ends, console: self.console }
                 .start(launch, cpu, mode)?;
+        // While the new process closes its own jail on another processor.
+        ram.use_large_pages(guest::used_at_boot(ram.size()));
         privileges::drop_all()?;
         confine(&KEEPER, DESCRIPTORS, largest_file)?;
         Ok((devices, Guest::Process(waiting.release()?)))

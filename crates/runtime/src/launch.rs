@@ -256,7 +256,10 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // The keeper is the first process of its pid namespace: with it ends everything of the sandbox.
+        // The keeper is the first process of its pid namespace: with it ends everything of the sandbox. It is killed first, so
+        // that it reports nothing about its guest.
+        self.kill();
+        self.group.kill_guest();
         ending::kill_or_say(&self.keeper);
     }
 }

@@ -3,6 +3,7 @@
 //! The keeper writes all of the command line; nothing of it comes from a client or from an image (attack U3).
 
 use std::ffi::CString;
+use std::ops::Range;
 
 use bathy_jail::filter::{GUEST_PTRACE, GUEST_SECCOMP, GuestFilter};
 use bathy_jail::limits::Limit;
@@ -93,6 +94,19 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
     ]
 }
 
+/// What a guest kernel describes one page of memory with, as a share of that page.
+const DESCRIPTION_SHARE: u64 = 4096 / 64;
+/// What its allocators take beside that before anything else runs.
+const BOOT_TABLES: u64 = 2 << 20;
+/// What the host can map at once.
+const LARGE_PAGE: u64 = 2 << 20;
+
+/// The part of `memory` bytes that every guest kernel writes to while it boots: it describes its pages at the end.
+pub fn used_at_boot(memory: u64) -> Range<u64> {
+    let start = memory.saturating_sub(memory / DESCRIPTION_SHARE + BOOT_TABLES);
+    start / LARGE_PAGE * LARGE_PAGE..memory
+}
+
 #[cfg(test)]
 mod tests {
     use bathy_protocol::launch::{DiskLimits, Engine};
@@ -139,5 +153,14 @@ mod tests {
         assert!(words.iter().any(|word| word.to_str() == Ok("seccomp=off")));
         assert!(matches!(filter(UmlMode::Ptrace), GuestFilter::Everywhere(_)));
         assert!(matches!(filter(UmlMode::Seccomp), GuestFilter::ByAddress(_)));
+    }
+
+    #[test]
+    fn the_end_of_memory_is_used_at_boot() {
+        const MIB: u64 = 1 << 20;
+        for (memory, start) in [(64, 60), (128, 124), (512, 502), (1024, 1006)] {
+            assert_eq!(used_at_boot(memory * MIB), start * MIB..memory * MIB);
+        }
+        assert_eq!(used_at_boot(MIB), 0..MIB);
     }
 }

@@ -77,7 +77,7 @@ pub fn mappings(empty: &Range<u32>) -> Vec<Case> {
         (start + PAGE, PAGE, false),
         (end - PAGE, PAGE, false),
     ];
-    let flags = u64::from((libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs());
+    let flags = u64::from((libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE).unsigned_abs());
     let case = |(address, size, allowed)| Case {
         call: libc::SYS_mmap.cast_unsigned(),
         // An invalid descriptor, so that nothing is mapped even if the filter allows it.
