@@ -49,7 +49,6 @@ pub enum BootError {
 
 /// What the boot leaves open.
 pub struct Booted {
-    /// The control port.
     pub port: OwnedFd,
     /// This program, which no path leads to any more.
     pub own_program: OwnedFd,

@@ -17,7 +17,6 @@ use crate::terminal;
 
 /// One output of a command.
 pub struct Output {
-    /// Which one.
     pub which: StdChannel,
     /// The read end of its pipe, until end-of-file.
     pub pipe: Option<OwnedFd>,
@@ -34,7 +33,6 @@ pub struct Output {
 pub struct Command {
     /// The stream it belongs to.
     pub stream: u32,
-    /// Its process number.
     pub pid: u32,
     /// Its process, until its program is executed. Until then the host knows nothing of it, and nothing is passed on.
     pub launching: Option<Launching>,
@@ -185,7 +183,6 @@ impl Command {
         }
     }
 
-    /// The command ended.
     pub fn ended(&mut self, exit: Exit) {
         self.exit = Some(exit);
         for output in &mut self.outputs {

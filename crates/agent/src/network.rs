@@ -13,7 +13,6 @@ use bathy_protocol::network::{
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// The card's name.
 const CARD: &str = "eth0";
 const RESOLVERS: &str = "/etc/resolv.conf";
 

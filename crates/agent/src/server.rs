@@ -68,9 +68,7 @@ impl BootTimes {
 pub struct Resources {
     /// The open control port.
     pub port: OwnedFd,
-    /// What starts commands.
     pub launcher: Launcher,
-    /// Everybody who runs.
     pub processes: Processes,
 }
 

@@ -13,9 +13,7 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Everybody was asked.
     Asked,
-    /// Everybody was killed.
     Killed,
 }
 

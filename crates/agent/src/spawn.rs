@@ -78,7 +78,6 @@ impl Launching {
 
 /// A started command and our ends of its pipes.
 pub struct Started {
-    /// Its process.
     pub launching: Launching,
     /// Where its standard input is written, if it has one.
     pub stdin: Option<OwnedFd>,

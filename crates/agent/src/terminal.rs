@@ -14,9 +14,9 @@ pub const CAPACITY: usize = 128 * 1024;
 
 /// Both ends of a fresh terminal.
 pub struct Terminal {
-    /// Ours: non-blocking.
+    /// The agent's side, set to non-blocking.
     pub master: OwnedFd,
-    /// The command's.
+    /// The command's side, its controlling terminal.
     pub slave: OwnedFd,
 }
 

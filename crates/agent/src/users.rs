@@ -12,15 +12,10 @@ const MAX_FILE: u64 = 1024 * 1024;
 pub struct User {
     /// Name, or the number if nobody has it.
     pub name: String,
-    /// User number.
     pub uid: u32,
-    /// Primary group.
     pub gid: u32,
-    /// All groups.
     pub groups: Vec<u32>,
-    /// Home folder.
     pub home: String,
-    /// Login shell.
     pub shell: String,
 }
 

@@ -15,7 +15,6 @@ const MAX_TORN: usize = 4 * MAX_LINE;
 pub(crate) struct Chain {
     /// The number of the last line.
     pub seq: u64,
-    /// Its hash.
     pub hash: String,
     /// Halves of lines since then, with the line breaks between them.
     torn: Option<Vec<u8>>,
@@ -50,7 +49,6 @@ pub(crate) enum Break {
 }
 
 impl Chain {
-    /// After this line.
     pub fn after(seq: u64, hash: String) -> Self {
         Self { seq, hash, torn: None, recovered: 0, lost: 0 }
     }

@@ -20,9 +20,7 @@ pub struct Event {
     /// The sandbox's name, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Who asked.
     pub actor: Actor,
-    /// What.
     #[serde(flatten)]
     pub what: What,
 }
@@ -35,7 +33,6 @@ impl Event {
         Self { time_unix_ns, sandbox: None, name: None, actor, what }
     }
 
-    /// In this sandbox.
     #[must_use]
     pub fn in_sandbox(mut self, id: impl Into<String>, name: Option<String>) -> Self {
         self.sandbox = Some(id.into());
@@ -47,12 +44,10 @@ impl Event {
 /// A process of the host that asked for something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
-    /// Its user.
     pub uid: u32,
     /// That user's name, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Its number.
     pub pid: u32,
     /// What it was doing, for instance `bathy exec`.
     pub program: String,
@@ -87,17 +82,15 @@ fn user_name(uid: u32) -> Option<String> {
 pub enum What {
     /// A sandbox was made.
     SandboxCreated {
-        /// Its root image.
         image: String,
-        /// `kvm` or `uml`.
+        /// The engine: `kvm` or `uml`.
         engine: String,
-        /// Bytes of memory.
+        /// Guest memory in bytes.
         memory: u64,
-        /// Bytes of disk.
+        /// The disk's size in bytes.
         disk: u64,
-        /// `default` or `restricted`.
+        /// The security mode: `default` or `restricted`.
         security: String,
-        /// The most processes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         processes: Option<u64>,
         /// Its part of a CPU, as it was asked for.
@@ -110,7 +103,6 @@ pub enum What {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_timeout_ms: Option<u64>,
     },
-    /// It runs.
     SandboxStarted {
         /// By which engine: `kvm` or `uml`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,14 +110,11 @@ pub enum What {
     },
     /// It does not run any more.
     SandboxEnded {
-        /// Why.
         cause: String,
     },
     /// It was removed, with its disk.
     SandboxRemoved,
-    /// It was frozen.
     SandboxPaused,
-    /// It goes on.
     SandboxResumed,
     /// A command was started.
     ExecStarted {
@@ -150,9 +139,7 @@ pub enum What {
     CodeStarted {
         /// Its id: the same in [`What::ExecEnded`].
         exec: String,
-        /// The language.
         language: String,
-        /// The context.
         context: String,
         /// The code, or the beginning of it.
         code: String,
@@ -163,7 +150,6 @@ pub enum What {
     },
     /// An agent called a tool, and got its answer.
     ToolCalled {
-        /// The tool.
         tool: String,
         /// Who says to be calling.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,14 +164,11 @@ pub enum What {
         outcome: String,
         /// How long the answer is, as JSON.
         answer_bytes: u64,
-        /// Its digest.
         answer_digest: String,
         /// How long it took, in milliseconds.
         took_ms: u64,
     },
-    /// A command ended.
     ExecEnded {
-        /// Its id.
         exec: String,
         /// The job's number, if it is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -195,33 +178,26 @@ pub enum What {
     },
     /// Files were copied into a guest.
     FileIn {
-        /// From where.
         host_path: String,
-        /// To where.
         guest_path: String,
-        /// How many.
         files: u64,
-        /// How much.
+        /// Total size in bytes.
         bytes: u64,
         /// The digest of all of it.
         digest: String,
     },
     /// Files were copied out of a guest.
     FileOut {
-        /// To where.
         host_path: String,
-        /// From where.
         guest_path: String,
-        /// How many.
         files: u64,
-        /// How much.
+        /// Total size in bytes.
         bytes: u64,
         /// The digest of all of it.
         digest: String,
     },
     /// The names in a folder of a guest were read.
     FolderListed {
-        /// Which.
         guest_path: String,
         /// How many were told.
         entries: u64,
@@ -234,14 +210,11 @@ pub enum What {
         direction: String,
         /// What was asked for.
         path: String,
-        /// Why not.
         error: String,
     },
     /// A limit was reached.
     LimitHit {
-        /// Which one.
         limit: String,
-        /// What happened then.
         detail: String,
         /// How many were turned away, for a limit of the network.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -251,7 +224,6 @@ pub enum What {
     Killed {
         /// A job, or the sandbox.
         target: String,
-        /// The signal.
         signal: i32,
     },
     /// The network policy of a sandbox was changed.
@@ -266,18 +238,14 @@ pub enum What {
     },
     /// A connection, or a flow of datagrams, was allowed and begins.
     NetAllowed {
-        /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// By what.
         rule: String,
     },
     /// A connection, datagram or request was denied.
     NetDenied {
-        /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// By what.
         rule: String,
         /// What would have to be allowed, if that can be.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -287,7 +255,6 @@ pub enum What {
     },
     /// What was allowed has ended.
     NetClosed {
-        /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
         /// Bytes that the sandbox sent, unless its gateway died and had not counted them.
@@ -298,12 +265,10 @@ pub enum What {
         received: Option<u64>,
         /// How long it took, in milliseconds.
         took_ms: u64,
-        /// Why it ended.
         reason: String,
     },
     /// A name was resolved.
     NameResolved {
-        /// The name.
         host: String,
         /// The kind of record.
         kind: String,
@@ -315,11 +280,9 @@ pub enum What {
     },
     /// A name was not resolved.
     NameUnresolved {
-        /// The name.
         host: String,
         /// The kind of record.
         kind: String,
-        /// Why not.
         reason: String,
         /// Whether the policy denies it.
         denied: bool,
@@ -336,7 +299,6 @@ pub enum What {
     },
     /// The gateway of a sandbox is gone, and with it the sandbox's network.
     GatewayLost {
-        /// Why.
         reason: String,
         /// Whether there is a new one.
         restarted: bool,
@@ -348,14 +310,11 @@ pub enum What {
     },
     /// The log itself was not as its last writer should have left it.
     Recovered {
-        /// What was wrong.
         from: RecoveredFrom,
-        /// In words.
         detail: String,
         /// How many bytes before this line are half a line, or were until they were removed after a loss of power.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         torn_bytes: Option<u64>,
-        /// Their digest.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         torn_digest: Option<String>,
         /// The number of the first line that was lost with the machine's power. The last is the one before this line.
@@ -371,11 +330,9 @@ pub enum What {
     },
     /// The oldest files of the log were removed, because only so many are to be kept.
     Pruned {
-        /// How many.
         files: u64,
         /// The number of the last line that was removed.
         through_seq: u64,
-        /// Its hash.
         through_hash: String,
     },
     /// An event of a later version.
@@ -397,7 +354,6 @@ pub struct NetPeer {
     pub protocol: String,
     /// `out` if the sandbox began, `in` if somebody called at a published port.
     pub direction: String,
-    /// The other side.
     pub address: IpAddr,
     /// Its port, or the sandbox's own if it was called.
     pub port: u16,

@@ -168,7 +168,6 @@ fn held(lock: &File) -> io::Error {
     io::Error::new(io::ErrorKind::WouldBlock, reason)
 }
 
-/// The lock, held.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 

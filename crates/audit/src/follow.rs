@@ -24,10 +24,8 @@ const CLOCK_DOUBT: u64 = 60_000_000_000;
 /// The log cannot be read.
 #[derive(Debug, Error)]
 pub enum FollowError {
-    /// There is none.
     #[error("There is no audit log in {0}")]
     NoLog(PathBuf),
-    /// Reading fails.
     #[error("Cannot read the audit log in {0}")]
     Io(PathBuf, #[source] io::Error),
 }
@@ -53,7 +51,6 @@ impl Filter {
 /// An event of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its number.
     pub seq: u64,
     /// What happened. Its text may come from a guest: escape it before it is shown.
     pub event: Event,
@@ -70,7 +67,6 @@ pub struct Follower {
     filter: Filter,
     /// The file that is read, if there is one already.
     file: Option<File>,
-    /// Where in it.
     place: u64,
     /// What was read and not returned yet, from `taken` on.
     buffer: Vec<u8>,

@@ -24,7 +24,6 @@ const SIZE: usize = 512;
 pub(crate) struct Head {
     /// The number of the last line.
     pub seq: u64,
-    /// Its hash.
     pub hash: String,
     /// The number of the first line of the file that is written.
     pub first: u64,
@@ -32,7 +31,6 @@ pub(crate) struct Head {
     pub bytes: u64,
     /// The number of the last line that was removed because only so many files are kept.
     pub pruned_seq: u64,
-    /// Its hash.
     pub pruned_hash: String,
     /// A digest of the rest.
     check: String,

@@ -29,7 +29,6 @@ const HASH_END: &str = "\"}";
 /// An event cannot be put down.
 #[derive(Debug, Error)]
 pub enum LineError {
-    /// Too many strings.
     #[error("An event of {0} bytes is too long for the audit log: {MAX_LINE} is the most")]
     TooLong(usize),
     /// The event's type has no JSON form.

@@ -34,7 +34,6 @@ pub enum LogError {
     /// An event has no form in the log. Nothing was recorded.
     #[error(transparent)]
     Line(#[from] LineError),
-    /// Some other failure.
     #[error("Cannot write the audit log in {0}")]
     Io(PathBuf, #[source] io::Error),
 }

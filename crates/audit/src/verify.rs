@@ -40,9 +40,7 @@ pub struct Report {
 /// A line that somebody noted down elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
-    /// Its number.
     pub seq: u64,
-    /// Its hash.
     pub hash: String,
 }
 
@@ -66,7 +64,6 @@ pub enum Fault {
     /// It should be further down.
     #[error("is event {found} where event {expected} should be: the order was changed")]
     Reordered {
-        /// Its number.
         found: u64,
         /// The one that belongs here.
         expected: u64,
@@ -91,17 +88,14 @@ pub enum Fault {
 /// A log that is not whole, or that cannot be looked at.
 #[derive(Debug, Error)]
 pub enum VerifyError {
-    /// There is none.
     #[error("There is no audit log in {0}")]
     NoLog(PathBuf),
     /// The first bad line.
     #[error("{file} line {line} {fault}")]
     Bad {
-        /// Its file.
         file: String,
         /// Its number in the file, counted from 1. The line before the first one is 0.
         line: u64,
-        /// What is wrong.
         fault: Fault,
     },
     /// The head is gone.
@@ -113,7 +107,6 @@ pub enum VerifyError {
     /// The log ends before the line that was noted down, or begins after it.
     #[error("Event {0}, which was noted down elsewhere, is not in the log any more")]
     NoAnchor(u64),
-    /// Reading fails.
     #[error("Cannot read {0}")]
     Io(PathBuf, #[source] io::Error),
 }

@@ -25,10 +25,8 @@ pub enum ConnectionError {
     /// The keeper is gone without a word.
     #[error("The sandbox's keeper is gone")]
     Gone,
-    /// A malformed frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A malformed message.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// A window was ignored.
@@ -40,17 +38,13 @@ pub enum ConnectionError {
     /// It takes too long.
     #[error("The sandbox did not answer within {0} s. `bathy kill` ends it")]
     NoAnswer(u64),
-    /// The socket failed.
     #[error("Cannot speak to the sandbox's keeper")]
     Socket(#[source] io::Error),
 }
 
-/// Something that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// From the keeper.
     Keeper(FromKeeper),
-    /// About a stream.
     Answer(u32, Answer),
     /// Bytes of a command's output.
     Output(u32, Channel, Vec<u8>),
@@ -74,7 +68,6 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Speaks over `socket`.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self { socket, decoder: Decoder::new(MAX_PAYLOAD), outbox: Vec::new(), when_guest_starts: None })
@@ -85,7 +78,6 @@ impl Connection {
         self.when_guest_starts = Some(Box::new(work));
     }
 
-    /// What to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

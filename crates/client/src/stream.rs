@@ -17,11 +17,8 @@ use crate::wait::poll_until;
 pub enum Event {
     /// The sandbox is ready.
     Ready(Timeline),
-    /// The keeper warns.
     Warning(String),
-    /// The sandbox ended.
     SandboxEnded {
-        /// Why.
         cause: Cause,
         /// The guest kernel's last lines.
         console: String,
@@ -36,7 +33,6 @@ pub enum Event {
     Granted(u32),
     /// Output, which has to be [given back](Stream::consumed) when it was dealt with.
     Output(StdChannel, Vec<u8>),
-    /// The work ended.
     Exited(Exit),
     /// Another client took the job over.
     TakenOver,

@@ -34,7 +34,6 @@ pub enum RecipeError {
     UnknownImage {
         /// What was asked for.
         wanted: String,
-        /// What there is.
         known: String,
     },
     /// It cannot be written where it is to be built.
@@ -48,9 +47,7 @@ pub enum RecipeError {
 pub struct ImageConfig {
     /// Who runs a command if nobody says.
     pub user: String,
-    /// Where.
     pub cwd: String,
-    /// With which environment.
     pub env: BTreeMap<String, String>,
 }
 

@@ -31,35 +31,26 @@ const SHOWN_LINES: usize = 15;
 /// An artifact cannot be had.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The recipe.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The cache folder.
     #[error("Cannot use the cache folder {path}")]
     Io {
-        /// Where.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Another user could have put something into it.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// The build failed.
     #[error("The {title} could not be built. The whole log is in {log}; its last lines:\n{tail}")]
     Build {
-        /// What was built.
         title: String,
-        /// The log file.
         log: PathBuf,
-        /// Its end.
         tail: String,
     },
     /// The freshly built artifact is not what its recipe promises.
     #[error("The {title} was built without its file {file}")]
     Missing {
-        /// What was built.
         title: String,
         /// What is not there.
         file: &'static str,
@@ -129,7 +120,6 @@ pub enum State {
     Absent,
 }
 
-/// The cache.
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
@@ -141,7 +131,6 @@ impl Store {
         Self { root }
     }
 
-    /// The cache's folder.
     pub fn root(&self) -> &Path {
         &self.root
     }

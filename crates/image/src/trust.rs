@@ -18,16 +18,12 @@ const STICKY: u32 = 0o1000;
 /// A file or folder that is not used.
 #[derive(Debug, Error)]
 pub enum TrustError {
-    /// Of another user.
     #[error(
         "{path} belongs to user {owner}, who could then run programs as user {user}. Use folders of your own: `sudo -H` instead of `sudo`, or set HOME, XDG_CACHE_HOME and XDG_STATE_HOME"
     )]
     Owner {
-        /// What.
         path: PathBuf,
-        /// Whose.
         owner: u32,
-        /// The caller.
         user: u32,
     },
     /// Others write to it.
@@ -35,11 +31,8 @@ pub enum TrustError {
         "{path} can be changed by other users (its mode is {mode:o}), who could then run programs as user {user}. If all in it is as you left it: chmod -R go-w {path}"
     )]
     Writable {
-        /// What.
         path: PathBuf,
-        /// Its permissions.
         mode: u32,
-        /// The caller.
         user: u32,
     },
     /// It cannot be looked at.

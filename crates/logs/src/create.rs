@@ -19,7 +19,6 @@ pub enum CreateError {
     /// Something else lies at its place.
     #[error("{0} is not a regular file")]
     NotAFile(PathBuf),
-    /// The system refuses.
     #[error("Cannot make the log {0}")]
     Io(PathBuf, #[source] io::Error),
 }

@@ -41,7 +41,6 @@ const VERSION: u64 = 1;
 /// Positions beyond this are a lie: no disk lives long enough. Sums of two of them cannot overflow.
 const MAX_POSITION: u64 = 1 << 62;
 
-/// The header's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Counts the headers written: the larger one is the newer one, and its parity is its slot.
@@ -57,7 +56,6 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// An empty ring's.
     pub fn new(capacity: u64) -> Self {
         Self { turn: 0, capacity, start: 0, end: 0, dropped: 0 }
     }
@@ -130,7 +128,6 @@ impl Slots {
 pub(crate) struct Prefix {
     /// How many bytes follow; at most [`MAX_CHUNK`].
     pub length: u32,
-    /// What they are.
     pub meta: Meta,
     /// Its own position: old bytes of an earlier round are no record of this one.
     pub position: u64,

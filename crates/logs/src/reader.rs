@@ -30,7 +30,6 @@ pub enum ReaderError {
     /// It has no valid header.
     #[error("{0} is not a log, or it is damaged")]
     Damaged(PathBuf),
-    /// Reading fails.
     #[error("Cannot read the log")]
     Read(#[source] io::Error),
 }
@@ -38,11 +37,9 @@ pub enum ReaderError {
 /// A piece of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it is.
     pub meta: Meta,
     /// The bytes: anything at all, straight from the guest.
     pub bytes: Vec<u8>,
-    /// Where it is.
     pub position: u64,
     /// Where the next one will be; see [`Reader::from`].
     pub next_position: u64,

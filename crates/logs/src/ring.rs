@@ -85,7 +85,6 @@ impl Ring {
     }
 }
 
-/// See [`Ring`].
 #[derive(Debug)]
 pub(crate) struct Writer<S> {
     store: S,

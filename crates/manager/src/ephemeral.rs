@@ -38,7 +38,6 @@ pub enum EphemeralError {
     /// The host gives no random numbers.
     #[error("Cannot make an id for the sandbox")]
     Id(#[from] io::Error),
-    /// Its start.
     #[error(transparent)]
     Launch(LaunchError),
     /// Its end is not recorded, either.
@@ -52,11 +51,9 @@ pub struct NewEphemeral<'a> {
     pub program: &'static str,
     /// Its description, which has been checked.
     pub spec: &'a SandboxSpec,
-    /// What runs it.
     pub engine: Chosen,
     /// What every sandbox is made of.
     pub assets: &'a Assets,
-    /// The user's folders.
     pub paths: &'a Paths,
     /// What the operator allows.
     pub operator: &'a Operator,
@@ -107,7 +104,6 @@ impl Ephemeral {
         }
     }
 
-    /// Its id.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -186,7 +182,6 @@ impl Ended {
         Self { exit: "the sandbox ended".to_owned(), cause, timed_out: false }
     }
 
-    /// A command's.
     pub fn of_command(outcome: &Outcome) -> Self {
         let exit = match outcome {
             Outcome::Exited(exit) => command::exit_text(&WorkEnd::Exited(*exit)),
@@ -203,7 +198,6 @@ impl Ended {
         Self { exit, cause, timed_out: matches!(outcome, Outcome::TimedOut) }
     }
 
-    /// That of code.
     pub fn of_cell(outcome: &Result<CellOutcome, InterpreterError>) -> Self {
         let done = "its code was done".to_owned();
         let (exit, cause) = match outcome {

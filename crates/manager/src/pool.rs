@@ -145,7 +145,6 @@ impl Pool {
         lock(&self.connections).retain(|(id, _), _| *id != sandbox.record.id);
     }
 
-    /// Closes all connections.
     pub fn close_all(&self) {
         lock(&self.connections).clear();
     }

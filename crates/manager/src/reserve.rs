@@ -13,7 +13,6 @@ use crate::store::{Store, StoreError};
 /// One more ephemeral sandbox cannot be had.
 #[derive(Debug, Error)]
 pub enum ReserveError {
-    /// The file.
     #[error("Cannot use {0}")]
     File(PathBuf, #[source] io::Error),
     /// There are as many sandboxes as there may be.

@@ -35,7 +35,6 @@ pub struct Stats {
     pub processes_limit: u64,
     /// Commands and jobs that run.
     pub commands: u32,
-    /// Connected clients.
     pub clients: u32,
     /// How long it has been running; in seconds where it is written.
     #[serde(serialize_with = "seconds")]

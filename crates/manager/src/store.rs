@@ -49,13 +49,11 @@ pub enum StoreError {
         "There is a sandbox `{name}` already. Take another name, or remove that one with `bathy rm {name}`"
     )]
     NameTaken {
-        /// The name.
         name: String,
     },
     /// No more sandboxes are allowed.
     #[error("There are {count} sandboxes already, which is as many as there may be")]
     TooMany {
-        /// There are.
         count: u32,
     },
     /// Not a name, or nobody's.
@@ -80,9 +78,7 @@ pub enum StoreError {
         "The store {path} is damaged. Move it away to start with an empty one: the disks of sandboxes stay in the folder `sandboxes` beside it, `bathy ls` lists them, and `bathy adopt` takes them back"
     )]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         source: rusqlite::Error,
     },
@@ -91,11 +87,8 @@ pub enum StoreError {
         "The record of sandbox {id} in {path} cannot be read. `bathy adopt {id}` makes a new one by what stands beside its disk, `bathy rm {id}` removes the sandbox"
     )]
     Record {
-        /// The sandbox.
         id: String,
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
@@ -104,9 +97,7 @@ pub enum StoreError {
         "The store {path} was made by a later version of bathy (its format is {found}, this one knows {known}). Use that version"
     )]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its format.
         found: usize,
         /// The latest format of this version.
         known: usize,
@@ -122,9 +113,7 @@ pub enum StoreError {
     /// The disk is not to be written to, and the like.
     #[error("Cannot use the store {path}")]
     Database {
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         source: rusqlite::Error,
     },
@@ -139,7 +128,6 @@ enum Locking {
     Exclusive,
 }
 
-/// The open store.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,

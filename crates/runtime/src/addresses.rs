@@ -45,10 +45,8 @@ const STACK: usize = 256 * 1024;
 /// The host's own addresses cannot be read.
 #[derive(Debug, Error)]
 pub enum AddressesError {
-    /// The socket.
     #[error("Cannot ask the kernel for this machine's addresses: {0}")]
     Socket(#[from] Errno),
-    /// What it said.
     #[error(transparent)]
     Answer(#[from] NetlinkError),
     /// More than can be told.

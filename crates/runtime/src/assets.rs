@@ -18,13 +18,10 @@ pub const IMAGE_CONFIG: &str = "config.json";
 /// A part is missing.
 #[derive(Debug, Error)]
 pub enum AssetsError {
-    /// The image's name.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The cache.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The agent.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     /// A file cannot be opened.
@@ -41,17 +38,12 @@ pub enum AssetsError {
 /// Everything a sandbox is made of, as open files.
 #[derive(Debug)]
 pub struct Assets {
-    /// The guest kernel.
     pub kernel: File,
-    /// The agent, packed.
     pub initramfs: File,
-    /// The root image.
     pub image: File,
     /// How the image wants commands to be run.
     pub image_config: ImageConfig,
-    /// The keeper.
     pub keeper: File,
-    /// The gateway.
     pub gateway: File,
 }
 

@@ -21,7 +21,6 @@ pub struct Description {
     format: u32,
     /// Its id when this was written. A copy of the folder has another.
     pub id: String,
-    /// Its name.
     pub name: Option<String>,
     /// What was asked for, as it was last changed.
     pub spec: SandboxSpec,
@@ -39,7 +38,6 @@ pub struct Description {
 pub struct ReplDescription {
     /// What it is called.
     pub name: String,
-    /// What it speaks.
     pub language: String,
     /// Its context in the sandbox.
     pub context: String,

@@ -30,7 +30,6 @@ pub enum DiskError {
         "The host's disk is full: no room for the sandbox's disk in {0}. Free some space, or point XDG_STATE_HOME elsewhere"
     )]
     Full(PathBuf),
-    /// Some other failure.
     #[error("Cannot make the sandbox's disk in {0}")]
     Io(PathBuf, #[source] io::Error),
     /// Something else writes to the templates.

@@ -36,14 +36,11 @@ pub enum Status {
     Failed,
 }
 
-/// One check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
     /// What was looked at.
     pub name: &'static str,
-    /// How it went.
     pub status: Status,
-    /// What was found.
     pub found: String,
     /// What to do about it.
     pub cure: Option<String>,
@@ -74,15 +71,12 @@ pub struct Diagnosis {
     pub healthy: bool,
     /// The engine that a sandbox gets whose maker leaves the choice open. None if that choice is not open and cannot be met.
     pub engine: Option<Chosen>,
-    /// Why.
     pub engine_reason: String,
     /// What `/dev/kvm` is good for.
     pub kvm: Verdict,
-    /// All checks.
     pub checks: Vec<Check>,
 }
 
-/// Looks at everything.
 pub fn examine(paths: &Paths) -> Diagnosis {
     // A guest that does not end is waited for, and so may be reading all of the cache: both at once.
     let ((choice, kvm), mut checks) = thread::scope(|scope| {

@@ -32,7 +32,6 @@ pub enum EngineError {
     NoKvm {
         /// What is in the way.
         found: Verdict,
-        /// What to do.
         cure: String,
     },
     /// The variable has a value that is no engine.

@@ -18,7 +18,7 @@ const MOST: u64 = 1 << 20;
 /// Counts as one sandbox until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct Reservation {
-    /// Holds the lock.
+    /// Held open to keep the lock.
     _lock: File,
 }
 

@@ -31,7 +31,6 @@ pub enum Leftover {
 }
 
 impl Folder {
-    /// All sandboxes' folders.
     pub fn all(paths: &Paths) -> PathBuf {
         paths.state.join("sandboxes")
     }
@@ -169,12 +168,10 @@ impl Folder {
         }
     }
 
-    /// The folder itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The writable disk.
     pub fn disk(&self) -> PathBuf {
         self.path.join("disk")
     }

@@ -32,7 +32,6 @@ const SURE: u32 = 2;
 /// A guest could not be made to stand still, or to go on.
 #[derive(Debug, Error)]
 pub enum FreezeError {
-    /// The control group.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// Neither way is open.
@@ -66,14 +65,12 @@ pub enum Freezer {
     },
     /// By signals to all its processes.
     Signals {
-        /// The keeper's process.
         keeper: u32,
         /// Why not by a control group.
         why: String,
     },
     /// By the keeper: nothing is done from outside.
     Keeper,
-    /// Not at all.
     Impossible {
         /// Why not by a control group.
         why: String,

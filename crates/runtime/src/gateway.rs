@@ -52,24 +52,17 @@ pub enum GatewayError {
         "Port {port} of {address} is in use by another program or sandbox. Publish another one, such as -p {address}:0:{guest} for any that is free"
     )]
     PortInUse {
-        /// Where.
         address: IpAddr,
-        /// Which.
         port: u16,
-        /// The sandbox's port.
         guest: u16,
     },
     /// A port that cannot be had.
     #[error("Port {port} of {address} cannot be published: {reason}")]
     Port {
-        /// Where.
         address: IpAddr,
-        /// Which.
         port: u16,
-        /// Why not.
         reason: Errno,
     },
-    /// Its process.
     #[error("Cannot start the sandbox's gateway. `bathy doctor` tells what this machine lacks")]
     Spawn(#[from] SpawnError),
     /// A socket or configuration.
@@ -87,7 +80,6 @@ pub enum GatewayError {
     /// It does not take what it is told.
     #[error("The sandbox's gateway does not answer")]
     Silent,
-    /// It cannot serve.
     #[error("The sandbox's gateway cannot serve: {0}")]
     Failed(String),
 }
@@ -95,9 +87,7 @@ pub enum GatewayError {
 /// What a gateway is started with, and with what again.
 #[derive(Debug)]
 pub struct Network {
-    /// The program.
     pub program: File,
-    /// Its user.
     pub identity: Identity,
     /// The sandbox's control group.
     pub group: Arc<ResourceGroup>,
@@ -191,16 +181,12 @@ pub struct Gateway {
 /// What a gateway says, or that it says nothing more.
 #[derive(Debug)]
 pub enum Received {
-    /// Something.
     Message(FromGateway),
-    /// Nothing now.
     Nothing,
-    /// It is gone.
     Closed,
 }
 
 impl Gateway {
-    /// What to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }

@@ -26,7 +26,6 @@ const EACH: u32 = 3;
 pub struct Identities {
     /// Of the keeper, and of the guest if it has one of its own.
     pub keeper: Identity,
-    /// Of the gateway.
     pub gateway: Identity,
 }
 

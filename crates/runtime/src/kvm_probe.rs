@@ -21,7 +21,6 @@ use thiserror::Error;
 
 use crate::sys::GuestPage;
 
-/// The device.
 pub const DEVICE: &str = "/dev/kvm";
 /// The hidden verb of `bathy` that runs the probe guest.
 pub const VERB: &str = "probe-kvm";
@@ -42,7 +41,6 @@ pub enum ProbeError {
     /// A call to KVM failed.
     #[error("KVM refused to {0}")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// Memory.
     #[error("No memory for the probe guest")]
     Memory(#[source] io::Error),
     /// Nothing would end the probe.
@@ -76,9 +74,7 @@ pub enum Verdict {
     },
     /// There is one that we may use, and the processor has nothing that could make it fast. No guest was tried.
     NoProcessor,
-    /// It failed.
     Broken {
-        /// How.
         reason: String,
     },
 }

@@ -40,10 +40,8 @@ const READY_MARGIN: Duration = Duration::from_secs(5);
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// Its disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// Its processor.
     #[error(transparent)]
     Slot(#[from] SlotError),
     /// The hardware's virtual machines.
@@ -52,7 +50,6 @@ pub enum LaunchError {
         /// What is in the way.
         found: Verdict,
     },
-    /// Its namespaces.
     #[error("Cannot start the sandbox's keeper. `bathy doctor` tells what this machine lacks")]
     Spawn(#[from] SpawnError),
     /// The user numbers of a sandbox of root.
@@ -67,16 +64,13 @@ pub enum LaunchError {
     /// A socket or configuration.
     #[error("Cannot prepare the sandbox's keeper")]
     Prepare(#[source] io::Error),
-    /// Its network.
     #[error(transparent)]
     Network(#[from] GatewayError),
-    /// Its control group.
     #[error(transparent)]
     Group(#[from] CgroupError),
     /// It ended before it was ready.
     #[error("{0}")]
     NotReady(String),
-    /// Its keeper's connection.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
 }
@@ -113,13 +107,10 @@ pub struct Resources<'a> {
     pub engine: Chosen,
     /// What every sandbox is made of.
     pub assets: &'a Assets,
-    /// The user's folders.
     pub paths: &'a Paths,
-    /// Its writable disk.
     pub disk: File,
     /// For a persistent sandbox.
     pub persistent: Option<PersistentFiles>,
-    /// Its control group.
     pub group: ResourceGroup,
     /// What the operator lets any sandbox reach at most.
     pub ceilings: Vec<NetworkPolicy>,
@@ -227,7 +218,6 @@ impl Sandbox {
         }
     }
 
-    /// Its control group.
     pub fn group(&self) -> &ResourceGroup {
         &self.group
     }

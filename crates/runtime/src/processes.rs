@@ -21,9 +21,7 @@ const STAT_SIZE: usize = 1024;
 /// A process at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
     pub pid: u32,
-    /// Its parent's.
     pub parent: u32,
     /// What it does, as a letter of ps.
     pub state: u8,

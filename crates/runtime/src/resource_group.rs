@@ -92,7 +92,6 @@ impl ResourceGroup {
         Ok(Self { cgroup, priority })
     }
 
-    /// The group itself.
     pub fn cgroup(&self) -> &Cgroup {
         &self.cgroup
     }

@@ -20,7 +20,7 @@ use thiserror::Error;
 use crate::folder::make_durable_folder;
 use crate::sys;
 
-/// Sandboxes per processor.
+/// The most sandboxes on one processor.
 const DEPTH: u64 = 4096;
 /// Slots of a machine with 8192 processors.
 pub const SLOTS: u32 = 1 << 25;
@@ -32,7 +32,6 @@ const MACHINE_FOLDER: &str = "bathysphere";
 /// No slot can be had.
 #[derive(Debug, Error)]
 pub enum SlotError {
-    /// The slot file.
     #[error("Cannot use the slot file {0}")]
     File(PathBuf, #[source] io::Error),
     /// The slot file of the machine.
@@ -48,14 +47,12 @@ pub enum SlotError {
     Processors(#[source] io::Error),
 }
 
-/// A taken slot.
 #[derive(Debug)]
 pub struct Slot {
-    /// The processor.
     pub cpu: u32,
     /// A number that no other live sandbox of this user has.
     pub number: u32,
-    /// Holds the lock.
+    /// Held open to keep the lock.
     pub lock: File,
 }
 
@@ -68,7 +65,6 @@ impl Slot {
     }
 }
 
-/// Takes a slot.
 pub fn take(state: &Path) -> Result<Slot, SlotError> {
     let (file, path) = if rustix::process::geteuid().is_root() {
         let file = machine_file(Path::new(RUN)).map_err(SlotError::Machine)?;

@@ -102,7 +102,7 @@ pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `NETLINK_GET_STRICT_CHK`.
+/// The socket option `NETLINK_GET_STRICT_CHK`.
 const STRICT_REQUESTS: c_int = 12;
 
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` and `SEEK_SET` in the width of `flock`'s fields.
@@ -117,7 +117,6 @@ pub struct GuestPage {
 }
 
 impl GuestPage {
-    /// Its size.
     pub const SIZE: u64 = 4096;
     const LENGTH: usize = 4096;
 
@@ -136,7 +135,6 @@ impl GuestPage {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), length) };
     }
 
-    /// Where it is.
     pub fn address(&self) -> u64 {
         self.address.addr() as u64
     }

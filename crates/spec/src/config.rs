@@ -31,7 +31,6 @@ const MAX_FILE: u64 = 1024 * 1024;
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file.
     #[error("Cannot read {0}")]
     Read(PathBuf, #[source] io::Error),
     /// The file is too long to be one.
@@ -40,12 +39,9 @@ pub enum ConfigError {
     /// A pipe, a device or a folder.
     #[error("{0} is {1} and not a regular file, and so no configuration")]
     Kind(PathBuf, &'static str),
-    /// Not TOML.
     #[error("{path}, line {line}: {message}")]
     Syntax {
-        /// The file.
         path: PathBuf,
-        /// Where.
         line: usize,
         /// What the parser says.
         message: String,
@@ -55,9 +51,7 @@ pub enum ConfigError {
     UnknownKey {
         /// The key with its section.
         key: String,
-        /// The file.
         path: PathBuf,
-        /// Where.
         line: usize,
         /// What may have been meant.
         hint: String,
@@ -67,11 +61,8 @@ pub enum ConfigError {
     Value {
         /// The key with its section.
         key: String,
-        /// The file.
         path: PathBuf,
-        /// Where.
         line: usize,
-        /// What is expected.
         reason: String,
     },
     /// More than the defaults, or less of a boundary, on the word of a file that was only found.
@@ -79,9 +70,7 @@ pub enum ConfigError {
         "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
     )]
     Found {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: &'static str,
         /// What the file has there.
         part: String,
@@ -93,9 +82,7 @@ pub enum ConfigError {
     /// A flag or request that does not fit its key.
     #[error("Bad value of `{key}`: {reason}")]
     Flag {
-        /// The key.
         key: String,
-        /// What is expected.
         reason: String,
     },
 }
@@ -125,7 +112,6 @@ impl Default for Layers {
 }
 
 impl Layers {
-    /// Only the defaults.
     pub fn new() -> Self {
         Self::over(&SandboxSpec::default())
     }

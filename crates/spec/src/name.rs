@@ -10,7 +10,6 @@ use thiserror::Error;
 const ID_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// Characters in an id: 60 bits, so that a million sandboxes share none by chance.
 const ID_LENGTH: usize = 12;
-/// The longest name.
 const MAX_NAME: usize = 63;
 /// The shortest beginning of an id that stands for it.
 pub const MIN_PREFIX: usize = 4;
@@ -22,7 +21,6 @@ const ALIKE: f64 = 0.8;
 /// A name that cannot be used, or that means nothing.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NameError {
-    /// Not a name.
     #[error(
         "{0:?} is not a name. A name begins with a letter or digit and has at most {MAX_NAME} letters, digits, '_', '.' or '-'"
     )]
@@ -56,7 +54,6 @@ pub fn check(name: &str) -> Result<(), NameError> {
     }
 }
 
-/// A new id.
 pub fn new_id() -> io::Result<String> {
     let mut random = [0; ID_LENGTH];
     let filled = getrandom(&mut random, GetRandomFlags::empty())?;

@@ -18,7 +18,6 @@ use crate::config::{self, ConfigError};
 use crate::{Engine, SandboxSpec, Security, Size};
 use limits::{AGENTS, Agents, Ceiling, EVERYBODY, Limits};
 
-/// The machine's file.
 pub const SYSTEM_FILE: &str = "/etc/bathysphere/config.toml";
 /// Names the one file to use instead.
 pub const VARIABLE: &str = "BATHYSPHERE_CONFIG";
@@ -26,17 +25,13 @@ pub const VARIABLE: &str = "BATHYSPHERE_CONFIG";
 /// What the operator does not allow, or a policy that cannot be read.
 #[derive(Debug, Error)]
 pub enum OperatorError {
-    /// A file.
     #[error("The operator's configuration cannot be used")]
     File(#[from] ConfigError),
     /// More than a ceiling.
     #[error("{what} of {wanted} is more than the operator allows: the most is {most}, by {by}")]
     Ceiling {
-        /// What is limited.
         what: &'static str,
-        /// Asked for.
         wanted: String,
-        /// Allowed.
         most: String,
         /// Who says so: the key, the section and the file.
         by: String,
@@ -44,11 +39,8 @@ pub enum OperatorError {
     /// An image that is in no list.
     #[error("The image `{image}` is not one that the operator allows: {allowed}, by {by}")]
     Image {
-        /// Asked for.
         image: String,
-        /// Allowed.
         allowed: String,
-        /// Who says so.
         by: String,
     },
     /// As many sandboxes as there may be.
@@ -56,11 +48,8 @@ pub enum OperatorError {
         "There are {count} sandboxes, those of `bathy run` and `bathy code` included, and the operator allows {most}, by {by}. Remove one with `bathy rm`, or wait until a command ends"
     )]
     Sandboxes {
-        /// There are.
         count: u32,
-        /// Allowed.
         most: u32,
-        /// Who says so.
         by: String,
     },
     /// A network that leads further than public addresses.
@@ -68,7 +57,6 @@ pub enum OperatorError {
     Network {
         /// The preset or the rule.
         part: String,
-        /// Who says so.
         by: String,
     },
     /// A path of the host.
@@ -123,7 +111,6 @@ pub struct Operator {
 /// A description that the operator allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// The description.
     pub spec: SandboxSpec,
     /// What was made stricter than asked for, in sentences for the caller.
     pub notes: Vec<String>,

@@ -27,7 +27,6 @@ const MIB: u64 = 1024 * 1024;
 pub const MIN_MEMORY: Size = Size(64 * MIB);
 /// The smallest disk that holds a file system worth having.
 pub const MIN_DISK: Size = Size(16 * MIB);
-/// The largest disk.
 pub const MAX_DISK: Size = Size(1024 * 1024 * MIB);
 /// The most host processes of one sandbox.
 pub const MAX_PROCESSES: u32 = 32_768;
@@ -43,7 +42,6 @@ pub const MAX_CONNECTIONS: u32 = 16_384;
 
 /// The most bytes of a sandbox's variables, names and values together.
 pub const MAX_ENVIRONMENT: usize = 128 * 1024;
-/// The most labels.
 pub const MAX_LABELS: usize = 64;
 
 const MAX_LABEL_KEY: usize = 63;
@@ -54,21 +52,16 @@ const MAX_PATH: usize = 4095;
 /// What is wrong with a description.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SpecError {
-    /// Not a size.
     #[error("{0:?} is not a size. Write a number of bytes, or a number with K, M, G or T, such as 512M")]
     Size(String),
-    /// Not a variable.
     #[error("{0:?} is not an environment variable. Write NAME=value")]
     Variable(String),
-    /// Too little memory.
     #[error("{0} of memory is too little for a guest. The least is {MIN_MEMORY}")]
     LittleMemory(Size),
     /// More memory than there is.
     #[error("{wanted} of memory is more than this machine has ({})", available.rounded())]
     MuchMemory {
-        /// Asked for.
         wanted: Size,
-        /// There is.
         available: Size,
     },
     /// A disk that is too small or too large.
@@ -79,15 +72,12 @@ pub enum SpecError {
         "The disk limit `{name}` of {wanted} is too little for a guest. The least is {MIN_BANDWIDTH} in a second"
     )]
     Bandwidth {
-        /// Which one.
         name: &'static str,
-        /// Asked for.
         wanted: Size,
     },
     /// Too few to get ready with.
     #[error("{0} flushes of the disk in a second are too few for a guest. The least is {MIN_FLUSHES}")]
     Flushes(u32),
-    /// No processor.
     #[error("A sandbox without a CPU is not possible. Use --cpus 1")]
     NoCpu,
     /// More processors than the uml engine has.
@@ -95,7 +85,6 @@ pub enum SpecError {
         "{wanted} CPUs are not possible: a guest of the uml engine has exactly one, because its kernel and its processes take turns on one host CPU, which is what makes it fast. Use --cpus 1. More take the kvm engine, and the uml engine is used here: {reason}"
     )]
     UmlCpus {
-        /// Asked for.
         wanted: u32,
         /// Why it is the uml engine.
         reason: String,
@@ -105,9 +94,7 @@ pub enum SpecError {
         "{wanted} CPUs are more than a sandbox can have on this machine ({available}). Use --cpus {available}"
     )]
     ManyCpus {
-        /// Asked for.
         wanted: u32,
-        /// There are.
         available: u32,
     },
     /// A setting of the other engine.
@@ -115,7 +102,6 @@ pub enum SpecError {
         "The mode {mode} belongs to the uml engine, and the kvm engine is used here: {reason}. Leave uml_mode (--uml-mode) out, or use --engine uml"
     )]
     UmlMode {
-        /// Asked for.
         mode: &'static str,
         /// Why it is the kvm engine.
         reason: String,
@@ -137,7 +123,6 @@ pub enum SpecError {
         CpuQuota::MIN
     )]
     QuotaRange {
-        /// Asked for.
         wanted: CpuQuota,
         /// Processors of the sandbox.
         cpus: u32,
@@ -190,7 +175,6 @@ pub enum SpecError {
     /// More connections than one gateway serves.
     #[error("{0} connections at once are not possible. The most is {MAX_CONNECTIONS}")]
     Connections(u32),
-    /// Nothing to run.
     #[error("The command is empty. Give a program to run, such as: bathy run -- python3 -c 'print(1)'")]
     EmptyCommand,
 }
@@ -244,13 +228,9 @@ impl Security {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxSpec {
-    /// The root image.
     pub image: String,
-    /// The engine.
     pub engine: Engine,
-    /// Guest memory.
     pub memory: Size,
-    /// Processors.
     pub cpus: u32,
     /// Size of the writable disk.
     pub disk: Size,
@@ -447,7 +427,7 @@ pub fn label(text: &str) -> Result<(String, String), SpecError> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Takes `NAME=value` apart.
+/// Parses an environment variable written as `NAME=value`.
 pub fn variable(text: &str) -> Result<(String, Vec<u8>), SpecError> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !text.contains('\0') => {

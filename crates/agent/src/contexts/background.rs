@@ -16,7 +16,6 @@ pub struct Background {
 }
 
 impl Background {
-    /// Somebody wrote this.
     pub fn push(&mut self, bytes: &[u8]) {
         self.total = self.total.saturating_add(bytes.len() as u64);
         let bytes = bytes.get(bytes.len().saturating_sub(KEPT)..).unwrap_or_default();

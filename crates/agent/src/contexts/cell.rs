@@ -35,17 +35,14 @@ pub struct Running {
     since: Instant,
     /// When it is interrupted.
     pub timeout: Option<Instant>,
-    /// It was interrupted.
     pub interrupt: Option<Interrupt>,
 }
 
 /// An interrupt that was not yet answered.
 pub struct Interrupt {
-    /// Who wanted it.
     pub by: Interrupter,
     /// When it is repeated: the first may have come before the code was looked at.
     pub again: Option<Instant>,
-    /// When patience ends.
     pub kill: Instant,
 }
 

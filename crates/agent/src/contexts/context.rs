@@ -32,11 +32,8 @@ pub enum Part {
     Replies,
 }
 
-/// A context.
 pub struct Context {
-    /// Its name.
     pub name: String,
-    /// Its language.
     pub language: Language,
     /// What its interpreter is started with.
     pub surroundings: Surroundings,
@@ -69,17 +66,14 @@ impl Context {
         }
     }
 
-    /// The interpreter's process.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().filter(|process| process.end.is_none()).map(|process| process.pid)
     }
 
-    /// All its cells.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
         self.current.iter().chain(&self.waiting)
     }
 
-    /// All its cells.
     pub fn tasks_mut(&mut self) -> impl Iterator<Item = &mut Task> {
         self.current.iter_mut().chain(&mut self.waiting)
     }

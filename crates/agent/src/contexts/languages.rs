@@ -38,7 +38,6 @@ impl Driver {
         }
     }
 
-    /// The program's name.
     pub fn program(&self) -> &'static str {
         self.argv.first().copied().unwrap_or_default()
     }

@@ -48,9 +48,7 @@ const MAX_WAITING_CODE: usize = 32 * 1024 * 1024;
 /// What interpreters are started and ended with.
 #[derive(Clone, Copy)]
 pub struct Tools<'a> {
-    /// Starts processes.
     pub launcher: &'a Launcher,
-    /// Ends them.
     pub processes: &'a Processes,
 }
 

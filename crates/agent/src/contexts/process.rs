@@ -77,7 +77,6 @@ impl End {
 
 /// What came on the channel.
 pub enum Received {
-    /// Nothing, for now.
     Nothing,
     /// Something without the token.
     Stray,
@@ -93,7 +92,6 @@ pub struct Process {
     pub launching: Option<Launching>,
     /// Why its program was not executed.
     pub refused: Option<Refused>,
-    /// It has answered.
     pub ready: bool,
     /// When it has to have answered.
     pub ready_by: Instant,
@@ -256,7 +254,6 @@ impl Process {
         since.filter(|_| self.end.is_none()).map(|since| since + CLOSED_PAUSE)
     }
 
-    /// Reads one packet.
     pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
         if self.end.is_some() {
             self.last_packets = self.last_packets.saturating_sub(1);

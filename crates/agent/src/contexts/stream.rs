@@ -15,7 +15,6 @@ const FRAME: usize = 32 * 1024;
 
 /// What is said on one stream.
 pub struct Stream {
-    /// Its number.
     pub number: u32,
     /// Nobody listens: only the end is still reported.
     abandoned: bool,
@@ -49,7 +48,6 @@ impl Stream {
         self.known && self.number == number
     }
 
-    /// Adds a record.
     pub fn put(&mut self, kind: Kind, payload: &[u8]) {
         if !self.abandoned {
             for part in payload.chunks(MAX_RECORD) {

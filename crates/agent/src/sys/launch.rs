@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// What is executed.
 pub enum Executable<'a> {
     /// Paths to try, in order.
     Paths(Vec<CString>),
@@ -46,19 +45,13 @@ pub struct MountLimits {
 
 /// A program to start, with everything decided: the child only makes system calls.
 pub struct Program<'a> {
-    /// The program itself.
     pub executable: Executable<'a>,
     /// Arguments, the program's name first.
     pub argv: Vec<CString>,
-    /// Environment.
     pub env: Vec<CString>,
-    /// Working directory.
     pub cwd: CString,
-    /// User number.
     pub uid: u32,
-    /// Group number.
     pub gid: u32,
-    /// All groups.
     pub groups: Vec<u32>,
     /// Standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
@@ -75,13 +68,11 @@ pub struct Program<'a> {
 pub enum Step {
     /// Changing to the working directory.
     Chdir,
-    /// Becoming the user.
     Identity,
     /// Giving up privileges, limiting mounts.
     Confinement,
     /// Standard input, output, error, session, signals.
     Stdio,
-    /// Executing the program.
     Exec,
 }
 
@@ -92,7 +83,6 @@ impl Step {
 /// A descriptor that the child gets besides the standard ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placed {
-    /// Its number here.
     fd: c_int,
     /// Whether executing the program closes it.
     closed: bool,
@@ -181,7 +171,6 @@ fn free_left() {
 
 /// A child that may not have executed its program yet.
 pub struct Child {
-    /// Its process number.
     pub pid: u32,
     borrowed: Option<Borrowed>,
 }

@@ -139,7 +139,6 @@ fn reason(error: Errno) -> String {
     }
 }
 
-/// `folder/name`.
 fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     let slash: &[u8] = if folder.is_empty() || folder.ends_with(b"/") { b"" } else { b"/" };
     [folder, slash, name].concat()

@@ -91,7 +91,6 @@ impl Drop for Temporary {
     }
 }
 
-/// The destination.
 struct Tree {
     folders: Vec<Folder>,
     /// What the archive's first item is called here.

@@ -4,9 +4,7 @@ pub use serde_json::Value as Json;
 
 /// A value as the one kind that it has to be.
 pub trait Look {
-    /// A string.
     fn text(&self) -> &str;
-    /// A number.
     fn number(&self) -> f64;
     /// The items of an array.
     fn items(&self) -> &[Json];

@@ -49,7 +49,6 @@ pub enum Requests {
 pub struct Reply {
     /// `y`, `d`, `r`, `e` or `f`.
     pub kind: char,
-    /// Its payload.
     pub json: Json,
     /// Size of the payload.
     pub bytes: usize,
@@ -114,7 +113,6 @@ impl Cell {
     }
 }
 
-/// A running driver.
 pub struct Driver {
     child: Child,
     requests: Option<File>,

@@ -22,7 +22,6 @@ use crate::line::{self, GENESIS, Shape};
 pub(super) struct Settled {
     /// The file that is written.
     pub file: File,
-    /// Its size.
     pub size: u64,
     /// Whether its last line lacks the line break.
     pub unended: bool,

@@ -37,7 +37,6 @@ const MAX_WARNINGS: usize = 16;
 /// The command's connection failed.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// The sandbox.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
     /// The command's output could not be passed on.
@@ -45,10 +44,8 @@ pub enum AttachError {
     Output(#[source] io::Error),
 }
 
-/// How it went.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The command ended.
     Exited(Exit),
     /// The command was not started.
     Refused(Refused),
@@ -66,30 +63,25 @@ pub enum Outcome {
     NoAnswer,
     /// The sandbox ended under it.
     SandboxEnded {
-        /// Why.
         cause: Cause,
         /// The guest kernel's last lines.
         console: String,
     },
 }
 
-/// What happened when.
 #[derive(Debug, Default)]
 pub struct Times {
     /// What the keeper reported.
     pub timeline: Timeline,
     /// The first byte of output, in wall clock nanoseconds; 0 if there was none.
     pub first_byte: u64,
-    /// The command's end.
     pub exited: u64,
 }
 
 /// What to run, or to join.
 #[derive(Clone, Debug)]
 pub enum What {
-    /// A command.
     Start {
-        /// The agent's request.
         exec: Exec,
         /// The caller's number for it.
         tag: u64,
@@ -100,7 +92,6 @@ pub enum What {
     },
     /// A job that runs already.
     Join {
-        /// Its number.
         job: u32,
     },
 }
@@ -123,17 +114,14 @@ pub struct Attach<'c, 'a> {
     warnings: Vec<String>,
 }
 
-/// The caller's terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal<'a> {
-    /// Whose size counts.
     pub fd: BorrowedFd<'a>,
     /// Becomes readable when the size has changed.
     pub resized: BorrowedFd<'a>,
 }
 
 impl Terminal<'_> {
-    /// Its present size.
     pub fn size(&self) -> Option<TerminalSize> {
         let size = rustix::termios::tcgetwinsize(self.fd).ok()?;
         Some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
@@ -142,15 +130,11 @@ impl Terminal<'_> {
 
 /// What is left when a command is done.
 pub struct Finished<'a> {
-    /// How it went.
     pub outcome: Outcome,
-    /// When.
     pub times: Times,
     /// What the keeper warned of.
     pub warnings: Vec<String>,
-    /// Standard output's sink.
     pub stdout: Sink<'a>,
-    /// Standard error's sink.
     pub stderr: Sink<'a>,
 }
 

@@ -9,7 +9,6 @@ use bathy_protocol::StdChannel;
 /// Changes bytes on their way out, such as for a terminal that must not obey them.
 pub type Filter<'a> = Box<dyn FnMut(&[u8]) -> Vec<u8> + 'a>;
 
-/// Where output goes.
 pub enum Sink<'a> {
     /// To a descriptor, as it comes.
     Descriptor(BorrowedFd<'a>),
@@ -17,7 +16,6 @@ pub enum Sink<'a> {
     Filtered(BorrowedFd<'a>, Filter<'a>),
     /// Into memory, up to a limit; the rest is counted.
     Memory {
-        /// What came.
         kept: Vec<u8>,
         /// The most to keep.
         limit: usize,

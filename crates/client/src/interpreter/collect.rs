@@ -30,7 +30,6 @@ impl Output {
 /// A value, and whether it is the cell's own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shown {
-    /// The value.
     #[serde(flatten)]
     pub bundle: Bundle,
     /// Whether it is the value of the last expression, and not one that was displayed.
@@ -40,9 +39,7 @@ pub struct Shown {
 /// What a cell brought.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collected {
-    /// Standard output.
     pub stdout: Output,
-    /// Standard error.
     pub stderr: Output,
     /// What earlier cells' leftovers wrote.
     pub background: Output,
@@ -53,7 +50,6 @@ pub struct Collected {
 }
 
 impl Collected {
-    /// Takes one event.
     pub fn take(&mut self, event: CellEvent) {
         match event {
             CellEvent::Started(_) => {}

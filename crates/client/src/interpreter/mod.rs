@@ -43,7 +43,6 @@ pub enum InterpreterError {
         "{0:?} is not the name of a context. Use 1 to {MAX_CONTEXT_NAME} letters, digits, '.', '_' or '-'"
     )]
     ContextName(String),
-    /// Too much code.
     #[error("The code has {0} bytes; the most is {MAX_CODE}. Write it to a file in the sandbox and run that")]
     TooMuchCode(usize),
     /// A variable that cannot be one.
@@ -55,7 +54,6 @@ pub enum InterpreterError {
     /// The sandbox is gone. Guest-controlled text in `console`: escape before showing.
     #[error("The sandbox ended while the code ran: {}", .cause)]
     SandboxEnded {
-        /// Why.
         cause: Cause,
         /// The guest kernel's last lines.
         console: String,
@@ -72,7 +70,6 @@ pub enum InterpreterError {
     /// The stream ended before its last record.
     #[error("The sandbox ended the cell without saying how")]
     Unfinished,
-    /// The connection.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
 }
@@ -80,11 +77,9 @@ pub enum InterpreterError {
 /// One piece of code to run.
 #[derive(Clone, Debug)]
 pub struct CellRequest {
-    /// Its language.
     pub language: Language,
     /// A context that was made before; the language's default one, made when needed, if absent.
     pub context: Option<String>,
-    /// The code.
     pub code: String,
     /// Variables of this cell only.
     pub env: BTreeMap<String, String>,
@@ -113,7 +108,6 @@ impl CellRequest {
         }
     }
 
-    /// The context's name.
     pub fn context_name(&self) -> &str {
         self.context.as_deref().unwrap_or_else(|| self.language.default_context())
     }
@@ -195,13 +189,11 @@ impl Bundle {
 /// A form that is not there, or not whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Omitted {
-    /// Which.
     #[serde(default)]
     pub mime: String,
     /// How large it is.
     #[serde(default)]
     pub bytes: u64,
-    /// Why.
     #[serde(default)]
     pub reason: String,
 }
@@ -209,9 +201,7 @@ pub struct Omitted {
 /// An error that the code did not catch. Guest-controlled: escape before showing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeError {
-    /// Its type.
     pub name: String,
-    /// Its message.
     pub value: String,
     /// Where it came from, line by line.
     #[serde(default)]
@@ -223,9 +213,7 @@ pub struct CodeError {
 pub enum CellEvent {
     /// Its code is about to run.
     Started(CellStarted),
-    /// Standard output.
     Stdout(Vec<u8>),
-    /// Standard error.
     Stderr(Vec<u8>),
     /// What something left over from earlier cells has written since.
     Background(Vec<u8>),
@@ -240,9 +228,7 @@ pub enum CellEvent {
 /// How a cell ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CellOutcome {
-    /// How it began.
     pub started: CellStarted,
-    /// The agent's account.
     pub ended: CellEnded,
     /// Whether the interpreter says that all went well.
     pub ok: bool,

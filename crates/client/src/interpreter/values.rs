@@ -18,7 +18,6 @@ const MAX_FORMS: usize = 64;
 const MAX_FORM: usize = 256 << 10;
 /// The longest metadata of a value, and the longest list of what it left out.
 const MAX_ASIDE: usize = 32 << 10;
-/// The longest error.
 const MAX_ERROR: usize = 512 << 10;
 
 /// How much JSON that is not text may be built for one cell.

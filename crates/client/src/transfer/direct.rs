@@ -32,10 +32,8 @@ const DATA_OVERHEAD: usize = 16;
 /// A file cannot be read, written or listed directly.
 #[derive(Debug, Error)]
 pub enum DirectError {
-    /// No path.
     #[error("The path is empty")]
     EmptyPath,
-    /// A zero byte.
     #[error("The path {0:?} has a zero byte, which no path can have")]
     ZeroByte(String),
     /// A path without end.
@@ -61,7 +59,6 @@ pub enum DirectError {
 /// Some content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileContent {
-    /// The bytes.
     pub bytes: Vec<u8>,
     /// How long the whole file is, as far as the guest knows.
     pub total: u64,
@@ -81,11 +78,9 @@ pub struct Listing {
 pub struct DirEntry {
     /// Its name; what is no UTF-8 is replaced.
     pub name: String,
-    /// What it is.
     pub kind: EntryKind,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Permission bits.
     pub mode: u32,
     /// Modification time, nanoseconds since 1970.
     pub modified_ns: u64,
@@ -98,11 +93,8 @@ pub struct DirEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EntryKind {
-    /// A regular file.
     File,
-    /// A folder.
     Directory,
-    /// A symbolic link.
     Symlink,
     /// A device, a fifo, a socket.
     Other,
@@ -251,7 +243,6 @@ impl Source for Bytes<'_> {
     }
 }
 
-/// Content that arrives.
 struct FileSink {
     decoder: Decoder,
     content: Vec<u8>,
@@ -306,7 +297,6 @@ impl Sink for FileSink {
     }
 }
 
-/// Entries that arrive.
 struct ListSink {
     decoder: listing::Decoder,
     entries: Vec<Entry>,

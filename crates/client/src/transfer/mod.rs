@@ -24,14 +24,11 @@ pub use unpack::{Limits, UnpackError, Unpacker};
 /// How many of the left-out entries are named.
 pub const MAX_SKIPPED: usize = 100;
 
-/// What was copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Files.
     pub files: u64,
     /// Folders, the topmost one included.
     pub folders: u64,
-    /// Symbolic links.
     pub links: u64,
     /// Bytes of file content.
     pub bytes: u64,

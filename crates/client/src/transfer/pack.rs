@@ -28,12 +28,9 @@ const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOCTTY)
 /// The host's files cannot be packed.
 #[derive(Debug, Error)]
 pub enum PackError {
-    /// Reading failed.
     #[error("Cannot read {path}")]
     Read {
-        /// What was read.
         path: String,
-        /// Why.
         source: io::Error,
     },
     /// A pipe, a socket, a device.

@@ -20,7 +20,6 @@ const BATCH: usize = 64 * 1024;
 /// How long a guest may take to clean up after a copy that ends early.
 const CLEAN_UP: Duration = Duration::from_secs(1);
 
-/// The copy failed.
 #[derive(Debug, Error)]
 pub enum TransferError {
     /// The sandbox cannot be spoken to.
@@ -56,7 +55,6 @@ pub enum TransferError {
     /// The sandbox ended under the copy.
     #[error("The sandbox ended during the copy")]
     SandboxEnded {
-        /// Why.
         cause: Cause,
         /// The guest kernel's last lines. Guest-controlled text: escape before showing.
         console: String,
@@ -81,7 +79,6 @@ pub(super) trait Source {
     fn done(&self) -> u64;
     /// How many there are, if that is known.
     fn total(&self) -> Option<u64>;
-    /// What was packed.
     fn into_summary(self) -> Summary;
 }
 
@@ -210,12 +207,10 @@ impl Feed {
 /// What one round of waiting brought.
 #[derive(Default)]
 struct News {
-    /// Standard output.
     content: Vec<Vec<u8>>,
     exit: Option<Exit>,
 }
 
-/// One copy's stream.
 pub(super) struct Session<'c, 'o> {
     stream: Stream<'c>,
     progress: &'o mut dyn FnMut(u64, Option<u64>),

@@ -40,13 +40,11 @@ pub enum UnpackError {
     /// It stopped in the middle.
     #[error("The sandbox stopped sending before the copy was complete")]
     Truncated,
-    /// Too much content.
     #[error("The copy is larger than the limit of {0} bytes (raise it with --limit)")]
     TooLarge(u64),
     /// Too many files, folders and links.
     #[error("The copy has more entries than the limit of {0} (raise it with --limit)")]
     TooMany(u64),
-    /// Nothing more fits.
     #[error("Cannot write {0}: the host's disk is full")]
     Full(String),
     /// The caller's destination is no place for a copy.
@@ -60,9 +58,7 @@ pub enum UnpackError {
     /// What exists cannot be replaced by what arrives. The path is guest-controlled text.
     #[error("Cannot write {path}: {what} is in the way")]
     InTheWay {
-        /// Where.
         path: String,
-        /// What is there.
         what: &'static str,
     },
     /// The item itself is a link.
@@ -71,9 +67,7 @@ pub enum UnpackError {
     /// Writing failed. The path is guest-controlled text.
     #[error("Cannot write {path}")]
     Write {
-        /// What was written.
         path: String,
-        /// Why.
         source: io::Error,
     },
 }
@@ -81,7 +75,7 @@ pub enum UnpackError {
 /// How much a guest may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of content.
+    /// Bytes of file content written.
     pub bytes: u64,
     /// Files, folders and links.
     pub entries: u64,
@@ -110,7 +104,6 @@ struct Partial {
     modified: i64,
 }
 
-/// Unpacks one archive.
 pub struct Unpacker {
     decoder: Decoder,
     /// The folder that the item goes to; the caller's own path led there, links included.

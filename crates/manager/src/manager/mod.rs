@@ -52,37 +52,27 @@ const KILLED: &str = "its processes were killed from outside";
 /// Something could not be done with a sandbox.
 #[derive(Debug, Error)]
 pub enum ManagerError {
-    /// The folders.
     #[error(transparent)]
     Paths(#[from] PathsError),
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The operator.
     #[error(transparent)]
     Operator(#[from] OperatorError),
-    /// The description.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The audit log.
     #[error("Cannot write the audit log, so nothing was done")]
     Audit(#[from] LogError),
     /// What it is made of.
     #[error(transparent)]
     Assets(#[from] AssetsError),
-    /// Its disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// Its monitor.
     #[error(transparent)]
     Door(#[from] ControlError),
-    /// Its keeper.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
     /// What is to be copied in.
@@ -91,10 +81,8 @@ pub enum ManagerError {
     /// Where it is to be copied to.
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    /// A copy.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// Code.
     #[error(transparent)]
     Interpreter(Box<InterpreterError>),
     /// A file of the sandbox.
@@ -109,12 +97,10 @@ pub enum ManagerError {
     /// It does not run, and must.
     #[error("The sandbox `{name}` is {status}. Start it with `bathy start {name}`")]
     NotRunning {
-        /// Which.
         name: String,
         /// What it is instead.
         status: Status,
     },
-    /// It is frozen.
     #[error("The sandbox `{0}` is paused. Let it go on with `bathy resume {0}`")]
     Paused(String),
     /// It would be gone before it could be started again.
@@ -134,7 +120,6 @@ pub enum ManagerError {
     /// Its monitor did not get it to run.
     #[error("The sandbox `{name}` could not be started: {reason}")]
     NotStarted {
-        /// Which.
         name: String,
         /// Why. May hold the guest's text: escape before showing.
         reason: String,
@@ -144,9 +129,7 @@ pub enum ManagerError {
         "The new policy of `{name}` is written down, but may not hold: the running sandbox did not confirm it. It holds as soon as the sandbox has another gateway, or is started again; `bathy restart {name}` makes sure"
     )]
     NotObeyed {
-        /// Which.
         name: String,
-        /// Why not.
         source: ControlError,
     },
     /// It does not end when it is asked to.
@@ -176,9 +159,7 @@ fn full_disk(error: &io::Error) -> &'static str {
 pub enum Status {
     /// It has never run.
     Created,
-    /// It runs.
     Running,
-    /// It is frozen.
     Paused,
     /// It ended as it should.
     Stopped,
@@ -213,7 +194,6 @@ pub struct Sandboxed {
     /// What is written down.
     #[serde(flatten)]
     pub record: Record,
-    /// What is true.
     pub status: Status,
 }
 
@@ -296,7 +276,6 @@ impl Manager {
         self
     }
 
-    /// The operator's settings.
     pub fn operator(&self) -> &Operator {
         &self.operator
     }

@@ -58,12 +58,10 @@ impl ReplStatus {
 pub struct Repl {
     /// What it is called.
     pub name: String,
-    /// What it is.
     pub status: ReplStatus,
     /// Its sandbox; only the id in JSON.
     #[serde(serialize_with = "id_only")]
     pub sandbox: Sandboxed,
-    /// What it speaks.
     pub language: Language,
     /// Its context in the sandbox.
     pub context: String,
@@ -87,7 +85,6 @@ fn id_only<S: Serializer>(sandbox: &Sandboxed, serializer: S) -> Result<S::Ok, S
 /// How a cell of a REPL ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplOutcome {
-    /// How.
     pub outcome: CellOutcome,
     /// What earlier cells had left and is lost, and why, in one sentence. May hold the guest's text: escape before
     /// showing on a terminal.

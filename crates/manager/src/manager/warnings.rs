@@ -17,7 +17,6 @@ pub(super) struct Warnings {
 }
 
 impl Warnings {
-    /// Adds a sentence.
     pub(super) fn add(&mut self, sentence: String) {
         self.said.push(sentence);
     }

@@ -26,7 +26,6 @@ const STREAM: u32 = 1;
 /// A command that somebody wants to run in a sandbox.
 #[derive(Clone, Debug)]
 pub struct ExecRequest<'a> {
-    /// The command.
     pub command: &'a CommandSpec,
     /// How it is connected. Its restriction is the caller's wish; the operator's floor and the sandbox's own hold as well.
     pub options: ExecOptions,

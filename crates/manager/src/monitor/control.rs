@@ -39,7 +39,6 @@ pub enum ControlError {
     /// It does not want to.
     #[error("{0}")]
     Refused(String),
-    /// The socket failed.
     #[error("Cannot speak to the sandbox's monitor")]
     Io(#[source] io::Error),
     /// Its answer is none.
@@ -65,14 +64,12 @@ pub enum ToMonitor {
     },
     /// To end the sandbox at once.
     Kill,
-    /// To freeze it.
     Pause {
         /// Whether its memory goes to disk.
         release_memory: bool,
     },
     /// To let it go on.
     Resume,
-    /// What it uses.
     Usage,
     /// To read its network policy again, which was written down.
     Policy,
@@ -91,7 +88,6 @@ pub enum FromMonitor {
     Usage(Usage),
     /// The policy holds, and so many connections were closed for it.
     Changed {
-        /// How many.
         closed: u32,
     },
 }

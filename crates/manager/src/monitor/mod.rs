@@ -52,34 +52,26 @@ const COMPLAINTS: u64 = 4096;
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
 pub enum MonitorError {
-    /// The folders.
     #[error(transparent)]
     Paths(#[from] PathsError),
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// There is no such sandbox.
     #[error("There is no sandbox {0} any more")]
     Gone(String),
-    /// The operator's settings.
     #[error(transparent)]
     Operator(#[from] OperatorError),
     /// What it is made of.
     #[error(transparent)]
     Assets(#[from] AssetsError),
-    /// Its files.
     #[error("Cannot open the sandbox's file {0}")]
     File(PathBuf, #[source] io::Error),
-    /// Its logs.
     #[error("Cannot make the sandbox's logs")]
     Logs(#[from] bathy_logs::CreateError),
-    /// Its start.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Its cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The audit log.
     #[error(transparent)]
     Audit(#[from] LogError),
     /// Something about this process.
@@ -90,9 +82,7 @@ pub enum MonitorError {
 /// What a monitor tells the command that started it, as one line of JSON on its standard output.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// The sandbox runs.
     Running,
-    /// It does not.
     Failed(String),
 }
 

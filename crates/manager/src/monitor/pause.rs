@@ -67,7 +67,6 @@ impl Pause {
         matches!(self.motion, Motion::Parking | Motion::Unparking)
     }
 
-    /// Somebody has come.
     pub fn on_client(&mut self) {
         self.failed = false;
     }

@@ -25,10 +25,8 @@ pub struct Job {
     /// When it was started.
     #[serde(rename = "started_at", serialize_with = "time::serialize")]
     pub started_ns: u64,
-    /// When it ended.
     #[serde(rename = "ended_at", serialize_with = "time::serialize_option")]
     pub ended_ns: Option<u64>,
-    /// How it ended.
     pub exit: Option<String>,
     /// What the audit log calls it.
     pub exec_id: String,

@@ -30,9 +30,7 @@ const MOST_CAUSE: usize = 512;
 pub struct Ending {
     /// The start of the life that this is the end of.
     pub started_ns: Option<u64>,
-    /// When.
     pub at_ns: u64,
-    /// Why.
     pub cause: String,
     /// How its main command ended, if that is how.
     pub exit_code: Option<i32>,
@@ -41,11 +39,8 @@ pub struct Ending {
 /// A sandbox that runs, as its monitor wrote it down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Since when.
     pub started_ns: u64,
-    /// The monitor's process.
     pub monitor_pid: u32,
-    /// The keeper's process.
     pub keeper_pid: u32,
 }
 

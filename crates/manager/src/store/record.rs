@@ -16,9 +16,7 @@ use super::{Changing, StoreError};
 pub enum State {
     /// It has never run.
     Created,
-    /// It runs.
     Running,
-    /// It is frozen.
     Paused,
     /// It ran and ended; its disk is kept.
     Stopped,
@@ -47,11 +45,11 @@ impl fmt::Display for State {
 /// A sandbox to write down.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
-    /// Of [`bathy_spec::name::new_id`].
+    /// The id from [`bathy_spec::name::new_id`].
     pub id: String,
     /// What its owner calls it.
     pub name: Option<String>,
-    /// Checked.
+    /// The specification, already validated.
     pub spec: SandboxSpec,
     /// What will run it, unless that changes before it is started.
     pub engine: Choice,
@@ -62,15 +60,12 @@ pub struct NewRecord {
 /// A sandbox that was written down. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Record {
-    /// Its id.
     pub id: String,
-    /// Its name.
     pub name: Option<String>,
     /// What was asked for.
     pub spec: SandboxSpec,
     /// What runs it, ran it last, or would have when it was made. Earlier versions knew one engine and did not say.
     pub engine: Option<Chosen>,
-    /// Why that one.
     pub engine_reason: Option<String>,
     /// When it was made.
     #[serde(rename = "created_at", serialize_with = "time::serialize")]
@@ -83,7 +78,6 @@ pub struct Record {
     /// When it ended, if it did after that.
     #[serde(rename = "ended_at", serialize_with = "time::serialize_option")]
     pub ended_ns: Option<u64>,
-    /// Why it ended.
     pub end_cause: Option<String>,
     /// How its main command ended, if that is how it ended.
     pub exit_code: Option<i32>,
@@ -109,12 +103,9 @@ impl Record {
 pub enum Change {
     /// It starts: what is known about its last end is forgotten.
     Started {
-        /// When.
         at_ns: u64,
-        /// The monitor's process.
         monitor_pid: u32,
     },
-    /// Its keeper's process.
     Keeper(u32),
     /// What runs it, and why.
     Engine(Choice),
@@ -124,9 +115,7 @@ pub enum Change {
     IdlePaused(bool),
     /// It ended: it has no processes any more.
     Ended {
-        /// When.
         at_ns: u64,
-        /// Why.
         cause: String,
         /// How its main command ended, if that is how.
         exit_code: Option<i32>,

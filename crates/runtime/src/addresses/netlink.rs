@@ -14,7 +14,7 @@ const NEW_ADDRESS: u16 = 20;
 pub const GET_ADDRESS: u16 = 22;
 const NEW_ROUTE: u16 = 24;
 pub const GET_ROUTE: u16 = 26;
-/// `NLM_F_REQUEST` and `NLM_F_DUMP`.
+/// The flags `NLM_F_REQUEST` and `NLM_F_DUMP`.
 const DUMP: u16 = 0x301;
 /// `NLM_F_DUMP_INTR`: something changed meanwhile.
 const INTERRUPTED: u16 = 0x10;
@@ -26,7 +26,7 @@ const ROUTE_HEADER: usize = 12;
 const TABLE_LOCAL: u8 = 255;
 /// Routes to the host itself, to everybody on its link, and to the nearest of many.
 const OWN_ROUTES: [u8; 3] = [2, 3, 4];
-/// `RTA_DST`.
+/// The attribute type `RTA_DST`.
 const ROUTE_TO: u16 = 1;
 /// `IFA_ADDRESS`, and `IFA_LOCAL`: where a link has only two ends, the first is the other end's and the second the own.
 const ADDRESS: u16 = 1;

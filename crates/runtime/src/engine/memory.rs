@@ -60,7 +60,6 @@ struct Entry {
     verdict: Verdict,
 }
 
-/// The file.
 #[derive(Debug)]
 pub struct Memory {
     state: PathBuf,

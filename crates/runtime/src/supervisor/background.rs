@@ -36,11 +36,9 @@ struct Watcher {
 /// How far the sandbox's end has come.
 #[derive(Debug)]
 struct End {
-    /// It is expected.
     is_expected: AtomicBool,
     /// The sandbox has ended, and its gateway is about to.
     has_come: AtomicBool,
-    /// Wakes the thread.
     wake: OwnedFd,
 }
 

@@ -28,7 +28,6 @@ struct Change<W> {
 }
 
 impl<W> Changes<W> {
-    /// None.
     pub fn new() -> Self {
         Self(VecDeque::new())
     }

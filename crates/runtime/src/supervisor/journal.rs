@@ -12,7 +12,6 @@ use super::spool::{Sink, Spool};
 pub struct Subject {
     /// The name of the program, as the audit log has it.
     pub program: &'static str,
-    /// The sandbox's id.
     pub id: String,
     /// Its name, if it has one.
     pub name: Option<String>,
@@ -27,7 +26,6 @@ impl Subject {
 
 /// Sees what is recorded.
 pub trait Observer: Send {
-    /// An event happened.
     fn on_event(&mut self, event: &Event);
     /// The log cannot be written, for this reason: from now on events wait.
     fn on_backlog(&mut self, failure: &str);
@@ -36,9 +34,7 @@ pub trait Observer: Send {
 /// Events that are not in the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unrecorded {
-    /// How many.
     pub events: u64,
-    /// Why not.
     pub failure: String,
 }
 

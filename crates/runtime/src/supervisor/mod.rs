@@ -32,9 +32,7 @@ pub use spool::Sink;
 /// Dropping it ends the sandbox.
 #[derive(Debug)]
 pub struct Supervisor<W> {
-    /// Its processes.
     pub sandbox: Sandbox,
-    /// Its record.
     pub journal: Journal,
     network: Option<NetworkWatch<W>>,
     ports: Vec<PublishedPort>,

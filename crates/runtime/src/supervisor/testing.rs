@@ -35,7 +35,6 @@ impl Disk {
 }
 
 impl Disk {
-    /// What was recorded.
     pub fn events(&self) -> Vec<What> {
         self.1.lock().unwrap().clone()
     }
@@ -129,7 +128,6 @@ pub fn journal(disk: &Disk) -> Journal<Disk> {
     Journal::new(disk.clone(), subject, Box::new(Unseen))
 }
 
-/// Nothing is shown.
 struct Unseen;
 
 impl Observer for Unseen {

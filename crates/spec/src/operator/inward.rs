@@ -10,7 +10,6 @@ use bathy_policy::{
     Rule, Target, Verdict, classify,
 };
 
-/// Any public address.
 const SOMEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(8, 8, 8, 8));
 /// The ports that the preset leaves to the gateway's own resolver.
 const RESOLVERS: [u16; 4] = [53, 853, 5353, 5355];

@@ -71,7 +71,6 @@ pub(super) struct Limit<T> {
 }
 
 impl<T> fmt::Display for Limit<T> {
-    /// Who says so.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key;
         match &self.source {

@@ -20,7 +20,6 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Kvm, Self::Uml];
 
     /// As it is written.
@@ -35,7 +34,6 @@ impl Chosen {
 /// An engine and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    /// The engine.
     pub engine: Chosen,
     /// Why, in half a sentence.
     pub reason: String,

@@ -84,7 +84,6 @@ impl Seconds {
         Self(milliseconds)
     }
 
-    /// In milliseconds.
     pub const fn as_millis(self) -> u64 {
         self.0
     }
@@ -149,7 +148,6 @@ impl CpuQuota {
         Self(thousandths)
     }
 
-    /// In processors.
     pub fn as_cpus(self) -> f64 {
         f64::from(self.0) / 1000.0
     }

@@ -33,7 +33,6 @@ fn link(name: &str, target: &str) -> Record {
     Record::Link { name: name.into(), target: target.into() }
 }
 
-/// A whole file.
 fn written(name: &str, content: &str) -> [Record; 3] {
     [file(name, content.len() as u64), data(content), Record::FileEnd]
 }
