@@ -43,11 +43,7 @@ pub enum StoreError {
     #[error(transparent)]
     Trust(#[from] TrustError),
     #[error("The {title} could not be built. The whole log is in {log}; its last lines:\n{tail}")]
-    Build {
-        title: String,
-        log: PathBuf,
-        tail: String,
-    },
+    Build { title: String, log: PathBuf, tail: String },
     /// The freshly built artifact is not what its recipe promises.
     #[error("The {title} was built without its file {file}")]
     Missing {

@@ -21,20 +21,12 @@ pub enum TrustError {
     #[error(
         "{path} belongs to user {owner}, who could then run programs as user {user}. Use folders of your own: `sudo -H` instead of `sudo`, or set HOME, XDG_CACHE_HOME and XDG_STATE_HOME"
     )]
-    Owner {
-        path: PathBuf,
-        owner: u32,
-        user: u32,
-    },
+    Owner { path: PathBuf, owner: u32, user: u32 },
     /// Others write to it.
     #[error(
         "{path} can be changed by other users (its mode is {mode:o}), who could then run programs as user {user}. If all in it is as you left it: chmod -R go-w {path}"
     )]
-    Writable {
-        path: PathBuf,
-        mode: u32,
-        user: u32,
-    },
+    Writable { path: PathBuf, mode: u32, user: u32 },
     /// It cannot be looked at.
     #[error("Cannot look at {0}")]
     Look(PathBuf, #[source] io::Error),

@@ -81,10 +81,7 @@ pub enum ConfigError {
     },
     /// A flag or request that does not fit its key.
     #[error("Bad value of `{key}`: {reason}")]
-    Flag {
-        key: String,
-        reason: String,
-    },
+    Flag { key: String, reason: String },
 }
 
 /// The configuration file of `folder`, if there is one.

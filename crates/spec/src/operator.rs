@@ -38,20 +38,12 @@ pub enum OperatorError {
     },
     /// An image that is in no list.
     #[error("The image `{image}` is not one that the operator allows: {allowed}, by {by}")]
-    Image {
-        image: String,
-        allowed: String,
-        by: String,
-    },
+    Image { image: String, allowed: String, by: String },
     /// As many sandboxes as there may be.
     #[error(
         "There are {count} sandboxes, those of `bathy run` and `bathy code` included, and the operator allows {most}, by {by}. Remove one with `bathy rm`, or wait until a command ends"
     )]
-    Sandboxes {
-        count: u32,
-        most: u32,
-        by: String,
-    },
+    Sandboxes { count: u32, most: u32, by: String },
     /// A network that leads further than public addresses.
     #[error("`{part}` reaches more than the operator allows: public addresses at most, by {by}")]
     Network {

@@ -60,10 +60,7 @@ pub enum SpecError {
     LittleMemory(Size),
     /// More memory than there is.
     #[error("{wanted} of memory is more than this machine has ({})", available.rounded())]
-    MuchMemory {
-        wanted: Size,
-        available: Size,
-    },
+    MuchMemory { wanted: Size, available: Size },
     /// A disk that is too small or too large.
     #[error("A disk of {0} is not possible. The least is {MIN_DISK}, the most {MAX_DISK}")]
     Disk(Size),
@@ -71,10 +68,7 @@ pub enum SpecError {
     #[error(
         "The disk limit `{name}` of {wanted} is too little for a guest. The least is {MIN_BANDWIDTH} in a second"
     )]
-    Bandwidth {
-        name: &'static str,
-        wanted: Size,
-    },
+    Bandwidth { name: &'static str, wanted: Size },
     /// Too few to get ready with.
     #[error("{0} flushes of the disk in a second are too few for a guest. The least is {MIN_FLUSHES}")]
     Flushes(u32),
@@ -93,10 +87,7 @@ pub enum SpecError {
     #[error(
         "{wanted} CPUs are more than a sandbox can have on this machine ({available}). Use --cpus {available}"
     )]
-    ManyCpus {
-        wanted: u32,
-        available: u32,
-    },
+    ManyCpus { wanted: u32, available: u32 },
     /// A setting of the other engine.
     #[error(
         "The mode {mode} belongs to the uml engine, and the kvm engine is used here: {reason}. Leave uml_mode (--uml-mode) out, or use --engine uml"

@@ -1,8 +1,8 @@
-//! Looking at what a driver said, which has to be what the test expects.
+//! Checks on a driver's JSON.
 
 pub use serde_json::Value as Json;
 
-/// A value as the one kind that it has to be.
+/// Accessors that fail if a value has another type.
 pub trait Look {
     fn text(&self) -> &str;
     fn number(&self) -> f64;

@@ -10,6 +10,7 @@ use bathy_client::command;
 use bathy_client::connection::Connection;
 use bathy_client::interpreter::{
     self, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Language, MAX_CODE,
+    PreparedCell,
 };
 use bathy_image::Store;
 use bathy_manager::ephemeral::{Ended, Ephemeral, NewEphemeral};
@@ -239,7 +240,7 @@ fn perform(
     let mut screen = Screen::new(show, interrupts.trigger());
     let options = CellOptions { interrupt: Some(interrupts.fd()) };
     let mut take = |event: CellEvent| screen.take(event);
-    let outcome = interpreter::run_cell(connection, STREAM, cell, tag, &options, &mut take);
+    let outcome = interpreter::run_cell(connection, STREAM, PreparedCell { cell, tag }, &options, &mut take);
     let signal = interrupts.signal();
     drop(interrupts);
     let code = match (&outcome, signal) {

@@ -315,7 +315,7 @@ impl End<'_> {
 fn report(collected: &Collected, end: &End<'_>, code: u8) -> Value {
     let outcome = end.outcome;
     let ended = &outcome.ended;
-    let text = |kept: &Kept, total: u64| json!({ "text": kept.text(), "bytes": total, "truncated": total > kept.kept() });
+    let text = |kept: &Kept, total: u64| json!({ "text": kept.text(), "bytes": total, "truncated": total > kept.captured() });
     json!({
         "exit_code": code,
         "ok": collected.ok(outcome),

@@ -89,7 +89,7 @@ fn obituary(cause: &Cause, console: &str) -> String {
 /// What was kept of an output, for `--json`.
 pub fn kept(sink: &Sink<'_>) -> Value {
     match sink {
-        Sink::Memory { kept, total, .. } => {
+        Sink::Memory { buffer: kept, total, .. } => {
             json!({ "text": String::from_utf8_lossy(kept), "bytes": total, "truncated": *total > kept.len() as u64 })
         }
         Sink::Descriptor(_) | Sink::Filtered(..) => Value::Null,
