@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bathy_image::{Artifact, ImageConfig, InitramfsError, Recipe, RecipeError, Store, StoreError, initramfs};
+use bathy_image::{
+    Artifact, ImageCache, ImageCacheError, ImageConfig, InitramfsError, Recipe, RecipeError, initramfs,
+};
 use bathy_spec::Chosen;
 use thiserror::Error;
 
@@ -20,7 +22,7 @@ pub enum AssetsError {
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Cache(#[from] ImageCacheError),
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     #[error("Cannot open {0}")]
@@ -48,7 +50,7 @@ pub struct Assets {
 impl Assets {
     /// Finds all parts for `image` and builds what is missing. `kernel` replaces the guest kernel.
     pub fn ensure(
-        store: &Store,
+        store: &ImageCache,
         engine: Chosen,
         image: &str,
         kernel: Option<&Path>,
@@ -83,7 +85,7 @@ pub struct ImageParts {
 
 /// Finds an image and builds it if it is missing.
 pub fn ensure_image(
-    store: &Store,
+    store: &ImageCache,
     image: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<ImageParts, AssetsError> {
@@ -103,10 +105,10 @@ pub fn kernel_recipe(engine: Chosen) -> Recipe {
 
 /// Finds an engine's guest kernel and builds it if it is missing.
 pub fn ensure_kernel(
-    store: &Store,
+    store: &ImageCache,
     engine: Chosen,
     progress: &mut dyn FnMut(&str),
-) -> Result<Artifact, StoreError> {
+) -> Result<Artifact, ImageCacheError> {
     store.ensure(&kernel_recipe(engine), &[KERNEL_FILE], progress)
 }
 

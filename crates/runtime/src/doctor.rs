@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fs, thread};
 
-use bathy_image::store::State;
-use bathy_image::{Recipe, Store};
+use bathy_image::store::CacheState;
+use bathy_image::{ImageCache, Recipe};
 use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, describe_weight};
 use bathy_jail::spawn::{Tried, try_filter};
 use bathy_spec::operator::Operator;
@@ -92,7 +92,7 @@ pub fn examine(paths: &Paths) -> Diagnosis {
             (None, error.to_string())
         }
     };
-    let store = Store::new(paths.cache.clone());
+    let store = ImageCache::new(paths.cache.clone());
     checks.extend(Chosen::ALL.map(|of| kernel(&store, of, engine)));
     checks.push(kvm_check(&kvm));
     let healthy = checks.iter().all(|check| check.status != CheckStatus::Failed);
@@ -101,7 +101,7 @@ pub fn examine(paths: &Paths) -> Diagnosis {
 
 /// The checks that do not depend on the engine.
 fn checks(paths: &Paths) -> Vec<Check> {
-    let store = Store::new(paths.cache.clone());
+    let store = ImageCache::new(paths.cache.clone());
     let mut checks = vec![
         user_namespaces(),
         user_numbers(),
@@ -301,13 +301,13 @@ fn file_system_tool() -> Check {
     }
 }
 
-fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
-    match store.look(recipe) {
-        State::Absent => Check::note(
+fn artifact(name: &'static str, store: &ImageCache, recipe: &Recipe) -> Check {
+    match store.lookup(recipe) {
+        CacheState::Absent => Check::note(
             name,
             format!("{} is not built yet; the first run builds it, or `bathy setup`", recipe.title),
         ),
-        State::Usable(artifact) | State::Unverified(artifact) => match store.verify(&artifact) {
+        CacheState::Usable(artifact) | CacheState::Unverified(artifact) => match store.verify(&artifact) {
             Ok(true) => {
                 Check::ok(name, format!("{} {}, digest right", recipe.title, artifact.manifest.version))
             }
@@ -322,7 +322,7 @@ fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
 }
 
 /// Checks the guest kernel of one engine; the kernel of an unused engine need not exist.
-fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
+fn kernel(store: &ImageCache, of: Chosen, used: Option<Chosen>) -> Check {
     let name = match of {
         Chosen::Kvm => "guest kernel (kvm)",
         Chosen::Uml => "guest kernel (uml)",
@@ -333,8 +333,8 @@ fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
         return check;
     }
     let engine = of.as_str();
-    match store.look(&recipe) {
-        State::Absent => Check::note(
+    match store.lookup(&recipe) {
+        CacheState::Absent => Check::note(
             name,
             format!(
                 "{} is not built, and only --engine {engine} needs it; `bathy setup --engine {engine}` builds it",

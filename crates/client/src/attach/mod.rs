@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::connection::{Connection, ConnectionError};
 use crate::stream::{Event, Fired, Stream};
 use keys::DetachKeys;
-use output::Output;
+use output::OutputWriter;
 pub use output::{Filter, Sink};
 
 /// The stream of the only command.
@@ -80,7 +80,7 @@ pub struct Times {
 
 /// The command to start or the job to join.
 #[derive(Clone, Debug)]
-pub enum What {
+pub enum AttachRequest {
     Start {
         exec: Exec,
         /// The tag of the command, chosen by the client.
@@ -98,9 +98,9 @@ pub enum What {
 pub struct Attach<'c, 'a> {
     stream: Stream<'c>,
     stdin: Option<BorrowedFd<'a>>,
-    outputs: [Output<'a>; 2],
+    outputs: [OutputWriter<'a>; 2],
     interrupt: Option<BorrowedFd<'a>>,
-    terminal: Option<Terminal<'a>>,
+    terminal: Option<LocalTerminal<'a>>,
     keys: Option<DetachKeys>,
     leave: bool,
     timeout: Option<Duration>,
@@ -113,13 +113,13 @@ pub struct Attach<'c, 'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Terminal<'a> {
+pub struct LocalTerminal<'a> {
     pub fd: BorrowedFd<'a>,
     /// Becomes readable when the size has changed.
     pub resized: BorrowedFd<'a>,
 }
 
-impl Terminal<'_> {
+impl LocalTerminal<'_> {
     pub fn size(&self) -> Option<TerminalSize> {
         let size = rustix::termios::tcgetwinsize(self.fd).ok()?;
         Some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
@@ -147,7 +147,7 @@ pub struct Stdio<'a> {
     /// Becomes readable when the command should be interrupted.
     pub interrupt: Option<BorrowedFd<'a>>,
     /// The local terminal, whose size the command's terminal follows.
-    pub terminal: Option<Terminal<'a>>,
+    pub terminal: Option<LocalTerminal<'a>>,
     /// Whether Ctrl-P Ctrl-Q detaches.
     pub detach_keys: bool,
 }
@@ -157,22 +157,22 @@ impl<'c, 'a> Attach<'c, 'a> {
     /// then.
     pub fn start(
         connection: &'c mut Connection,
-        what: What,
+        what: AttachRequest,
         timeout: Option<Duration>,
         stdio: Stdio<'a>,
     ) -> Result<Self, AttachError> {
         let (request, leave) = match what {
-            What::Start { exec, tag, job, leave } => {
+            AttachRequest::Start { exec, tag, job, leave } => {
                 (Request::Start { work: Work::Exec(exec), tag, job }, leave)
             }
-            What::Join { job } => (Request::Attach { job }, false),
+            AttachRequest::Join { job } => (Request::Attach { job }, false),
         };
         Ok(Self {
             stream: Stream::open(connection, STREAM, &request)?,
             stdin: stdio.stdin.filter(|_| !leave),
             outputs: [
-                Output::new(StdChannel::Stdout, stdio.stdout),
-                Output::new(StdChannel::Stderr, stdio.stderr),
+                OutputWriter::new(StdChannel::Stdout, stdio.stdout),
+                OutputWriter::new(StdChannel::Stderr, stdio.stderr),
             ],
             interrupt: stdio.interrupt,
             terminal: stdio.terminal,
@@ -367,7 +367,7 @@ impl<'c, 'a> Attach<'c, 'a> {
     }
 }
 
-/// What can be done without blocking.
+/// AttachRequest can be done without blocking.
 struct Ready {
     interrupt: bool,
     resized: bool,

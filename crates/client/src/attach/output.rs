@@ -51,7 +51,7 @@ impl<'a> Sink<'a> {
 }
 
 /// One output stream on its way to its sink.
-pub(super) struct Output<'a> {
+pub(super) struct OutputWriter<'a> {
     pub which: StdChannel,
     pub sink: Sink<'a>,
     pub pending: VecDeque<u8>,
@@ -59,7 +59,7 @@ pub(super) struct Output<'a> {
     filtered: usize,
 }
 
-impl<'a> Output<'a> {
+impl<'a> OutputWriter<'a> {
     pub fn new(which: StdChannel, sink: Sink<'a>) -> Self {
         Self { which, sink, pending: VecDeque::new(), filtered: 0 }
     }

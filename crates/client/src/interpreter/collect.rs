@@ -6,11 +6,11 @@ use super::{Bundle, CellEvent, CellOutcome, CodeError};
 
 /// One output of a cell, up to the limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct CapturedOutput {
     bytes: Vec<u8>,
 }
 
-impl Output {
+impl CapturedOutput {
     /// The output as text; invalid UTF-8 is replaced. Controlled by the guest: escape it before printing.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
@@ -38,10 +38,10 @@ pub struct Shown {
 /// Everything that a cell produced.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collected {
-    pub stdout: Output,
-    pub stderr: Output,
+    pub stdout: CapturedOutput,
+    pub stderr: CapturedOutput,
     /// Output of threads and processes that earlier cells left running.
-    pub background: Output,
+    pub background: CapturedOutput,
     /// Displayed values in order.
     pub results: Vec<Shown>,
     /// The error that ended the cell.

@@ -20,7 +20,7 @@ use bathy_protocol::{Cause, Exit, Restriction};
 
 use crate::connection::ConnectionError;
 
-pub use collect::{Collected, Output};
+pub use collect::{CapturedOutput, Collected};
 pub use run::{CellOptions, PreparedCell, run_cell, run_contexts};
 
 /// The default time limit of a cell.

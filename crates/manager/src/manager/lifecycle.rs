@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_audit::What;
-use bathy_image::Store as Cache;
+use bathy_image::ImageCache;
 use bathy_protocol::unix_ns;
 use bathy_runtime::assets::{self, Assets};
 use bathy_runtime::audit::sandbox_created;
@@ -68,7 +68,7 @@ impl Manager {
                 return Err(StoreError::NameTaken { name: name.clone() }.into());
             }
         }
-        let cache = Cache::new(self.paths.cache.clone());
+        let cache = ImageCache::new(self.paths.cache.clone());
         let image = assets::ensure_image(&cache, &spec.image, progress)?;
         assets::ensure_kernel(&cache, engine.engine, progress).map_err(assets::AssetsError::from)?;
 
@@ -129,7 +129,7 @@ impl Manager {
         }
         self.warn_of_shortage(sandbox);
         // Missing assets are built here, where the user sees the progress, not in the monitor.
-        let cache = Cache::new(self.paths.cache.clone());
+        let cache = ImageCache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
         // Chosen at every start: the machine may have changed, and disks work with both engines.
         let engine = engine::choose(spec.engine, &self.operator, &self.paths)?;

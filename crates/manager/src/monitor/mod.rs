@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, process};
 
 use bathy_audit::{Event, LogError, What};
-use bathy_image::{ImageConfig, Store as Cache};
+use bathy_image::{ImageCache, ImageConfig};
 use bathy_jail::cgroup::CgroupError;
 use bathy_protocol::unix_ns;
 use bathy_runtime::assets::{Assets, AssetsError};
@@ -224,7 +224,7 @@ impl Monitor {
         // The starting command chose the engine; a record without one was written by an earlier version.
         let engine = record.engine.unwrap_or(Chosen::Uml);
         let open = |path: PathBuf| Folder::open(&path).map_err(|error| MonitorError::File(path, error));
-        let cache = Cache::new(paths.cache.clone());
+        let cache = ImageCache::new(paths.cache.clone());
         let assets = Assets::ensure(&cache, engine, &spec.image, None, &mut |_| {})?;
         let log_capacity = spec.log_size.0 / 2;
         for ring in [folder.output_log(), folder.console_log()] {
