@@ -33,7 +33,7 @@ pub struct OutputPipe {
 pub struct Command {
     pub stream: u32,
     pub pid: u32,
-    /// Its process until the program is executed. Until then the host is not told about it and nothing is
+    /// Its process until the program is executed. Until then the host does not know it and nothing is
     /// forwarded.
     pub launching: Option<Launching>,
     /// The host has received the refusal.

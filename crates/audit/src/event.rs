@@ -54,7 +54,6 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// The calling process.
     pub fn this_process(program: impl Into<String>) -> Self {
         Self::new(rustix::process::getuid().as_raw(), std::process::id(), program)
     }
@@ -207,7 +206,6 @@ pub enum What {
     FileFailed {
         /// `in`, `out` or `list`.
         direction: String,
-        /// The requested path.
         path: String,
         error: String,
     },

@@ -24,7 +24,7 @@
 //! names the boot in which it was written and the last line that was flushed: after a restart, missing lines
 //! after that one count as lost in a power failure. Verification counts them and passes. Missing lines that
 //! were flushed, or that are missing without a restart, were removed. So removing lines after the last flush
-//! and restarting the machine cannot be told from a power failure, except with an [`Anchor`].
+//! and restarting the machine looks like a power failure, except with an [`Anchor`].
 //!
 //! # Stopped writers
 //!

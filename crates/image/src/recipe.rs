@@ -31,11 +31,7 @@ const SHARED: &[(&str, &[&str])] = &[
 pub enum RecipeError {
     /// There is no such image.
     #[error("There is no image {wanted:?}. Known images: {known}")]
-    UnknownImage {
-        /// The requested name.
-        wanted: String,
-        known: String,
-    },
+    UnknownImage { wanted: String, known: String },
     /// The recipe cannot be unpacked for the build.
     #[error("Cannot write the recipe to {0}")]
     Unpack(PathBuf, #[source] io::Error),
@@ -45,7 +41,6 @@ pub enum RecipeError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageConfig {
-    /// The default user.
     pub user: String,
     pub cwd: String,
     pub env: BTreeMap<String, String>,

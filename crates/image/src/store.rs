@@ -47,11 +47,7 @@ pub enum ImageCacheError {
     Build { title: String, log: PathBuf, tail: String },
     /// The built artifact lacks a file that its recipe promises.
     #[error("The {title} was built without its file {file}")]
-    Missing {
-        title: String,
-        /// The missing file.
-        file: &'static str,
-    },
+    Missing { title: String, file: &'static str },
 }
 
 /// The metadata of a built entry.

@@ -14,7 +14,7 @@
 //!
 //! If it is killed in between, the header is still correct. A reader that checks `start` *after* it has
 //! copied a record knows whether the record was still there. The two slots are written in turn: while one is
-//! being written, or is incomplete because its writer died, the other one is valid. A checksum tells which is
+//! being written, or is incomplete because its writer died, the other one is valid. A checksum shows which is
 //! which.
 
 use crate::Meta;
@@ -130,12 +130,11 @@ pub(crate) struct Prefix {
     /// The length of the record's bytes; at most [`MAX_CHUNK`].
     pub length: u32,
     pub meta: Meta,
-    /// The record's own position, which tells it from old bytes of an earlier round.
+    /// The record's own position, which distinguishes it from old bytes of an earlier round.
     pub position: u64,
 }
 
 impl Prefix {
-    /// Encodes the prefix.
     pub fn encode(&self) -> [u8; PREFIX] {
         let mut bytes = [0; PREFIX];
         bytes[0..4].copy_from_slice(&self.length.to_le_bytes());

@@ -55,7 +55,6 @@ pub struct NewEphemeral<'a> {
     /// Kernel, initramfs, root image and programs.
     pub assets: &'a Assets,
     pub paths: &'a Paths,
-    /// The operator's configuration.
     pub operator: &'a Operator,
 }
 
@@ -130,7 +129,7 @@ impl Ephemeral {
     }
 
     /// Ends the sandbox and records that. The sandbox has ended when this returns, even if the end cannot be
-    /// recorded. In that case the returned sentence tells the user so.
+    /// recorded. In that case the returned sentence is for the user.
     #[must_use]
     pub fn end(self, ended: Ended) -> Option<String> {
         let Self { sandbox, background, id, tag, _reservation } = self;

@@ -361,7 +361,7 @@ impl Store {
     pub fn delete_removed(&mut self, id: &str, rest: &Folder) -> Result<bool, StoreError> {
         match self.delete(id) {
             Err(StoreError::Full(_)) => {
-                // The folder stays until the record is deleted: it tells the next command what to complete.
+                // The folder stays until the record is deleted: the next command completes the removal by it.
                 rest.free_disk();
                 self.with_reserve(|store| store.delete(id))
             }

@@ -105,7 +105,7 @@ pub struct Cell {
 /// A request about contexts, answered with one [`RecordKind::Contexts`] record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContextsRequest {
-    /// Lists all contexts.
+    /// Lists all contexts of the sandbox.
     List,
     /// Creates a context and starts its interpreter.
     Make {

@@ -26,7 +26,7 @@ pub struct KeeperDescriptors<F> {
     pub disk: F,
     /// The lock on the sandbox's processor slot, held for as long as the keeper runs.
     pub slot: F,
-    /// Only with [`Launch::persistent`].
+    /// Present only with [`Launch::persistent`] set.
     pub persistent: Option<PersistentDescriptors<F>>,
     /// Frames to and from the gateway, only with [`Launch::network`].
     pub link: Option<F>,

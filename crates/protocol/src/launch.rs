@@ -42,7 +42,7 @@ pub struct DiskLimits {
     pub flushes: u32,
 }
 
-/// The keeper's configuration.
+/// The configuration of a keeper, read at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// The engine of the guest.
@@ -77,7 +77,7 @@ impl Launch {
     }
 }
 
-/// Encodes a configuration.
+/// Encodes a configuration as bytes.
 pub fn encode(launch: &Launch) -> Result<Vec<u8>, crate::MessageError> {
     postcard::to_allocvec(launch).map_err(|_| crate::MessageError::Malformed)
 }

@@ -84,7 +84,7 @@ pub enum ToHost {
 pub enum Request {
     /// Starts work on this stream.
     Start {
-        /// What to start.
+        /// The work to start.
         work: Work,
         /// The client's tag for the work, repeated in [`FromKeeper::WorkEnded`].
         tag: u64,
@@ -124,7 +124,7 @@ pub enum Request {
 /// Something that runs on a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
-    /// Runs a command.
+    /// Runs a command as a process.
     Exec(Exec),
     /// Copies files or folders.
     Transfer(Transfer),
@@ -189,7 +189,7 @@ pub struct Hello {
     /// Counts the sessions of one sandbox: a restored snapshot sees a number that it has not seen before.
     pub epoch: u64,
     /// The host's wall clock in nanoseconds since 1970. The guest's own is some milliseconds late after a
-    /// boot, and stands still while the guest is saved.
+    /// boot, and stops while the guest is saved.
     pub now_unix_ns: u64,
 }
 

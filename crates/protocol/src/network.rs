@@ -67,7 +67,7 @@ pub struct BoundPort {
     pub udp: bool,
 }
 
-/// A gateway's configuration.
+/// The configuration of a gateway, read at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayLaunch {
     /// The network policies as JSON.
@@ -157,11 +157,11 @@ pub enum FromGateway {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// A TCP connection.
+    /// A connection over TCP.
     Tcp,
     /// A flow of UDP datagrams.
     Udp,
-    /// ICMP echo requests.
+    /// Echo requests of ICMP.
     Icmp,
     /// Another protocol, by its number.
     Other(u8),
@@ -220,7 +220,7 @@ pub enum NetEvent {
         received: u64,
         /// The duration in milliseconds.
         milliseconds: u64,
-        /// Why it ended.
+        /// The reason for its end.
         reason: String,
     },
     /// A DNS query was answered.

@@ -71,7 +71,6 @@ impl Description {
         Ok(Some(found))
     }
 
-    /// The serialised form.
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
         Ok(serde_json::to_vec_pretty(self)?)
     }

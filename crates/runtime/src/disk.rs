@@ -35,7 +35,6 @@ pub enum DiskError {
     /// Another program writes to the templates.
     #[error("{0} changes while it is read; does another program write to it?")]
     Changing(PathBuf),
-    /// `mke2fs` failed.
     #[error("mke2fs failed (install it with: apt-get install e2fsprogs): {0}")]
     MakeFileSystem(String),
 }

@@ -38,7 +38,6 @@ pub enum CheckStatus {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What was checked.
     pub name: &'static str,
     pub status: CheckStatus,
     pub found: String,

@@ -24,7 +24,6 @@ use crate::processes::{HostProcess, HostProcesses};
 const DEADLINE: Duration = Duration::from_secs(5);
 /// How long one attempt takes.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// The polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How many consecutive passes have to find everything stopped: a process that is forked during one is seen
 /// by the next.
@@ -58,7 +57,6 @@ pub enum FreezeError {
 pub enum Freezer {
     /// By its control group.
     Cgroup {
-        /// The group's freezer.
         freezer: CgroupFreezer,
         /// The name for `describe`.
         mechanism: String,

@@ -83,9 +83,7 @@ pub struct Network {
     pub identity: Identity,
     /// The sandbox's control group.
     pub group: Arc<ResourceGroup>,
-    /// The network policies.
     pub policies: Policies,
-    /// The network limits.
     pub limits: NetworkLimits,
     /// The prefix of the command that allows a destination, for hints.
     pub allow_command: String,
@@ -183,7 +181,7 @@ impl RunningGateway {
         self.control.as_fd()
     }
 
-    /// Sends new policies.
+    /// Sends new policies to the gateway.
     pub fn change(&self, policies: &Policies) -> Result<(), NetworkError> {
         let message = encode(&ToGateway::Policies(policies_text(policies)?))?;
         match send(&self.control, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {

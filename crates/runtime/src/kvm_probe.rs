@@ -51,7 +51,6 @@ pub enum ProbeError {
     Exit(String),
 }
 
-/// What `/dev/kvm` supports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum KvmSupport {

@@ -57,10 +57,7 @@ pub enum LaunchError {
         "Cannot give the sandbox user numbers of its own: {why}. Those of root's sandboxes are {}, which this user namespace may lack. Use a container that has them, or run bathy as an ordinary user",
         identity::range_of_root()
     )]
-    Users {
-        /// The kernel's error.
-        why: String,
-    },
+    Users { why: String },
     /// A socket or configuration cannot be created.
     #[error("Cannot prepare the sandbox's keeper")]
     Prepare(#[source] io::Error),

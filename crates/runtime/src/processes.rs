@@ -28,7 +28,7 @@ pub struct HostProcess {
     pub state: u8,
     /// CPU time of its own and of children that it waited for, in nanoseconds.
     pub cpu_ns: u64,
-    /// Its start time in ticks since boot, which tells it from a later process with the same pid.
+    /// Its start time in ticks since boot, which distinguishes it from a later process with the same pid.
     pub began: u64,
     /// Pages of resident memory.
     pub resident: u64,
@@ -86,7 +86,7 @@ pub struct HostProcesses {
 }
 
 impl HostProcesses {
-    /// Reads /proc once.
+    /// Makes one pass over /proc.
     pub fn read() -> io::Result<Self> {
         let entries = fs::read_dir("/proc")?;
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());

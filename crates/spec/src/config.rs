@@ -40,12 +40,7 @@ pub enum ConfigError {
     #[error("{0} is {1} and not a regular file, so it is not a configuration")]
     Kind(PathBuf, &'static str),
     #[error("{path}, line {line}: {message}")]
-    Syntax {
-        path: PathBuf,
-        line: usize,
-        /// The parser's message.
-        message: String,
-    },
+    Syntax { path: PathBuf, line: usize, message: String },
     /// The key is unknown.
     #[error("Unknown key `{key}` in {path}, line {line}{hint}")]
     UnknownKey {

@@ -35,7 +35,6 @@ pub enum NameError {
     /// Several ids have this prefix.
     #[error("`{wanted}` could be any of {}. Give more of the id", .candidates.join(", "))]
     Ambiguous {
-        /// The requested prefix.
         wanted: String,
         /// Ids with this prefix; the last item may say that there are more.
         candidates: Vec<String>,

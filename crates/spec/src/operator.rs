@@ -87,7 +87,6 @@ pub struct Audit {
     pub keep: Option<u32>,
 }
 
-/// The operator's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operator {
     /// How much of the audit log is kept.

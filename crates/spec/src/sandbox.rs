@@ -98,7 +98,7 @@ pub enum SpecError {
     /// The number of processes is out of range.
     #[error("A limit of {0} processes is not possible. It is between 16 and {MAX_PROCESSES}")]
     Processes(u32),
-    /// Not a duration.
+    /// The text is not a duration.
     #[error(
         "{0:?} is not a length of time. Write a number of seconds, or a number with ms, s, m, h or d, such as 15m"
     )]
@@ -168,7 +168,6 @@ pub enum SpecError {
     EmptyCommand,
 }
 
-/// The requested engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
@@ -256,11 +255,8 @@ pub struct SandboxSpec {
     pub pause_idle: Option<Seconds>,
     /// Whether it is removed, with its disk and logs, when it has ended.
     pub auto_remove: bool,
-    /// The network policy.
     pub network: NetworkPolicy,
-    /// The network limits.
     pub network_limits: NetworkLimits,
-    /// The published ports.
     pub ports: Vec<PublishedPort>,
     /// The ceilings of its creator on the network policy, in addition to those of every sandbox. Not settable
     /// by files and options.
@@ -398,7 +394,6 @@ pub struct CommandSpec {
     pub cwd: Option<Vec<u8>>,
     /// The user; by default the image's.
     pub user: Option<String>,
-    /// The time limit.
     pub timeout: Option<Duration>,
 }
 

@@ -38,7 +38,6 @@ pub struct Running {
     pub interrupt: Option<Interrupt>,
 }
 
-/// A pending interrupt.
 pub struct Interrupt {
     pub by: Interrupter,
     /// When it is repeated: the first may have come before the code was read.

@@ -147,7 +147,6 @@ impl Context {
         }
     }
 
-    /// The next deadline.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let process = self.process.as_ref()?;
         let starting = (!process.ready && process.end.is_none()).then_some(process.ready_by);

@@ -299,7 +299,6 @@ impl Contexts {
         }
     }
 
-    /// The next deadline.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         self.contexts.iter().filter_map(|context| context.deadline(now)).min()
     }

@@ -367,7 +367,7 @@ impl Channels {
     }
 }
 
-/// Tells the driver's packets from other writes of the process. It is no secret: the code could find it.
+/// Distinguishes the driver's packets from other writes of the process. It is no secret: the code could find it.
 fn make_token() -> io::Result<[u8; TOKEN_LENGTH]> {
     let mut random = [0u8; TOKEN_LENGTH / 2];
     // Does not block, even early after boot.

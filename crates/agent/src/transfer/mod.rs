@@ -28,7 +28,6 @@ pub const PUT: &str = "put";
 /// The first argument of a copy out of the guest; the path and an [`ItemPart`] follow.
 pub const GET: &str = "get";
 
-/// A copy failed.
 #[derive(Debug, Error)]
 enum TransferError {
     #[error("{}: {}", show(.0), reason(*.1))]

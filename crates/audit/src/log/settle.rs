@@ -20,7 +20,6 @@ use crate::line::{self, GENESIS, Shape};
 
 /// A log that is ready for appending.
 pub(super) struct Settled {
-    /// The current file.
     pub file: File,
     pub size: u64,
     /// Whether its last line lacks the line break.

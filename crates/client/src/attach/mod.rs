@@ -140,9 +140,9 @@ pub struct Finished<'a> {
 pub struct Stdio<'a> {
     /// Standard input; none means end of file at once.
     pub stdin: Option<BorrowedFd<'a>>,
-    /// Receives standard output.
+    /// The sink of standard output.
     pub stdout: Sink<'a>,
-    /// Receives standard error.
+    /// The sink of standard error.
     pub stderr: Sink<'a>,
     /// Becomes readable when the command should be interrupted.
     pub interrupt: Option<BorrowedFd<'a>>,

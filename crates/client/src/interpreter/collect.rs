@@ -26,7 +26,6 @@ impl CapturedOutput {
     }
 }
 
-/// A displayed value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shown {
     #[serde(flatten)]

@@ -35,17 +35,17 @@ pub const MAX_CONTEXT_NAME: usize = 64;
 /// A cell did not run, or its result is invalid.
 #[derive(Debug, Error)]
 pub enum InterpreterError {
-    /// Unknown language.
+    /// The language is unknown.
     #[error("There is no language {0:?}. Use python, javascript, typescript or bash")]
     Language(String),
-    /// Invalid context name.
+    /// The name is not valid for a context.
     #[error(
         "{0:?} is not the name of a context. Use 1 to {MAX_CONTEXT_NAME} letters, digits, '.', '_' or '-'"
     )]
     ContextName(String),
     #[error("The code has {0} bytes; the most is {MAX_CODE}. Write it to a file in the sandbox and run that")]
     TooMuchCode(usize),
-    /// Invalid environment variable.
+    /// The environment variable is invalid.
     #[error("{0:?} is not the name of an environment variable, or its value has a NUL character")]
     Variable(String),
     /// The agent refused the cell. Controlled by the guest: escape it before printing.

@@ -55,7 +55,6 @@ pub fn bundle(json: &[u8], budget: &mut JsonBudget) -> Result<Bundle, serde_json
     Ok(bundle)
 }
 
-/// Parses an error.
 pub fn error(json: &[u8]) -> Result<CodeError, serde_json::Error> {
     if json.len() > MAX_ERROR {
         return Err(serde_json::Error::custom(format_args!("an error of {} bytes", json.len())));

@@ -95,11 +95,7 @@ pub enum ManagerError {
     NotRemoved(String),
     /// The sandbox must be running.
     #[error("The sandbox `{name}` is {status}. Start it with `bathy start {name}`")]
-    NotRunning {
-        name: String,
-        /// Its present status.
-        status: Status,
-    },
+    NotRunning { name: String, status: Status },
     #[error("The sandbox `{0}` is paused. Resume it with `bathy resume {0}`")]
     Paused(String),
     /// The sandbox is removed when it ends, so it cannot be restarted.
@@ -157,7 +153,7 @@ pub enum Status {
     Created,
     Running,
     Paused,
-    /// It ended normally.
+    /// It ran and ended normally.
     Stopped,
     /// Its processes ended without a report.
     Dead,
@@ -187,7 +183,6 @@ impl fmt::Display for Status {
 /// A sandbox's record and its present status.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sandboxed {
-    /// The stored record.
     #[serde(flatten)]
     pub record: Record,
     pub status: Status,

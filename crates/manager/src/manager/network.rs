@@ -22,7 +22,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The result of a policy change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedPolicy {
-    /// The new policy.
     pub policy: NetworkPolicy,
     /// How many connections the change closed, if the sandbox is running.
     pub closed: Option<u32>,

@@ -41,7 +41,6 @@ pub struct PreparedExec {
     pub exec: Exec,
     /// The command's tag in the audit log.
     pub tag: u64,
-    /// Its job number.
     pub job: Option<u32>,
 }
 

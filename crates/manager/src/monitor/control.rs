@@ -70,14 +70,12 @@ pub enum ToMonitor {
         /// Whether to move its memory to disk.
         release_memory: bool,
     },
-    /// Resume the guest.
     Resume,
     Usage,
     /// Load the stored network policy.
     Policy,
 }
 
-/// A monitor's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromMonitor {
     /// The keeper now serves this connection.
@@ -86,10 +84,11 @@ pub enum FromMonitor {
     Done,
     /// The request was refused, for this reason.
     Refused(String),
-    /// The resource usage.
     Usage(Usage),
     /// The policy is in effect; so many connections were closed.
-    Changed { closed: u32 },
+    Changed {
+        closed: u32,
+    },
 }
 
 /// Sends a request to the monitor of the sandbox in `folder`. The connection is returned as well, for

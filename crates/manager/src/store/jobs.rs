@@ -20,7 +20,6 @@ pub struct Job {
     pub number: u32,
     /// The command line, escaped for a terminal and possibly cut.
     pub argv: Vec<String>,
-    /// The requested user.
     pub user: Option<String>,
     #[serde(rename = "started_at", serialize_with = "time::serialize")]
     pub started_ns: u64,

@@ -61,7 +61,6 @@ pub struct NewRecord {
 pub struct Record {
     pub id: String,
     pub name: Option<String>,
-    /// The specification.
     pub spec: SandboxSpec,
     /// The engine of the current or last run, or the one chosen at creation. Absent in records of earlier
     /// versions, which had one engine.

@@ -25,7 +25,6 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 /// A file with an empty file system.
 pub(super) struct Template {
     pub path: PathBuf,
-    /// The expected digest.
     pub digest: String,
 }
 

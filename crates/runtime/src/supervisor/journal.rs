@@ -51,7 +51,6 @@ impl<S> fmt::Debug for Journal<S> {
 }
 
 impl<S: Sink> Journal<S> {
-    /// An empty journal.
     pub fn new(log: S, subject: Subject, observer: Box<dyn Observer>) -> Self {
         Self { subject, spool: Spool::new(log), observer }
     }

@@ -37,7 +37,6 @@ pub trait Gateways {
     fn control(&self) -> Option<BorrowedFd<'_>>;
     /// What is remembered over all gateways.
     fn ledger(&mut self) -> &mut Ledger;
-    /// The network policies.
     fn policies(&self) -> Option<&Policies>;
     /// Changes the policies of this gateway and later ones. False if there is none at present.
     ///
@@ -143,7 +142,6 @@ enum Loss {
 }
 
 impl<W, G: Gateways> NetworkWatch<W, G> {
-    /// Starts watching.
     pub fn new(gateways: G) -> Self {
         Self {
             gateways,

@@ -58,7 +58,6 @@ pub struct Spool<S = Log> {
 const MAX_RESERVED: usize = 256;
 
 impl<S: Sink> Spool<S> {
-    /// An empty queue.
     pub fn new(sink: S) -> Self {
         Self { sink, waiting: VecDeque::new(), retry: None, dropped: 0, failure: None }
     }
