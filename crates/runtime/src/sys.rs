@@ -17,7 +17,7 @@ pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
     set_lock(file, byte, WRITE_LOCK)
 }
 
-/// Takes a shared lock, for a read-only descriptor. Several can share the byte, and excludes [`lock_byte`].
+/// Takes a shared lock, for a read-only descriptor. Several can share the byte, but not with [`lock_byte`].
 /// An exclusive lock of the same open file description is downgraded.
 pub fn share_byte(file: &File, byte: u64) -> io::Result<bool> {
     set_lock(file, byte, READ_LOCK)
