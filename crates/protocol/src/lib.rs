@@ -13,7 +13,7 @@
 //! * [`launch`], [`descriptors`]: the inputs of a keeper and a gateway.
 //! * [`network`]: the addresses of a sandbox's link, and the messages of a gateway.
 //! * [`window`]: flow control. Every byte channel of every stream has its own window, so one slow reader does
-//! not stall the others.
+//!   not stall the others.
 //! * [`time`]: timestamps as text.
 //!
 //! Whatever comes from the peer is hostile input: lengths are checked before anything is stored, nothing is

@@ -4,7 +4,7 @@
 //! Apart from reading files this crate has no effects: it starts, writes and changes nothing.
 //!
 //! * [`SandboxSpec`] and [`CommandSpec`]: the specifications and their validation; [`Size`], [`Seconds`] and
-//! [`CpuQuota`] parse quantities.
+//!   [`CpuQuota`] parse quantities.
 //! * [`config`]: layers of configuration.
 //! * [`operator`]: the operator's floor and ceilings.
 //! * [`name`]: names and ids of sandboxes.

@@ -2,7 +2,7 @@
 //!
 //! * [`pack`]: packs a file or tree of the host into an archive.
 //! * [`unpack`]: unpacks an archive from a guest. The guest is hostile: its names are never used as paths,
-//! only as single components in an open folder.
+//!   only as single components in an open folder.
 //! * [`direct`]: one file or one listing, to or from memory.
 //! * [`run`]: runs any of them over the connection to a sandbox.
 //!
