@@ -14,7 +14,7 @@ use crate::wait::poll_until;
 
 /// An event that concerns a stream.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum StreamEvent {
     Ready(Timeline),
     Warning(String),
     SandboxEnded {
@@ -140,7 +140,7 @@ impl<'c> Stream<'c> {
     ///
     /// # Errors
     /// The connection fails or the keeper violates the protocol.
-    pub fn receive(&mut self) -> Result<Vec<Event>, ConnectionError> {
+    pub fn receive(&mut self) -> Result<Vec<StreamEvent>, ConnectionError> {
         let mut events = Vec::new();
         for arrival in self.connection.receive()? {
             match arrival {
@@ -152,7 +152,7 @@ impl<'c> Stream<'c> {
                     let channel =
                         if channel == Channel::Stderr { StdChannel::Stderr } else { StdChannel::Stdout };
                     self.window(channel).received(bytes.len())?;
-                    events.push(Event::Output(channel, bytes));
+                    events.push(StreamEvent::Output(channel, bytes));
                 }
                 // Leftovers of an earlier stream.
                 Arrival::Answer(..) | Arrival::Output(..) => {}
@@ -161,20 +161,20 @@ impl<'c> Stream<'c> {
         Ok(events)
     }
 
-    fn on_answer(&mut self, answer: Answer) -> Result<Option<Event>, ConnectionError> {
+    fn on_answer(&mut self, answer: Answer) -> Result<Option<StreamEvent>, ConnectionError> {
         Ok(Some(match answer {
-            Answer::Started { .. } => Event::Started,
+            Answer::Started { .. } => StreamEvent::Started,
             Answer::Attached { input } => {
                 self.input = SendWindow::with(input);
-                Event::Attached
+                StreamEvent::Attached
             }
-            Answer::Refused(refused) => Event::Refused(refused),
+            Answer::Refused(refused) => StreamEvent::Refused(refused),
             Answer::Grant { bytes } => {
                 self.input.grant(bytes)?;
-                Event::Granted(bytes)
+                StreamEvent::Granted(bytes)
             }
-            Answer::Exited(exit) => Event::Exited(exit),
-            Answer::TakenOver => Event::TakenOver,
+            Answer::Exited(exit) => StreamEvent::Exited(exit),
+            Answer::TakenOver => StreamEvent::TakenOver,
             Answer::Eof(_) => return Ok(None),
         }))
     }
@@ -188,11 +188,11 @@ impl<'c> Stream<'c> {
     }
 }
 
-fn of_keeper(message: FromKeeper) -> Option<Event> {
+fn of_keeper(message: FromKeeper) -> Option<StreamEvent> {
     match message {
-        FromKeeper::Ready(timeline) => Some(Event::Ready(timeline)),
-        FromKeeper::Warning(text) => Some(Event::Warning(text)),
-        FromKeeper::Ended { cause, console } => Some(Event::SandboxEnded { cause, console }),
+        FromKeeper::Ready(timeline) => Some(StreamEvent::Ready(timeline)),
+        FromKeeper::Warning(text) => Some(StreamEvent::Warning(text)),
+        FromKeeper::Ended { cause, console } => Some(StreamEvent::SandboxEnded { cause, console }),
         // Only the sandbox's owner needs these.
         _ => None,
     }

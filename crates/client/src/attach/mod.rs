@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::connection::{Connection, ConnectionError};
-use crate::stream::{Event, Fired, Stream};
+use crate::stream::{Fired, Stream, StreamEvent};
 use keys::DetachKeys;
 use output::OutputWriter;
 pub use output::{Filter, Sink};
@@ -243,36 +243,36 @@ impl<'c, 'a> Attach<'c, 'a> {
         }
     }
 
-    fn take(&mut self, event: Event) -> Result<Option<Outcome>, AttachError> {
+    fn take(&mut self, event: StreamEvent) -> Result<Option<Outcome>, AttachError> {
         match event {
             // Only once: a compromised keeper must not move the deadline.
-            Event::Ready(timeline) => {
+            StreamEvent::Ready(timeline) => {
                 if !std::mem::replace(&mut self.ready, true) {
                     self.times.timeline = timeline;
                     self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                     self.answer = Instant::now().checked_add(ANSWER);
                 }
             }
-            Event::Warning(text) => {
+            StreamEvent::Warning(text) => {
                 if self.warnings.len() < MAX_WARNINGS {
                     self.warnings.push(text);
                 }
             }
-            Event::Started => {
+            StreamEvent::Started => {
                 self.answer = None;
                 if self.leave {
                     self.stream.queue(&Request::Detach)?;
                     return Ok(Some(Outcome::Detached));
                 }
             }
-            Event::Attached => {
+            StreamEvent::Attached => {
                 self.answer = None;
                 // Only when the last one was sent: a compromised keeper may repeat itself.
                 if self.stream.is_sent() {
                     self.resize()?;
                 }
             }
-            Event::Output(channel, bytes) => {
+            StreamEvent::Output(channel, bytes) => {
                 if self.times.first_byte == 0 {
                     self.times.first_byte = unix_ns();
                 }
@@ -281,16 +281,16 @@ impl<'c, 'a> Attach<'c, 'a> {
                 let done = output.take(&bytes);
                 self.stream.consumed(channel, done)?;
             }
-            Event::Exited(exit) => {
+            StreamEvent::Exited(exit) => {
                 self.times.exited = unix_ns();
                 return Ok(Some(Outcome::Exited(exit)));
             }
-            Event::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
-            Event::TakenOver => return Ok(Some(Outcome::TakenOver)),
-            Event::SandboxEnded { cause, console } => {
+            StreamEvent::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
+            StreamEvent::TakenOver => return Ok(Some(Outcome::TakenOver)),
+            StreamEvent::SandboxEnded { cause, console } => {
                 return Ok(Some(Outcome::SandboxEnded { cause, console }));
             }
-            Event::Granted(_) => {}
+            StreamEvent::Granted(_) => {}
         }
         Ok(None)
     }

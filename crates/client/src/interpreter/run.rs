@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::values::{self, JsonBudget};
 use super::{Bundle, CellEvent, CellOutcome, InterpreterError};
 use crate::connection::{Connection, ConnectionError};
-use crate::stream::{Event, Fired, Stream};
+use crate::stream::{Fired, Stream, StreamEvent};
 
 /// The most JSON of one cell, in bytes.
 const MAX_VALUES: usize = 34 << 20;
@@ -172,26 +172,26 @@ impl<'c, 'a> Running<'c, 'a> {
         Ok(())
     }
 
-    fn on_event(&mut self, event: Event) -> Result<(), InterpreterError> {
+    fn on_event(&mut self, event: StreamEvent) -> Result<(), InterpreterError> {
         match event {
             // The cell may be queued behind others with their own time limits; each shows progress.
-            Event::Started => self.deadline = None,
-            Event::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
-            Event::Exited(_) => self.over = true,
-            Event::SandboxEnded { cause, console } => {
+            StreamEvent::Started => self.deadline = None,
+            StreamEvent::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
+            StreamEvent::Exited(_) => self.over = true,
+            StreamEvent::SandboxEnded { cause, console } => {
                 return Err(InterpreterError::SandboxEnded { cause, console });
             }
-            Event::Output(StdChannel::Stdout, bytes) => {
+            StreamEvent::Output(StdChannel::Stdout, bytes) => {
                 self.records.push(&bytes);
                 self.stream.consumed(StdChannel::Stdout, bytes.len())?;
             }
             // Only cells and contexts are requested, which do not produce these.
-            Event::Output(StdChannel::Stderr, _)
-            | Event::Ready(_)
-            | Event::Warning(_)
-            | Event::Attached
-            | Event::Granted(_)
-            | Event::TakenOver => {}
+            StreamEvent::Output(StdChannel::Stderr, _)
+            | StreamEvent::Ready(_)
+            | StreamEvent::Warning(_)
+            | StreamEvent::Attached
+            | StreamEvent::Granted(_)
+            | StreamEvent::TakenOver => {}
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::Summary;
-use super::run::{Options, Sink, Source, TransferError, TransferSession, receive, send};
+use super::run::{Sink, Source, TransferError, TransferOptions, TransferSession, receive, send};
 use super::tally::Tally;
 use crate::connection::Connection;
 
@@ -102,7 +102,7 @@ pub enum EntryKind {
 
 /// The file of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct FileTarget {
     /// The path; a relative path starts in the user's home.
     pub path: Vec<u8>,
     /// The guest user that reads or writes.
@@ -111,7 +111,7 @@ pub struct Target {
     pub tag: u64,
 }
 
-impl Target {
+impl FileTarget {
     fn transfer(self, direction: CopyDirection, name: Vec<u8>) -> Transfer {
         Transfer { direction, path: self.path, name, user: self.user }
     }
@@ -130,7 +130,7 @@ pub fn check_path(path: &str) -> Result<(), DirectError> {
 pub fn read(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     offset: u64,
     limit: u64,
 ) -> Result<FileContent, TransferError> {
@@ -145,7 +145,7 @@ pub fn read(
 pub fn list(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     limit: usize,
 ) -> Result<Listing, TransferError> {
     let limit = limit.min(MAX_ENTRIES);
@@ -157,7 +157,7 @@ pub fn list(
 pub fn write(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     content: &[u8],
 ) -> Result<Summary, TransferError> {
     if content.len() > MAX_CONTENT {
@@ -171,7 +171,7 @@ pub fn write(
 fn ask<S: Sink>(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     part: ItemPart,
     sink: S,
 ) -> Result<S::Whole, TransferError> {
@@ -187,7 +187,7 @@ fn with_session<T>(
     tag: u64,
     work: impl FnOnce(TransferSession<'_, '_>) -> Result<T, TransferError>,
 ) -> Result<T, TransferError> {
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall: STALL };
+    let options = TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall: STALL };
     work(TransferSession::start(connection, stream, transfer, tag, options)?.within(TIMEOUT))
 }
 

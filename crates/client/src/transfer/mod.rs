@@ -18,8 +18,8 @@ pub mod unpack;
 
 pub use direct::{DirEntry, DirectError, EntryKind, FileContent, Listing};
 pub use pack::{PackError, Packer};
-pub use run::{Options, TransferError, TransferSession, into_guest, out_of_guest};
-pub use unpack::{Limits, UnpackError, Unpacker};
+pub use run::{TransferError, TransferOptions, TransferSession, into_guest, out_of_guest};
+pub use unpack::{UnpackError, UnpackLimits, Unpacker};
 
 /// The most omitted entries that are listed.
 pub const MAX_SKIPPED: usize = 100;

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::direct::DirectError;
 use super::{PackError, Packer, Summary, UnpackError, Unpacker};
 use crate::connection::{Connection, ConnectionError};
-use crate::stream::{Event, Fired, Stream};
+use crate::stream::{Fired, Stream, StreamEvent};
 
 /// How much of the guest's error message is stored.
 const MAX_ERROR_TEXT: usize = 4096;
@@ -61,7 +61,7 @@ pub enum TransferError {
 }
 
 /// The client's side of a copy.
-pub struct Options<'a> {
+pub struct TransferOptions<'a> {
     /// Called with the bytes copied and, if known, the total.
     pub progress: &'a mut dyn FnMut(u64, Option<u64>),
     /// Becomes readable when the copy should stop.
@@ -228,7 +228,7 @@ impl<'c, 'o> TransferSession<'c, 'o> {
         stream: u32,
         transfer: Transfer,
         tag: u64,
-        options: Options<'o>,
+        options: TransferOptions<'o>,
     ) -> Result<Self, TransferError> {
         let outward = transfer.direction == CopyDirection::OutOfGuest;
         let request = Request::Start { work: Work::Transfer(transfer), tag, job: None };
@@ -277,29 +277,33 @@ impl<'c, 'o> TransferSession<'c, 'o> {
         Ok(arrivals)
     }
 
-    fn take(&mut self, event: Event, arrivals: &mut Arrivals) -> Result<(), TransferError> {
+    fn take(&mut self, event: StreamEvent, arrivals: &mut Arrivals) -> Result<(), TransferError> {
         match event {
-            Event::SandboxEnded { cause, console } => {
+            StreamEvent::SandboxEnded { cause, console } => {
                 return Err(TransferError::SandboxEnded { cause, console });
             }
-            Event::Refused(refused) => return Err(TransferError::Refused(refused)),
-            Event::Exited(exit) => arrivals.exit = Some(exit),
-            Event::Granted(bytes) => {
+            StreamEvent::Refused(refused) => return Err(TransferError::Refused(refused)),
+            StreamEvent::Exited(exit) => arrivals.exit = Some(exit),
+            StreamEvent::Granted(bytes) => {
                 if bytes > 0 {
                     self.moved = Instant::now();
                 }
             }
-            Event::Output(StdChannel::Stdout, bytes) if self.outward && !bytes.is_empty() => {
+            StreamEvent::Output(StdChannel::Stdout, bytes) if self.outward && !bytes.is_empty() => {
                 arrivals.content.push(bytes);
             }
-            Event::Output(channel, bytes) => {
+            StreamEvent::Output(channel, bytes) => {
                 if channel == StdChannel::Stderr {
                     let space = MAX_ERROR_TEXT.saturating_sub(self.error_text.len()).min(bytes.len());
                     self.error_text.extend_from_slice(bytes.get(..space).unwrap_or_default());
                 }
                 self.stream.consumed(channel, bytes.len())?;
             }
-            Event::Ready(_) | Event::Warning(_) | Event::Started | Event::Attached | Event::TakenOver => {}
+            StreamEvent::Ready(_)
+            | StreamEvent::Warning(_)
+            | StreamEvent::Started
+            | StreamEvent::Attached
+            | StreamEvent::TakenOver => {}
         }
         Ok(())
     }

@@ -67,14 +67,14 @@ pub enum UnpackError {
 
 /// Limits on what a guest may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct UnpackLimits {
     /// Bytes of file content written.
     pub bytes: u64,
     /// Files, folders and links.
     pub entries: u64,
 }
 
-impl Default for Limits {
+impl Default for UnpackLimits {
     fn default() -> Self {
         Self { bytes: 4 << 30, entries: 1_000_000 }
     }
@@ -109,8 +109,8 @@ pub struct Unpacker {
     only_folder: bool,
     folders: Vec<Folder>,
     file: Option<Partial>,
-    limits: Limits,
-    left: Limits,
+    limits: UnpackLimits,
+    left: UnpackLimits,
     total: Option<u64>,
     tally: Tally,
     failed: bool,
@@ -119,7 +119,7 @@ pub struct Unpacker {
 impl Unpacker {
     /// Prepares to unpack to `destination`. An existing folder receives the item as `name`; otherwise it is
     /// the item's new path, in an existing folder.
-    pub fn new(destination: &Path, name: &OsStr, limits: Limits) -> Result<Self, UnpackError> {
+    pub fn new(destination: &Path, name: &OsStr, limits: UnpackLimits) -> Result<Self, UnpackError> {
         let shown = || destination.display().to_string();
         let bad = |reason| UnpackError::Destination { path: shown(), reason };
         let failed = |errno: Errno| UnpackError::Write { path: shown(), source: errno.into() };

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use bathy_audit::What;
 use bathy_client::command;
-use bathy_client::transfer::{self, Limits, Options, Packer, Summary, TransferSession, Unpacker};
+use bathy_client::transfer::{
+    self, Packer, Summary, TransferOptions, TransferSession, UnpackLimits, Unpacker,
+};
 use bathy_protocol::{CopyDirection, Transfer};
 
 use super::{Manager, ManagerError, Sandboxed};
@@ -25,7 +27,7 @@ pub struct CopyOptions<'a> {
     /// The guest user that reads or writes; by default the sandbox's user.
     pub user: Option<String>,
     /// Limits on what the guest may send.
-    pub limits: Limits,
+    pub limits: UnpackLimits,
     /// Called with the bytes copied and, if known, the total.
     pub progress: &'a mut dyn FnMut(u64, Option<u64>),
     /// Becomes readable when the copy should stop.
@@ -109,7 +111,8 @@ impl Manager {
         let tag = command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
         let CopyRequest { direction, path, name } = request;
         let transfer = Transfer { direction, path: path.to_vec(), name, user };
-        let options = Options { progress: options.progress, interrupt: options.interrupt, stall: STALL };
+        let options =
+            TransferOptions { progress: options.progress, interrupt: options.interrupt, stall: STALL };
         work(TransferSession::start(&mut connection, STREAM, transfer, tag, options)?)
     }
 

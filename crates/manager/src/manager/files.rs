@@ -4,7 +4,7 @@ use bathy_audit::What;
 use bathy_audit::event::digest;
 use bathy_client::command::{self, ExecOptions};
 use bathy_client::connection::Connection;
-use bathy_client::transfer::direct::{self, Target};
+use bathy_client::transfer::direct::{self, FileTarget};
 use bathy_client::transfer::{FileContent, Listing, Summary, TransferError};
 use bathy_spec::CommandSpec;
 
@@ -93,7 +93,7 @@ impl Manager {
         &mut self,
         sandbox: &Sandboxed,
         access: Access<'_>,
-        work: impl FnOnce(&mut Connection, Target) -> Result<T, TransferError>,
+        work: impl FnOnce(&mut Connection, FileTarget) -> Result<T, TransferError>,
         what: impl FnOnce(String, &T) -> What,
     ) -> Result<T, ManagerError> {
         let mut path: String = access.path.chars().take(MAX_TEXT).collect();
@@ -106,13 +106,13 @@ impl Manager {
     }
 
     /// The user and directory that a command of the sandbox would have.
-    fn target(&mut self, sandbox: &Sandboxed, path: &str) -> Result<Target, ManagerError> {
+    fn target(&mut self, sandbox: &Sandboxed, path: &str) -> Result<FileTarget, ManagerError> {
         direct::check_path(path).map_err(TransferError::from)?;
         let image = self.image_config(sandbox)?;
         let exec =
             command::request(&CommandSpec::default(), &sandbox.record.spec, &image, ExecOptions::default());
         let tag = command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
-        Ok(Target { path: from_folder(exec.cwd.as_deref(), path), user: exec.user, tag })
+        Ok(FileTarget { path: from_folder(exec.cwd.as_deref(), path), user: exec.user, tag })
     }
 }
 

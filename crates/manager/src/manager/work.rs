@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bathy_audit::What;
 use bathy_client::command::{self, ExecOptions};
 use bathy_client::connection::{Connection, ConnectionError};
-use bathy_client::stream::{Event, Stream};
+use bathy_client::stream::{Stream, StreamEvent};
 use bathy_image::ImageConfig;
 use bathy_protocol::{Exec, Request, Restriction};
 use bathy_spec::{CommandSpec, Security};
@@ -123,7 +123,7 @@ impl Manager {
         let mut connection = self.connect(sandbox)?;
         let request = Request::SignalJob { job, signal };
         match answer(Stream::open(&mut connection, STREAM, &request)?)? {
-            Event::Refused(refused) => Ok(Err(refused.message)),
+            StreamEvent::Refused(refused) => Ok(Err(refused.message)),
             _ => {
                 self.note_last(&sandbox.record, What::Killed { target: format!("job {job}"), signal });
                 Ok(Ok(()))
@@ -143,7 +143,7 @@ impl Manager {
 }
 
 /// The keeper's answer to a single request.
-fn answer(mut stream: Stream<'_>) -> Result<Event, ConnectionError> {
+fn answer(mut stream: Stream<'_>) -> Result<StreamEvent, ConnectionError> {
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         if !stream.wait(true, [], Some(deadline))?.arrived {
@@ -151,8 +151,8 @@ fn answer(mut stream: Stream<'_>) -> Result<Event, ConnectionError> {
         }
         for event in stream.receive()? {
             match event {
-                Event::SandboxEnded { .. } => return Err(ConnectionError::KeeperExited),
-                Event::Ready(_) | Event::Warning(_) => {}
+                StreamEvent::SandboxEnded { .. } => return Err(ConnectionError::KeeperExited),
+                StreamEvent::Ready(_) | StreamEvent::Warning(_) => {}
                 answer => return Ok(answer),
             }
         }

@@ -7,12 +7,12 @@ use bathy_protocol::{Answer, Channel, CopyDirection, Transfer};
 
 use super::run::{Guest, STREAM, Seen, connect, take_all};
 use super::{data, enter, file, link, wire, written};
-use crate::transfer::direct::{self, MAX_CONTENT, MAX_PATH, Target};
-use crate::transfer::run::{Options, TransferSession, receive};
+use crate::transfer::direct::{self, FileTarget, MAX_CONTENT, MAX_PATH};
+use crate::transfer::run::{TransferOptions, TransferSession, receive};
 use crate::transfer::{DirectError, EntryKind, FileContent, Listing, Summary, TransferError};
 
-fn target() -> Target {
-    Target { path: b"/there".into(), user: "user".into(), tag: 9 }
+fn target() -> FileTarget {
+    FileTarget { path: b"/there".into(), user: "user".into(), tag: 9 }
 }
 
 fn read<T: Send + 'static>(
@@ -268,7 +268,8 @@ fn c1_a_guest_that_dribbles_times_out() {
             thread::sleep(Duration::from_millis(20));
         }
     });
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall: Duration::from_secs(60) };
+    let options =
+        TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall: Duration::from_secs(60) };
     let (direction, path, name) = (CopyDirection::OutOfGuest, Vec::new(), Vec::new());
     let transfer = Transfer { direction, path, name, user: String::new() };
     let begun = Instant::now();

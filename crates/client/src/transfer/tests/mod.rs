@@ -15,7 +15,7 @@ use bathy_protocol::archive::{ArchiveRecord, encode};
 use tempfile::TempDir;
 
 use super::unpack::TEMPORARY_PREFIX;
-use super::{Limits, Packer, Summary, UnpackError, Unpacker};
+use super::{Packer, Summary, UnpackError, UnpackLimits, Unpacker};
 
 fn enter(name: &str) -> ArchiveRecord {
     ArchiveRecord::Enter { name: name.into(), mode: 0o755 }
@@ -47,13 +47,13 @@ fn wire(records: &[ArchiveRecord]) -> Vec<u8> {
 
 /// Unpacks into the folder `destination`, as `item`.
 fn unpack(destination: &Path, records: &[ArchiveRecord]) -> Result<Summary, UnpackError> {
-    unpack_within(destination, records, Limits::default())
+    unpack_within(destination, records, UnpackLimits::default())
 }
 
 fn unpack_within(
     destination: &Path,
     records: &[ArchiveRecord],
-    limits: Limits,
+    limits: UnpackLimits,
 ) -> Result<Summary, UnpackError> {
     let mut unpacker = Unpacker::new(destination, OsStr::new("item"), limits)?;
     unpacker.take(&wire(records))?;

@@ -8,7 +8,7 @@ use bathy_protocol::archive::{ArchiveDecoder, ArchiveRecord, MAX_DEPTH};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{listing, pack, sample, unpack, wire, written};
-use crate::transfer::{Limits, PackError, Packer, Unpacker};
+use crate::transfer::{PackError, Packer, UnpackLimits, Unpacker};
 
 fn records(archive: &[u8]) -> Vec<ArchiveRecord> {
     let mut decoder = ArchiveDecoder::default();
@@ -26,7 +26,7 @@ fn a_tree_arrives_as_it_was_and_both_sides_agree_on_its_digest() {
     let source = sample();
     let target = tempfile::tempdir().unwrap();
     let (archive, sent) = pack(&source.path().join("tree"));
-    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), UnpackLimits::default()).unwrap();
     for piece in archive.chunks(7777) {
         unpacker.take(piece).unwrap();
     }

@@ -17,8 +17,8 @@ use bathy_protocol::{
 use super::{data, enter, file, names, pack, sample, wire, written};
 use crate::connection::{Connection, ConnectionError};
 use crate::transfer::{
-    Limits, Options, Packer, Summary, TransferError, TransferSession, UnpackError, Unpacker, into_guest,
-    out_of_guest,
+    Packer, Summary, TransferError, TransferOptions, TransferSession, UnpackError, UnpackLimits, Unpacker,
+    into_guest, out_of_guest,
 };
 
 pub(super) const STREAM: u32 = 5;
@@ -146,8 +146,8 @@ fn fetch_within<T: Send + 'static>(
     guest: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Result<Summary, TransferError>, T) {
     let (mut connection, thread) = connect(guest);
-    let unpacker = Unpacker::new(destination, OsStr::new("item"), Limits::default()).unwrap();
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall };
+    let unpacker = Unpacker::new(destination, OsStr::new("item"), UnpackLimits::default()).unwrap();
+    let options = TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall };
     let transfer = transfer(CopyDirection::OutOfGuest);
     let outcome = TransferSession::start(&mut connection, STREAM, transfer, 9, options)
         .and_then(|session| out_of_guest(session, unpacker));
@@ -170,7 +170,7 @@ fn send_within<T: Send + 'static>(
 ) -> (Result<Summary, TransferError>, T) {
     let (mut connection, thread) = connect(guest);
     let packer = Packer::open(source).unwrap();
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall };
+    let options = TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall };
     let transfer = transfer(CopyDirection::IntoGuest);
     let outcome = TransferSession::start(&mut connection, STREAM, transfer, 9, options)
         .and_then(|session| into_guest(session, packer));
@@ -216,7 +216,7 @@ fn a_tree_goes_into_the_guest_within_its_window() {
     });
     assert_eq!(asked, transfer(CopyDirection::IntoGuest));
     let target = tempfile::tempdir().unwrap();
-    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), UnpackLimits::default()).unwrap();
     unpacker.take(&taken).unwrap();
     let received = unpacker.finish().unwrap();
     assert_eq!(outcome.unwrap(), received);
@@ -250,7 +250,7 @@ fn progress_is_reported_with_a_total_where_there_is_one() {
     });
     let mut reported = Vec::new();
     let mut progress = |done, total| reported.push((done, total));
-    let options = Options { progress: &mut progress, interrupt: None, stall: TIMEOUT };
+    let options = TransferOptions { progress: &mut progress, interrupt: None, stall: TIMEOUT };
     let packer = Packer::open(&path).unwrap();
     TransferSession::start(&mut connection, STREAM, transfer(CopyDirection::IntoGuest), 9, options)
         .and_then(|session| into_guest(session, packer))
@@ -418,7 +418,8 @@ fn an_interrupt_ends_the_copy_and_the_guest_is_notified() {
                 }
             }
         });
-        let options = Options { progress: &mut |_, _| {}, interrupt: Some(reader.as_fd()), stall: TIMEOUT };
+        let options =
+            TransferOptions { progress: &mut |_, _| {}, interrupt: Some(reader.as_fd()), stall: TIMEOUT };
         let outcome = match direction {
             CopyDirection::IntoGuest => {
                 let path = folder.path().join("large");
@@ -429,7 +430,7 @@ fn an_interrupt_ends_the_copy_and_the_guest_is_notified() {
             }
             CopyDirection::OutOfGuest => {
                 let target = folder.path().join("out");
-                let unpacker = Unpacker::new(&target, OsStr::new("x"), Limits::default()).unwrap();
+                let unpacker = Unpacker::new(&target, OsStr::new("x"), UnpackLimits::default()).unwrap();
                 TransferSession::start(&mut connection, STREAM, transfer(direction), 9, options)
                     .and_then(|session| out_of_guest(session, unpacker))
             }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::{data, enter, file, link, listing, names, no_temporary, unpack, unpack_within, wire, written};
 use crate::processor_time;
-use crate::transfer::{Limits, MAX_SKIPPED, UnpackError, Unpacker};
+use crate::transfer::{MAX_SKIPPED, UnpackError, UnpackLimits, Unpacker};
 
 /// A destination, and a folder beside it that must not change.
 fn destination() -> (TempDir, std::path::PathBuf, std::path::PathBuf) {
@@ -62,7 +62,7 @@ fn c4_the_items_own_name_is_the_callers_whatever_the_guest_says() {
     }
     for name in ["..", ".", "", "a/b", "/"] {
         let (_folder, inside, _) = destination();
-        assert!(Unpacker::new(&inside, OsStr::new(name), Limits::default()).is_err(), "{name:?}");
+        assert!(Unpacker::new(&inside, OsStr::new(name), UnpackLimits::default()).is_err(), "{name:?}");
     }
 }
 
@@ -200,7 +200,7 @@ fn c4_a_link_as_the_item_is_refused() {
 
 #[test]
 fn c4_too_many_entries_of_any_kind_end_the_copy() {
-    let limits = Limits { bytes: 1000, entries: 10 };
+    let limits = UnpackLimits { bytes: 1000, entries: 10 };
     let kinds: [&[ArchiveRecord]; 5] = [
         &[file("f", 0), ArchiveRecord::FileEnd],
         &[enter("d"), ArchiveRecord::Leave],
@@ -225,14 +225,14 @@ fn c4_too_many_entries_of_any_kind_end_the_copy() {
 fn c1_content_without_content_is_not_endless() {
     let (_folder, inside, _) = destination();
     let records = [&[file("f", 0)][..], &vec![data(""); 20]].concat();
-    let error = unpack_within(&inside, &records, Limits { bytes: 10, entries: 10 }).unwrap_err();
+    let error = unpack_within(&inside, &records, UnpackLimits { bytes: 10, entries: 10 }).unwrap_err();
     assert!(matches!(error, UnpackError::TooMany(10)), "{error:?}");
     assert!(names(&inside).is_empty());
 }
 
 #[test]
 fn c4_too_much_content_ends_the_copy_whatever_was_announced() {
-    let limits = Limits { bytes: 1000, entries: 10 };
+    let limits = UnpackLimits { bytes: 1000, entries: 10 };
     let kilobyte = "x".repeat(1000);
     let cases: [(&str, &[ArchiveRecord]); 5] = [
         ("one byte too many", &[file("f", 0), data(&kilobyte), data("y")]),
@@ -257,7 +257,7 @@ fn c4_too_much_content_ends_the_copy_whatever_was_announced() {
 
 #[test]
 fn c4_texts_count_as_content() {
-    let limits = Limits { bytes: 1000, entries: 10 };
+    let limits = UnpackLimits { bytes: 1000, entries: 10 };
     let kilobyte = "x".repeat(1001);
     for record in
         [link("l", &kilobyte), ArchiveRecord::Skipped { name: b"s".into(), reason: kilobyte.clone() }]
@@ -273,7 +273,7 @@ fn c4_a_lie_about_the_size_changes_nothing_but_the_progress_bar() {
     for announced in [0, 1, 3, 4 << 30] {
         let (_folder, inside, _) = destination();
         let archive = wire(&[file("f", announced), data("abc"), ArchiveRecord::FileEnd, ArchiveRecord::End]);
-        let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+        let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
         unpacker.take(&archive).unwrap();
         assert_eq!((unpacker.done(), unpacker.total()), (3, Some(announced)));
         assert_eq!(unpacker.finish().unwrap().bytes, 3);
@@ -296,7 +296,7 @@ fn c4_an_archive_cut_anywhere_leaves_no_temporary_and_no_partial_file() {
     for cut in 0..archive.len() {
         for dropped in [true, false] {
             let (_folder, inside, _) = destination();
-            let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+            let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
             unpacker.take(&archive[..cut]).unwrap();
             if dropped {
                 drop(unpacker);
@@ -314,7 +314,7 @@ fn c4_an_archive_cut_anywhere_leaves_no_temporary_and_no_partial_file() {
 #[test]
 fn c4_garbage_in_the_middle_leaves_no_temporary_and_ends_the_copy() {
     let (_folder, inside, _) = destination();
-    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
     unpacker.take(&wire(&[file("f", 5), data("hel")])).unwrap();
     assert!(!no_temporary(&inside), "so that the next line can fail");
     assert!(matches!(unpacker.take(&[0xff; 64]), Err(UnpackError::Archive(_))));
@@ -328,7 +328,7 @@ fn c4_garbage_in_the_middle_leaves_no_temporary_and_ends_the_copy() {
 fn c4_after_an_error_nothing_more_is_written() {
     let (_folder, inside, _) = destination();
     fs::create_dir_all(inside.join("item/f")).unwrap();
-    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
     let error = unpacker.take(&wire(&[enter("t"), file("f", 1)])).unwrap_err();
     assert!(matches!(error, UnpackError::InTheWay { .. }), "{error:?}");
     let rest = [
@@ -346,7 +346,7 @@ fn c4_after_an_error_nothing_more_is_written() {
 fn a_reader_sees_the_old_file_until_the_new_one_is_complete() {
     let (_folder, inside, _) = destination();
     fs::write(inside.join("item"), "old").unwrap();
-    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
     unpacker.take(&wire(&[file("f", 3), data("new")])).unwrap();
     assert_eq!(fs::read(inside.join("item")).unwrap(), b"old");
     let temporary = names(&inside).into_iter().find(|name| name != "item").unwrap();
@@ -462,7 +462,7 @@ fn destinations_follow_one_rule() {
 #[test]
 fn a_full_disk_is_called_one() {
     let (_folder, inside, _) = destination();
-    let unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+    let unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
     for errno in [Errno::NOSPC, Errno::DQUOT] {
         let text = unpacker.write_error(b"x", errno).to_string();
         assert!(text.ends_with("the host's disk is full"), "{text}");
@@ -485,7 +485,7 @@ fn what_is_left_out_is_counted_and_some_of_it_named() {
 #[test]
 fn c4_a_hundred_thousand_empty_files_are_no_trouble() {
     let (_folder, inside, _) = destination();
-    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(&inside, OsStr::new("item"), UnpackLimits::default()).unwrap();
     let begun = processor_time();
     unpacker.take(&wire(&[enter("t")])).unwrap();
     for number in 0..100_000 {
