@@ -1,4 +1,4 @@
-//! Embeds the recipes, so that an installed binary can set itself up without its source tree.
+//! Embeds the recipes, so that an installed binary can build everything without its source tree.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn main() -> io::Result<()> {
         println!("cargo::rerun-if-changed=../../{folder}");
     }
     files.sort();
-    // Told from the crate's own folder: a build folder may be shared by several checkouts.
+    // Paths are relative to the crate's folder: a build folder may be shared by several checkouts.
     let mut source = String::from("&[\n");
     for file in files {
         let name = file.strip_prefix(&root).unwrap_or(&file);

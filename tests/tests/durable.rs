@@ -112,7 +112,7 @@ fn what_the_message_about_a_damaged_store_advises_works() {
         message.contains(&format!("The store {} is damaged. Move it away", store.display())),
         "{message}"
     );
-    for part in ["start with an empty one", "`bathy ls` lists them", "`bathy adopt` takes them back"] {
+    for part in ["start with an empty one", "`bathy ls` lists them", "`bathy adopt` restores them"] {
         assert!(message.contains(part), "{message}");
     }
     fs::rename(&store, home.path().join("away")).unwrap();

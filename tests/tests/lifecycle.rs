@@ -175,7 +175,7 @@ fn one_that_does_not_go_down_is_ended_and_that_is_said() {
     signal(keeper, Signal::STOP);
     home.ok(&["stop", "-t", "0", "stuck"]);
     let cause = home.inspect("stuck")["end_cause"].as_str().unwrap().to_owned();
-    assert!(cause.starts_with("it was stopped; it did not go down in time and was ended"), "{cause}");
+    assert!(cause.starts_with("it was stopped; it did not shut down in time and was killed"), "{cause}");
     assert!(!is_alive(keeper));
     home.ok(&["start", "stuck"]);
     assert_eq!(home.exec("stuck", &["true"]).code, Some(0));

@@ -355,7 +355,7 @@ fn what_is_lost_is_told_once_and_files_are_kept() {
     // An interpreter that ends takes its variables along; its sandbox goes on.
     let ended = cell(&home, name, "os = __import__('os'); os._exit(3)");
     assert_ne!(ended.code, Some(0), "{ended:?}");
-    lost("The interpreter was started anew");
+    lost("The interpreter was restarted");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! From a bare initramfs to the sandbox's root.
+//! Boots from the bare initramfs into the sandbox's root.
 //!
 //! The first disk is the read-only image, the second the sandbox's own writable layer. The host enforces both: the
 //! image's device refuses writes, the layer's device has a fixed size.
@@ -21,45 +21,40 @@ use crate::network;
 use crate::processes::Processes;
 use crate::sys::{self, MountLimits};
 
-/// This program, as long as the initramfs is the root.
+/// The path of this program while the initramfs is the root.
 const OWN_PROGRAM: &str = "/init";
 const IMAGE_DISK: &str = "/dev/vda";
 const LAYER_DISK: &str = "/dev/vdb";
-/// The control port's name begins so; the number that follows depends on the engine's order of devices.
+/// The prefix of the control port's name; the number that follows depends on the engine's order of devices.
 const CONTROL_PORT: &[u8] = b"vport";
 const DEVICE_DEADLINE: Duration = Duration::from_secs(10);
 const DEVICE_PAUSE: Duration = Duration::from_micros(500);
 
-/// What kept the root from being mounted.
+/// The root could not be set up.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// A file system could not be mounted.
     #[error("Cannot mount {what} at {target}: {source}")]
     Mount { what: &'static str, target: &'static str, source: rustix::io::Errno },
-    /// A folder, link or root change failed.
     #[error("Cannot prepare {0}: {1}")]
     Prepare(&'static str, io::Error),
-    /// A device did not appear.
     #[error("The device {0} did not appear")]
     NoDevice(&'static str),
-    /// The control port is there and cannot be opened.
+    /// The control port exists but cannot be opened.
     #[error("Cannot open the control port: {0}")]
     Port(io::Error),
 }
 
-/// What the boot leaves open.
+/// The descriptors that the boot leaves open.
 pub struct Booted {
-    /// The control port.
     pub port: OwnedFd,
     /// This program, which no path leads to any more.
     pub own_program: OwnedFd,
     /// The root of the writable layer, which no path leads to either.
     pub layer: OwnedFd,
-    /// The list of processes.
     pub processes: Processes,
 }
 
-/// Mounts everything and enters the new root.
+/// Mounts all file systems and enters the new root.
 pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Result<Booted, BootError> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::process::umask(Mode::empty());
@@ -87,7 +82,7 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     attach("proc", "proc", "/root/proc", plain | MountFlags::NOEXEC, None)?;
     attach("sysfs", "sysfs", "/root/sys", plain | MountFlags::NOEXEC, None)?;
     attach("tmpfs", "tmpfs", "/root/run", plain, Some(c"mode=755"))?;
-    // On the layer and not in memory: a build's temporary files should count against the disk.
+    // On the layer and not in memory: a build's temporary files should count towards the disk.
     mount_bind("/layer/tmp", "/root/tmp").map_err(mount_error("/layer/tmp", "/root/tmp"))?;
     mount_move("/dev", "/root/dev").map_err(mount_error("/dev", "/root/dev"))?;
     make_folder("/root/dev/pts", 0o755)?;
@@ -96,7 +91,7 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
         "devpts",
         "/root/dev/pts",
         MountFlags::NOSUID | MountFlags::NOEXEC,
-        // Group 5 is the terminals' own wherever there is such a group.
+        // Group 5 is the conventional group of terminals.
         Some(c"gid=5,mode=620,ptmxmode=666"),
     )?;
     make_folder("/root/dev/shm", 0o1777)?;
@@ -106,7 +101,7 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     sys::bring_loopback_up().map_err(|error| BootError::Prepare("the loopback interface", error))?;
     network::set_up().map_err(|error| BootError::Prepare("the network card", error))?;
     share_memory_freely()?;
-    // However many processes want to run: who asks them to end, or ends them, must.
+    // The agent must get CPU time however many processes are runnable, so that it can kill them.
     sys::take_precedence().map_err(|error| BootError::Prepare("the agent's priority", error))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     rustix::system::sethostname(b"sandbox")
@@ -121,58 +116,59 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     Ok(Booted { port: open_port()?, own_program, layer, processes })
 }
 
-/// Opens something that will have no path, to be used by its descriptor.
+/// Opens a path that will no longer exist, for use by descriptor.
 fn hold(path: &'static str, flags: OFlags) -> Result<OwnedFd, BootError> {
     rustix::fs::open(path, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| BootError::Prepare(path, error.into()))
 }
 
-/// Lets programs map more than there is, as long as they do not use it. Some libraries map 128 MiB when they are loaded, and try for
-/// ever where a small guest refuses that.
+/// Allows memory overcommit. Some libraries map 128 MiB when they are loaded, and retry for ever where a
+/// small guest refuses that.
 fn share_memory_freely() -> Result<(), BootError> {
     fs::write("/proc/sys/vm/overcommit_memory", "1")
         .map_err(|error| BootError::Prepare("the limit of mapped memory", error))
 }
 
-/// Leaves room for so many threads besides those that the kernel has by now.
+/// Limits threads to this number, besides those that the kernel has started by now.
 fn limit_threads(threads: u32) -> Result<(), BootError> {
     let failed = |error| BootError::Prepare("the limit of threads", error);
-    // Its fourth field is how many run, of how many there are.
+    // The fourth field is running threads / all threads.
     let load = fs::read_to_string("/proc/loadavg").map_err(failed)?;
     let own = load.split(['/', ' ']).nth(4).and_then(|count| count.parse().ok()).unwrap_or(0u32);
     fs::write("/proc/sys/kernel/threads-max", threads.saturating_add(own).to_string()).map_err(failed)
 }
 
-/// What a restricted sandbox has for all its processes alike.
+/// Restrictions that apply to all processes of a restricted sandbox.
 fn restrict(restriction: Restriction) -> Result<(), BootError> {
-    // In a user namespace of its own anybody has every capability.
+    // In a new user namespace every user would have all capabilities.
     fs::write("/proc/sys/user/max_user_namespaces", "0")
         .map_err(|error| BootError::Prepare("the limit of user namespaces", error))?;
     sys::limit_mounts(MountLimits { read_only_root: !restriction.writable_root })
         .map_err(|error| BootError::Prepare("the restricted mounts", error))
 }
 
-/// Leaves the disk as clean as can be. Whatever fails costs a check of the file system at the next boot, no more.
+/// Makes the file systems clean. A failure only costs a file system check at the next boot.
 pub fn leave_root(layer: &OwnedFd) {
     rustix::fs::sync();
-    // The upper file system first, which writes to the lower one.
+    // The upper file system first, because it writes to the lower one.
     let root = mount_remount("/", MountFlags::RDONLY, "");
     let disk = rustix::process::fchdir(layer).and_then(|()| mount_remount(".", MountFlags::RDONLY, ""));
     let mut clean = true;
     for (what, outcome) in [("root", root), ("disk", disk)] {
         if let Err(error) = outcome {
             clean = false;
-            eprintln!("bathysphere agent: the {what} stays writable until the end: {error}");
+            eprintln!("bathysphere agent: cannot make the {what} read-only: {error}");
         }
     }
     if clean {
-        // What the kernel says from here on is that its disks are taken away, which looks like a failure and is none.
+        // Later kernel messages are about removed disks, which would look like a failure.
         sys::silence_kernel();
     }
 }
 
-/// Removes what overlayfs left in its own folder at the last boot, which it would do itself. But then it makes the folder
-/// anew, and on a full disk there is no block for it before the removal is written down: the root would be read-only.
+/// Removes what overlayfs left in its work folder at the last boot. Overlayfs would do that itself and
+/// recreate the folder; but on a full disk there is no block for the new folder until the removal is
+/// committed, so the root would be read-only.
 fn clear_work() -> Result<(), BootError> {
     let failed = |error| BootError::Prepare("the overlay's own folder", error);
     match fs::remove_dir_all("/layer/work/work") {
@@ -211,7 +207,7 @@ fn link_standard_devices() -> Result<(), BootError> {
     Ok(())
 }
 
-/// Opens the control port. Also used when the host has hung up: only a fresh open begins a new conversation.
+/// Opens the control port. Also used when the host has closed its side: only a new open starts a new session.
 pub fn open_port() -> Result<OwnedFd, BootError> {
     let deadline = Instant::now() + DEVICE_DEADLINE;
     loop {
@@ -240,7 +236,7 @@ fn try_open_port() -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Devices appear asynchronously; usually they are there before PID 1 is.
+/// Devices appear asynchronously, usually before PID 1 starts.
 fn wait_for(path: &'static str) -> Result<(), BootError> {
     let deadline = Instant::now() + DEVICE_DEADLINE;
     while !Path::new(path).exists() {

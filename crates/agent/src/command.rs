@@ -1,4 +1,4 @@
-//! One running command: its pipes, its windows, its end.
+//! A running command: its pipes, its flow-control windows and its end.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,45 +10,42 @@ use bathy_protocol::{Channel, Exit, ReceiveWindow, SendWindow, StdChannel, ToGue
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::breather::Breather;
 use crate::processes::Processes;
+use crate::read_throttle::ReadThrottle;
 use crate::spawn::{Launching, Started};
 use crate::terminal;
 
 /// One output of a command.
-pub struct Output {
-    /// Which one.
+pub struct OutputPipe {
     pub which: StdChannel,
-    /// The read end of its pipe, until end-of-file.
+    /// The read end of its pipe; none after end of file.
     pub pipe: Option<OwnedFd>,
-    /// How much the host still takes.
+    /// How much the host still accepts.
     pub window: SendWindow,
-    /// When it is looked at again.
-    pub breather: Breather,
-    /// After the command's end: how much of its output is still in the pipe. What its own children write later is
-    /// not waited for, however much they write.
+    /// Decides when it is read again.
+    pub throttle: ReadThrottle,
+    /// After the command's end: how much of its output is still in the pipe. OutputPipe that its children write
+    /// later is not awaited, however much it is.
     left: Option<usize>,
 }
 
-/// A command and what is in flight for it.
+/// A command and the data in flight.
 pub struct Command {
-    /// The stream it belongs to.
     pub stream: u32,
-    /// Its process number.
     pub pid: u32,
-    /// Its process, until its program is executed. Until then the host knows nothing of it, and nothing is passed on.
+    /// Its process until the program is executed. Until then the host does not know it and nothing is
+    /// forwarded.
     pub launching: Option<Launching>,
-    /// The host was told that it could not be started.
+    /// The host has received the refusal.
     pub refused: bool,
-    /// The write end of its standard input, or our end of its terminal, until it is closed.
+    /// The write end of its standard input, or our side of its terminal, until it is closed.
     pub stdin: Option<OwnedFd>,
-    /// Standard output and error.
-    pub outputs: [Output; 2],
-    /// How it ended; reported once its output is sent.
+    pub outputs: [OutputPipe; 2],
+    /// Its exit status, which is reported once its output is sent.
     pub exit: Option<Exit>,
-    /// Whether the present conversation knows it.
+    /// Whether the present session knows it.
     pub attached: bool,
-    /// Nobody waits for it: only its end is still reported.
+    /// The client has left: only its end is still reported.
     pub abandoned: bool,
     /// Whether its input and output are a terminal.
     pub terminal: bool,
@@ -60,11 +57,11 @@ pub struct Command {
 impl Command {
     /// Takes over a process that was just started for `stream`.
     pub fn new(stream: u32, started: Started) -> Self {
-        let output = |which, pipe| Output {
+        let output = |which, pipe| OutputPipe {
             which,
             pipe,
             window: SendWindow::default(),
-            breather: Breather::default(),
+            throttle: ReadThrottle::default(),
             left: None,
         };
         Self {
@@ -87,7 +84,7 @@ impl Command {
         }
     }
 
-    /// Tells the host whether the program was executed, if that is known by now.
+    /// Reports to the host whether the program was executed, once that is known.
     pub fn settle(&mut self, now: Instant, outbox: &mut Vec<u8>) {
         let Some(outcome) = self.launching.as_mut().and_then(|launching| launching.outcome(now)) else {
             return;
@@ -96,19 +93,19 @@ impl Command {
         self.refused = outcome.is_err();
         if self.attached {
             let message = outcome.map_or_else(ToHost::Refused, |()| ToHost::Started { pid: self.pid });
-            say(self.stream, &message, outbox);
+            send_message(self.stream, &message, outbox);
         }
         if !self.refused {
             self.write_input(outbox);
         }
     }
 
-    /// Whether standard input is waiting for the command to read.
+    /// Whether input is queued for the command.
     pub fn wants_to_write(&self) -> bool {
         self.stdin.is_some() && !self.input.is_empty() && self.launching.is_none()
     }
 
-    /// Takes bytes for standard input.
+    /// Queues bytes for standard input.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), WindowError> {
         self.input_window.received(bytes.len())?;
         if self.stdin.is_some() {
@@ -117,7 +114,7 @@ impl Command {
         Ok(())
     }
 
-    /// Passes waiting input on, as far as the command reads, and tells the host about the room that made.
+    /// Writes queued input as far as the command reads it, and grants the host that much new window.
     pub fn write_input(&mut self, outbox: &mut Vec<u8>) {
         if self.launching.is_some() {
             return;
@@ -131,12 +128,12 @@ impl Command {
                 Ok(written) => {
                     self.input.drain(..written);
                     if let Some(bytes) = self.input_window.consumed(written) {
-                        say(self.stream, &ToHost::Grant { bytes }, outbox);
+                        send_message(self.stream, &ToHost::Grant { bytes }, outbox);
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                // Nobody reads any more.
+                // The command has closed its input.
                 Err(_) => {
                     self.stdin = None;
                     self.input.clear();
@@ -148,7 +145,7 @@ impl Command {
         }
     }
 
-    /// Reads one output once and frames what came. `buffer` bounds the read, together with the window.
+    /// Reads one output once and frames the data. The read is limited by `buffer` and the window.
     pub fn read_output(&mut self, index: usize, buffer: &mut [u8], outbox: &mut Vec<u8>) {
         let Some(output) = self.outputs.get_mut(index) else { return };
         let Some(pipe) = &output.pipe else { return };
@@ -156,21 +153,22 @@ impl Command {
             output.pipe = None;
             return;
         }
-        let room = output.window.open().min(buffer.len()).min(output.left.unwrap_or(usize::MAX));
-        let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
+        let space = output.window.open().min(buffer.len()).min(output.left.unwrap_or(usize::MAX));
+        let Some(buffer) = buffer.get_mut(..space).filter(|buffer| !buffer.is_empty()) else { return };
         match rustix::io::read(pipe, &mut *buffer) {
-            // A terminal that nobody has open any more fails instead of ending.
+            // A terminal without any open descriptor on the other side fails instead of returning end of
+            // file.
             Ok(0) | Err(Errno::IO) => {
                 output.pipe = None;
                 if self.terminal {
                     self.stdin = None;
                     self.input.clear();
                 }
-                say(self.stream, &ToHost::Eof(output.which), outbox);
+                send_message(self.stream, &ToHost::Eof(output.which), outbox);
             }
             Ok(count) => {
                 output.window.sent(count);
-                output.breather.took(count);
+                output.throttle.on_read(count);
                 output.left = output.left.map(|left| left.saturating_sub(count));
                 frame::encode(
                     self.stream,
@@ -185,24 +183,23 @@ impl Command {
         }
     }
 
-    /// The command ended.
     pub fn ended(&mut self, exit: Exit) {
         self.exit = Some(exit);
         for output in &mut self.outputs {
             let waiting = output.pipe.as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
             let waiting = waiting.and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
-            // A terminal counts only what has come all the way through it.
+            // For a terminal only data that has reached our side can be counted.
             output.left = Some(if self.terminal { terminal::CAPACITY } else { waiting });
         }
     }
 
-    /// The exit to report, once everything before it was sent.
+    /// The exit status to report, once everything before it is sent.
     pub fn finished(&self) -> Option<Exit> {
         let drained = self.outputs.iter().all(|output| output.pipe.is_none());
         self.exit.filter(|_| drained && self.attached)
     }
 
-    /// The host asks something of this command.
+    /// Handles a message of the host for this command.
     pub fn request(&mut self, message: &ToGuest) -> Result<(), WindowError> {
         match message {
             ToGuest::Signal(number) => {
@@ -211,7 +208,7 @@ impl Command {
                 }
                 Ok(())
             }
-            // A terminal's input has no end: programs are told by a character.
+            // A terminal's input does not end: programs see a control character instead.
             ToGuest::CloseStdin if self.terminal => Ok(()),
             ToGuest::CloseStdin => {
                 self.input_ended = true;
@@ -237,7 +234,7 @@ impl Command {
             }
             ToGuest::Resize(size) => {
                 if let Some(master) = self.stdin.as_ref().filter(|_| self.terminal) {
-                    // Fails only if the terminal is gone already.
+                    // Fails only if the terminal is already closed.
                     let _ = terminal::resize(master.as_fd(), *size);
                 }
                 Ok(())
@@ -255,25 +252,25 @@ impl Command {
 
     fn signal(&self, signal: Signal) {
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        // The program may have been executed, and have started others, before that is known here. Fails if the group has ended
-        // or is not there yet.
+        // The program may have been executed, and have started others, before we know. Fails if the group has
+        // ended or does not exist yet.
         let is_sent = group.is_some_and(|group| kill_process_group(group, signal).is_ok());
         if let Some(launching) = self.launching.as_ref().filter(|_| !is_sent) {
             launching.signal(signal);
         }
     }
 
-    /// Nobody waits for it any more: it is ended, and only its end is reported.
+    /// The client has left: kills the command, so that only its end is reported.
     pub fn abandon(&mut self, processes: &Processes) {
         self.abandoned = true;
         if let Some(launching) = &self.launching {
             launching.signal(Signal::KILL);
         }
-        // Also while it is launching: it may have been executed, and have started others, before that is known here.
+        // Also during the launch: it may have been executed, and have started others, before we know.
         if self.exit.is_none() {
             processes.end_session(self.pid);
         }
-        // The programs of a terminal are hung up by this, too.
+        // Programs on a terminal get a hang-up from this.
         self.stdin = None;
         self.input.clear();
         for output in &mut self.outputs {
@@ -281,20 +278,20 @@ impl Command {
         }
     }
 
-    /// The conversation that started it is over: it goes on, and waits for somebody to attach.
+    /// The session that started it has ended: it keeps running and can be attached to.
     pub fn detach(&mut self) {
         self.attached = false;
     }
 }
 
 /// Queues one message for the host.
-pub fn say(stream: u32, message: &ToHost, outbox: &mut Vec<u8>) {
+pub fn send_message(stream: u32, message: &ToHost, outbox: &mut Vec<u8>) {
     if encode(stream, message, outbox).is_err() {
         eprintln!("bathysphere agent: a message for stream {stream} could not be encoded");
     }
 }
 
-/// The channel check for bytes that come from the host.
+/// Whether a channel carries data from the host.
 pub fn is_input(channel: Channel) -> bool {
     channel == Channel::Stdin
 }
@@ -318,11 +315,12 @@ mod tests {
         Pid::from_raw(number.cast_signed()).unwrap()
     }
 
-    /// A shell in a session of its own, and what it started: it was executed, which is not known here yet.
+    /// A shell in a session of its own, and its child: it has been executed, but the command does not know
+    /// yet.
     fn just_executed(processes: &Processes) -> (Command, Pid) {
         let own_program = File::open("/proc/self/exe").unwrap().into();
         let launcher = Launcher { restricted: None, own_program };
-        // In a group of its own, as a shell's background command.
+        // In a process group of its own, like a shell's background command.
         let argv = ["/bin/bash", "-c", "set -m; sleep 1000 & echo $!; wait"];
         let argv = argv.map(|part| part.as_bytes().to_vec()).to_vec();
         let (user, cwd) = (rustix::process::getuid().as_raw().to_string(), Some(b"/".to_vec()));
@@ -350,7 +348,7 @@ mod tests {
             test_kill_process(below).is_ok() && stat.is_ok_and(|stat| !stat.contains(") Z "))
         };
         while is_alive() {
-            assert!(Instant::now() < deadline, "what the command started lives");
+            assert!(Instant::now() < deadline, "what the command started is still running");
             sleep(Duration::from_millis(5));
         }
     }

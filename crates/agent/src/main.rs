@@ -1,14 +1,14 @@
-//! The guest's PID 1: mounts the sandbox's root, runs the commands that the host asks for, reaps, powers off.
+//! The guest's PID 1: mounts the sandbox's root, runs the host's commands, reaps children, powers off.
 //!
-//! It is the only file of its initramfs, static, and single-threaded. It trusts the host and expects nothing of the
-//! image: no image has to contain anything of ours.
+//! It is a static, single-threaded program and the only file of its initramfs. It trusts the host and
+//! requires nothing of the image.
 
 mod boot;
-mod breather;
 mod command;
 mod contexts;
 mod network;
 mod processes;
+mod read_throttle;
 mod server;
 mod shutdown;
 mod spawn;
@@ -24,14 +24,15 @@ use rustix::process::{Pid, Signal};
 use rustix::system::RebootCommand;
 
 use crate::boot::Booted;
-use crate::server::{BootTimes, Resources, Server};
+use crate::server::{AgentResources, BootTimes, Server};
 use crate::spawn::Launcher;
 
-/// A word of the kernel's command line, after `--`: every command is restricted.
+/// A kernel argument after `--`: every command is restricted.
 const RESTRICTED: &str = "restricted";
-/// Another: the root of a restricted sandbox stays writable.
+/// A kernel argument: the root of a restricted sandbox stays writable.
 const WRITABLE_ROOT: &str = "writable-root";
-/// Another, before a number: how many threads there may be. A guest whose processes are the host's is limited there.
+/// A kernel argument with a number: the maximum number of threads. Not used for uml, where the host limits
+/// the guest's processes.
 const THREADS: &str = "threads=";
 
 fn main() -> ExitCode {
@@ -40,12 +41,14 @@ fn main() -> ExitCode {
     }
     let has = |word| std::env::args_os().any(|argument| argument == word);
     let restricted = has(RESTRICTED).then(|| Restriction { writable_root: has(WRITABLE_ROOT) });
-    // Standard error is the kernel's console: the keeper shows its last lines when a guest does not get ready.
+    // Standard error is the kernel's console, whose last lines the keeper shows when a guest does not become
+    // ready.
     if let Err(message) = be_init(restricted, threads()) {
         eprintln!("bathysphere agent: {message}");
     }
     rustix::fs::sync();
-    // Only fails without CAP_SYS_BOOT; then PID 1 returns, the kernel panics, and the sandbox ends all the same.
+    // Only fails without CAP_SYS_BOOT. Then PID 1 returns, the kernel panics, and the sandbox ends all the
+    // same.
     let _ = rustix::system::reboot(RebootCommand::PowerOff);
     ExitCode::FAILURE
 }
@@ -61,10 +64,10 @@ fn be_init(restricted: Option<Restriction>, threads: Option<u32>) -> Result<(), 
     let Booted { port, own_program, layer, processes } =
         boot::prepare_root(restricted, threads).map_err(|error| error.to_string())?;
     let times = BootTimes { pid1_unix_ns, mounted_unix_ns: unix_ns() };
-    let resources = Resources { port, launcher: Launcher { restricted, own_program }, processes };
+    let resources = AgentResources { port, launcher: Launcher { restricted, own_program }, processes };
     let outcome = Server::new(resources, times).and_then(|mut server| server.run());
-    // Nobody is left, unless the server failed or somebody is stuck.
-    sys::signal_everybody(Signal::KILL.as_raw());
+    // No process is left, unless the server failed or a process cannot be killed.
+    sys::signal_all(Signal::KILL.as_raw());
     boot::leave_root(&layer);
     outcome.map_err(|error| error.to_string())
 }

@@ -1,5 +1,5 @@
-//! The sandbox's network card, if it has one: its addresses, its way out, and who is asked for names. All of it is fixed, so
-//! nothing has to be asked for; whoever changes it inside only cuts the sandbox off.
+//! Configures the sandbox's network interface, if it has one: addresses, default route and DNS resolvers. All
+//! of it is fixed, so there is no DHCP. A guest that changes it only cuts itself off.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,8 +13,7 @@ use bathy_protocol::network::{
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// The card's name.
-const CARD: &str = "eth0";
+const INTERFACE: &str = "eth0";
 const RESOLVERS: &str = "/etc/resolv.conf";
 
 const NEW_LINK: u16 = 16;
@@ -22,9 +21,9 @@ const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
 const NEW_NEIGHBOUR: u16 = 28;
 const ERROR: u16 = 2;
-/// A request that is to be answered.
+/// A request with an acknowledgement.
 const CHANGE: u16 = 0x1 | 0x4;
-/// One that makes what is not there yet, and replaces what is.
+/// A request that creates the object or replaces it.
 const CREATE: u16 = CHANGE | 0x100 | 0x400;
 
 const HEADER: usize = 16;
@@ -35,22 +34,22 @@ const STATIC: u8 = 4;
 const UNICAST: u8 = 1;
 const PERMANENT: u16 = 0x80;
 
-/// Sets the card up. A sandbox without one has only its loopback.
+/// Configures the interface. A sandbox without one has only its loopback.
 pub fn set_up() -> io::Result<()> {
-    let index = match fs::read_to_string(format!("/sys/class/net/{CARD}/ifindex")) {
+    let index = match fs::read_to_string(format!("/sys/class/net/{INTERFACE}/ifindex")) {
         Ok(text) => text.trim().parse::<u32>().map_err(io::Error::other)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    // Nobody on the link announces anything, and the guest need not make up an address for it.
+    // There are no router advertisements on the link, and the guest needs no generated address.
     for (setting, value) in [("accept_ra", "0"), ("router_solicitations", "0"), ("addr_gen_mode", "1")] {
-        let path = format!("/proc/sys/net/ipv6/conf/{CARD}/{setting}");
+        let path = format!("/proc/sys/net/ipv6/conf/{INTERFACE}/{setting}");
         match fs::write(path, value) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    // Protocol 0 of this family is the one for routes.
+    // Protocol 0 of this family is for routes.
     let socket =
         rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     for request in requests(index) {
@@ -67,7 +66,7 @@ fn name_resolvers() -> io::Result<()> {
     if fs::read_to_string(RESOLVERS).is_ok_and(|old| old == text) {
         return Ok(());
     }
-    // An image may have a link there, to a file of a service that does not run here.
+    // An image may have a symbolic link there, to a file of a service that does not run here.
     if fs::symlink_metadata(RESOLVERS).is_ok_and(|file| !file.is_file()) {
         fs::remove_file(RESOLVERS)?;
     }
@@ -85,11 +84,11 @@ fn check(answer: &[u8]) -> io::Result<()> {
     match (kind, code) {
         (Some(ERROR), Some(0)) => Ok(()),
         (Some(ERROR), Some(code)) => Err(io::Error::from_raw_os_error(-code)),
-        _ => Err(io::Error::other("the kernel's answer is none")),
+        _ => Err(io::Error::other("the kernel's answer is invalid")),
     }
 }
 
-/// In this order: a route needs an address, and that a card.
+/// In this order: a route needs an address, and an address an interface.
 fn requests(index: u32) -> Vec<Vec<u8>> {
     let mut all = vec![link_up(index)];
     for (own, gateway, prefix) in [
@@ -122,20 +121,20 @@ fn address(index: u32, own: IpAddr, prefix: u8) -> Vec<u8> {
 
 fn neighbour(index: u32, gateway: IpAddr) -> Vec<u8> {
     const DESTINATION: u16 = 1;
-    const CARD_ADDRESS: u16 = 2;
+    const LINK_ADDRESS: u16 = 2;
     let mut body = vec![family(gateway), 0, 0, 0];
     body.extend(index.to_ne_bytes());
     body.extend(PERMANENT.to_ne_bytes());
     body.extend([0, 0]);
-    request(NEW_NEIGHBOUR, &body, &[(DESTINATION, &octets(gateway)), (CARD_ADDRESS, &GATEWAY_MAC)])
+    request(NEW_NEIGHBOUR, &body, &[(DESTINATION, &octets(gateway)), (LINK_ADDRESS, &GATEWAY_MAC)])
 }
 
 fn default_route(index: u32, gateway: IpAddr) -> Vec<u8> {
-    const OUT_CARD: u16 = 4;
+    const OUT_INTERFACE: u16 = 4;
     const GATEWAY: u16 = 5;
     let mut body = vec![family(gateway), 0, 0, 0, MAIN_TABLE, STATIC, 0, UNICAST];
     body.extend([0; 4]);
-    request(NEW_ROUTE, &body, &[(GATEWAY, &octets(gateway)), (OUT_CARD, &index.to_ne_bytes())])
+    request(NEW_ROUTE, &body, &[(GATEWAY, &octets(gateway)), (OUT_INTERFACE, &index.to_ne_bytes())])
 }
 
 fn family(address: IpAddr) -> u8 {
@@ -150,7 +149,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// One request, with its header and its attributes, each padded to four bytes.
+/// A request with its header and attributes, each padded to four bytes.
 fn request(kind: u16, body: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut rest = body.to_vec();
     for (number, value) in attributes {
@@ -161,7 +160,7 @@ fn request(kind: u16, body: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     }
     let mut whole = u32::try_from(HEADER + rest.len()).unwrap_or(0).to_ne_bytes().to_vec();
     whole.extend(kind.to_ne_bytes());
-    // A card is there and cannot be replaced.
+    // An interface exists already and cannot be replaced.
     let flags = if kind == NEW_LINK { CHANGE } else { CREATE };
     whole.extend(flags.to_ne_bytes());
     whole.extend([0; 8]);

@@ -1,4 +1,4 @@
-//! Who else runs in the guest.
+//! The other processes in the guest.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,36 +9,37 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::sys;
 
-/// How often a session is looked through for members that were started meanwhile.
+/// How often a session is searched for members that were started meanwhile.
 const ROUNDS: usize = 8;
 
-/// The list of processes, held open so that it is there whatever the guest's root does to its mounts.
+/// The list of processes. `/proc` is held open, so that it stays available whatever the guest's root does to
+/// its mounts.
 pub struct Processes {
     proc: OwnedFd,
 }
 
 impl Processes {
-    /// Takes hold of `/proc`, which has to be mounted.
+    /// Opens `/proc`, which must be mounted.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { proc: rustix::fs::open("/proc", flags, Mode::empty())? })
     }
 
-    /// Whether a process is left besides this one and the kernel's own threads.
+    /// Whether a process is left besides this one and the kernel's threads.
     pub fn any_left(&self) -> bool {
         self.members(|session| session != 0).next().is_some()
     }
 
-    /// Ends a command with its process group and its session.
+    /// Kills a command with its process group and its session.
     pub fn end_session(&self, leader: u32) {
         let Some(group) = i32::try_from(leader).ok().and_then(Pid::from_raw) else { return };
-        // Fails only if the group is gone already.
+        // Fails only if the group has exited.
         let _ = kill_process_group(group, Signal::KILL);
         let leader = group.as_raw_nonzero().get();
         for _ in 0..ROUNDS {
             let mut found = false;
             for pid in self.members(|session| session == leader) {
-                // One that is dead and not yet reaped is found again: it is not worth another round.
+                // An unreaped zombie is found again, but does not require another round.
                 found |= kill_process(pid, Signal::KILL).is_ok() && pid != group;
             }
             if !found {
@@ -47,7 +48,7 @@ impl Processes {
         }
     }
 
-    /// How many processes the kernel has ended because memory ran out. Zero if it does not say.
+    /// How many processes the kernel has killed because memory ran out. Zero if unknown.
     pub fn out_of_memory_kills(&self) -> u64 {
         let mut text = String::new();
         let opened = openat(&self.proc, "vmstat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -60,13 +61,13 @@ impl Processes {
         count.unwrap_or(0)
     }
 
-    /// Another opening of a file of ours, for reading, with an offset of its own.
+    /// Opens a file again for reading, with a separate file offset.
     pub fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let path = format!("self/fd/{}", file.as_raw_fd());
         Ok(openat(&self.proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
-    /// Other processes whose session is `wanted`. None if the list cannot be read.
+    /// Other processes whose session matches. Empty if the list cannot be read.
     fn members(&self, wanted: impl Fn(i32) -> bool) -> impl Iterator<Item = Pid> {
         let entries = Dir::read_from(&self.proc).into_iter().flatten();
         entries.filter_map(move |entry| {
@@ -86,7 +87,8 @@ mod tests {
 
     #[test]
     fn a_session_ends_with_groups_of_its_own() {
-        // The shell's job control gives the background command a group of its own within the session.
+        // With job control, the shell gives the background command a process group of its own within the
+        // session.
         let mut leader = Command::new("setsid");
         leader
             .args(["sh", "-c", "set -m; sleep 20 & echo $!; wait"])
@@ -104,17 +106,18 @@ mod tests {
         assert!(processes.any_left());
         processes.end_session(u32::try_from(session).unwrap());
 
-        // `setsid` either became the leader or waits for nothing; in both cases all of them are gone now.
+        // `setsid` either became the leader or does not wait for it; in both cases all of them have exited
+        // now.
         let ended = leader.wait().unwrap();
         assert!(ended.signal() == Some(9) || ended.success());
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while is_alive(member) {
-            assert!(std::time::Instant::now() < deadline, "the member of another group lives");
+            assert!(std::time::Instant::now() < deadline, "the member of another group is still running");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// An ended process without anybody to reap it is not alive.
+    /// A zombie without a parent to reap it is not alive.
     fn is_alive(pid: i32) -> bool {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))

@@ -1,4 +1,4 @@
-//! The agent's one loop: the control port, the commands' pipes, the ends of children.
+//! The agent's event loop: the control port, the commands' pipes, ended children.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,23 +16,23 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use thiserror::Error;
 
 use crate::boot::{self, BootError};
-use crate::command::{Command, is_input, say};
-use crate::contexts::{Contexts, Part, Tools};
+use crate::command::{Command, is_input, send_message};
+use crate::contexts::{ContextPart, Contexts, Tools};
 use crate::processes::Processes;
 use crate::shutdown::Shutdown;
 use crate::spawn::{Launcher, Started, bad_request};
 use crate::sys;
 
-/// How many commands, copies and cells may run at once. Each has three descriptors here, of the usual 1024.
+/// The most concurrent commands, copies and cells. Each takes three of our usual 1024 descriptors.
 const MAX_COMMANDS: usize = 256;
 
-/// Output is not read from the commands while this much waits for the host.
+/// The commands' output is not read while this much is queued for the host (backpressure).
 const OUTBOX_LIMIT: usize = 256 * 1024;
 const BUFFER: usize = 32 * 1024;
-/// How long to wait between looks for a host that is not there.
-const HOST_PAUSE: Duration = Duration::from_micros(500);
+/// The polling interval while the host's side of the port is closed.
+const HOST_POLL: Duration = Duration::from_micros(500);
 
-/// What ended the agent.
+/// The agent cannot continue.
 #[derive(Debug, Error)]
 pub enum ServerError {
     #[error("The control port failed: {0}")]
@@ -49,14 +49,14 @@ pub enum ServerError {
     Version(u16),
 }
 
-/// When the boot reached its steps.
+/// When the steps of the boot were completed.
 pub struct BootTimes {
     pub pid1_unix_ns: u64,
     pub mounted_unix_ns: u64,
 }
 
 impl BootTimes {
-    /// The clock they were read from was wrong by this much.
+    /// Corrects the times after the clock was set.
     fn shift(&mut self, nanoseconds: i64) {
         for time in [&mut self.pid1_unix_ns, &mut self.mounted_unix_ns] {
             *time = time.saturating_add_signed(nanoseconds);
@@ -64,23 +64,22 @@ impl BootTimes {
     }
 }
 
-/// What the server works with.
-pub struct Resources {
+/// The inputs of the server.
+pub struct AgentResources {
     /// The open control port.
     pub port: OwnedFd,
-    /// What starts commands.
     pub launcher: Launcher,
-    /// Everybody who runs.
     pub processes: Processes,
 }
 
-/// Everything the agent knows.
+/// The state of the agent.
 pub struct Server {
     port: OwnedFd,
     launcher: Launcher,
     processes: Processes,
-    /// Whether the host's side was there since the port was opened: it took something. That something came proves
-    /// nothing, for data may overtake the message that the host has opened its side.
+    /// Whether the host has opened its side since the port was opened, which is proved by a successful write.
+    /// Received data proves nothing, because it may overtake the notification that the host has opened its
+    /// side.
     connected: bool,
     children: OwnedFd,
     boot: BootTimes,
@@ -91,7 +90,7 @@ pub struct Server {
     shutdown: Option<Shutdown>,
 }
 
-/// What a descriptor of the poll set belongs to.
+/// What a polled descriptor belongs to.
 #[derive(Clone, Copy)]
 enum Source {
     Port,
@@ -99,12 +98,12 @@ enum Source {
     Launch(usize),
     Input(usize),
     Output(usize, usize),
-    Context(usize, Part),
+    Context(usize, ContextPart),
 }
 
 impl Server {
     /// A server on the open control port.
-    pub fn new(resources: Resources, boot: BootTimes) -> Result<Self, ServerError> {
+    pub fn new(resources: AgentResources, boot: BootTimes) -> Result<Self, ServerError> {
         Ok(Self {
             port: resources.port,
             launcher: resources.launcher,
@@ -120,7 +119,7 @@ impl Server {
         })
     }
 
-    /// Serves until the host asks for the power to be turned off, and everybody had time to end.
+    /// Serves until the host requests a power-off and all processes had time to end.
     pub fn run(&mut self) -> Result<(), ServerError> {
         let mut buffer = vec![0u8; BUFFER];
         loop {
@@ -175,7 +174,7 @@ impl Server {
         };
         for (index, command) in self.commands.iter().enumerate() {
             if let Some(launching) = &command.launching {
-                rests = sooner(rests, launching.deadline());
+                rests = earlier(rests, launching.deadline());
                 if let Some(decided) = launching.decided() {
                     watch(Source::Launch(index), decided, PollFlags::IN);
                 }
@@ -187,8 +186,8 @@ impl Server {
             for (number, output) in command.outputs.iter().enumerate() {
                 let wanted = command.attached && output.window.open() > 0 && self.outbox.len() < OUTBOX_LIMIT;
                 let Some(pipe) = output.pipe.as_ref().filter(|_| wanted) else { continue };
-                match output.breather.rests(now) {
-                    Some(until) => rests = sooner(rests, until),
+                match output.throttle.paused_until(now) {
+                    Some(until) => rests = earlier(rests, until),
                     None => watch(Source::Output(index, number), pipe.as_fd(), PollFlags::IN),
                 }
             }
@@ -211,14 +210,14 @@ impl Server {
             return Ok(());
         }
         let count = match rustix::io::read(&self.port, &mut *buffer) {
-            // The host's side is not there: not yet, or no longer.
+            // The host's side is not open.
             Ok(0) => return self.await_host(),
             Ok(count) => count,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(error) => return Err(io::Error::from(error).into()),
         };
         self.decoder.push(buffer.get(..count).unwrap_or_default());
-        // Taken out so that a frame may borrow it while the server changes.
+        // Taken out, so that frames can borrow it while the server changes.
         let mut decoder = std::mem::replace(&mut self.decoder, Decoder::new(MAX_REQUEST));
         while let Some(frame) = decoder.next_frame()? {
             if is_input(frame.channel) {
@@ -229,14 +228,14 @@ impl Server {
                     command.write_input(&mut self.outbox);
                 }
             } else {
-                self.obey(frame.stream, decode(frame.payload)?)?;
+                self.on_message(frame.stream, decode(frame.payload)?)?;
             }
         }
         self.decoder = decoder;
         Ok(())
     }
 
-    fn obey(&mut self, stream: u32, message: ToGuest) -> Result<(), ServerError> {
+    fn on_message(&mut self, stream: u32, message: ToGuest) -> Result<(), ServerError> {
         match message {
             ToGuest::Hello(hello) => self.greet(&hello),
             ToGuest::PowerOff { grace_ms } => {
@@ -244,7 +243,7 @@ impl Server {
                 Ok(())
             }
             ToGuest::Ping => {
-                say(CONNECTION, &ToHost::Pong, &mut self.outbox);
+                send_message(CONNECTION, &ToHost::Pong, &mut self.outbox);
                 Ok(())
             }
             ToGuest::Exec(request) => {
@@ -256,17 +255,17 @@ impl Server {
                 Ok(())
             }
             ToGuest::Cell(cell) => {
-                let taken = self.check_room(stream).and_then(|()| self.contexts.run(stream, cell));
-                self.answer(stream, taken);
+                let started = self.check_capacity(stream).and_then(|()| self.contexts.run(stream, cell));
+                self.answer(stream, started);
                 Ok(())
             }
             ToGuest::Contexts(request) => {
                 let tools = Tools { launcher: &self.launcher, processes: &self.processes };
-                let taken = match self.check_room(stream) {
+                let started = match self.check_capacity(stream) {
                     Ok(()) => self.contexts.change(stream, request, tools),
                     Err(refused) => Err(refused),
                 };
-                if let Some(answer) = taken.transpose() {
+                if let Some(answer) = started.transpose() {
                     self.answer(stream, answer);
                 }
                 Ok(())
@@ -277,7 +276,7 @@ impl Server {
                     Ok(())
                 }
                 Some(command) => Ok(command.request(&other)?),
-                // Or it ended while the request was on its way.
+                // The stream is a cell's, or has ended meanwhile.
                 None => Ok(self.contexts.request(stream, &other)?),
             },
         }
@@ -300,19 +299,19 @@ impl Server {
             mounted_unix_ns: self.boot.mounted_unix_ns,
             running: self.commands.iter().map(|command| command.stream).collect(),
         };
-        say(CONNECTION, &ToHost::Ready(ready), &mut self.outbox);
+        send_message(CONNECTION, &ToHost::Ready(ready), &mut self.outbox);
         Ok(())
     }
 
     fn start(&mut self, stream: u32, start: impl FnOnce(&Launcher) -> Result<Started, Refused>) {
-        match self.check_room(stream).and_then(|()| start(&self.launcher)) {
+        match self.check_capacity(stream).and_then(|()| start(&self.launcher)) {
             // Answered once its program is executed.
             Ok(started) => self.commands.push(Command::new(stream, started)),
             Err(refused) => self.answer(stream, Err(refused)),
         }
     }
 
-    /// Gives up on programs that were not executed in time.
+    /// Refuses programs that were not executed in time.
     fn refuse_late(&mut self) {
         let now = Instant::now();
         let late = |command: &&mut Command| command.launching.as_ref().is_some_and(|it| it.deadline() <= now);
@@ -323,11 +322,11 @@ impl Server {
 
     fn answer(&mut self, stream: u32, started: Result<u32, Refused>) {
         let message = started.map_or_else(ToHost::Refused, |pid| ToHost::Started { pid });
-        say(stream, &message, &mut self.outbox);
+        send_message(stream, &message, &mut self.outbox);
     }
 
     /// Whether something may be started on this stream.
-    fn check_room(&self, stream: u32) -> Result<(), Refused> {
+    fn check_capacity(&self, stream: u32) -> Result<(), Refused> {
         let used = self.commands.iter().any(|command| command.stream == stream) || self.contexts.has(stream);
         if stream == CONNECTION || used {
             Err(bad_request("the stream is in use"))
@@ -344,7 +343,7 @@ impl Server {
 
     fn power_off(&mut self, grace: Duration) {
         if let Some(shutdown) = &mut self.shutdown {
-            shutdown.hurry(grace);
+            shutdown.shorten_grace(grace);
             return;
         }
         self.shutdown = Some(Shutdown::begin(grace));
@@ -352,18 +351,18 @@ impl Server {
         if grace.is_zero() {
             return;
         }
-        // An interactive shell ignores the usual request, and ends when its terminal is hung up.
+        // Interactive shells ignore SIGTERM, but exit when their terminal hangs up.
         for command in self.commands.iter().filter(|command| command.terminal && command.exit.is_none()) {
             if let Some(pid) = i32::try_from(command.pid).ok().and_then(Pid::from_raw) {
-                // Fails only if it is gone already.
+                // Fails only if it has already exited.
                 let _ = kill_process(pid, Signal::HUP);
             }
         }
     }
 
-    /// Collects every child that ended: our commands, interpreters, and orphans that were handed to PID 1.
+    /// Reaps every ended child: commands, interpreters and orphans.
     fn reap(&mut self) {
-        // Only empties the descriptor; which children ended is asked below, because signals merge.
+        // Only drains the descriptor. Signals merge, so the ended children are queried below.
         let mut drain = [0u8; 1024];
         while rustix::io::read(&self.children, &mut drain).is_ok_and(|count| count > 0) {}
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -371,7 +370,7 @@ impl Server {
             if let Some(command) =
                 self.commands.iter_mut().find(|command| command.pid == pid && command.exit.is_none())
             {
-                // Known now at the latest: the process is gone.
+                // The launch is decided at the latest now, because the process has ended.
                 command.settle(Instant::now(), &mut self.outbox);
                 command.ended(exit_of(status));
                 continue;
@@ -381,7 +380,7 @@ impl Server {
         }
     }
 
-    /// Reads what ended commands left in their pipes, and reports those that are done.
+    /// Reads what ended commands left in their pipes, and reports complete ones.
     fn drain_finished(&mut self, buffer: &mut [u8]) {
         let outbox = &mut self.outbox;
         for command in self.commands.iter_mut().filter(|command| command.exit.is_some() && command.attached) {
@@ -396,7 +395,7 @@ impl Server {
         self.commands.retain(|command| match command.finished() {
             _ if command.refused => false,
             Some(exit) => {
-                say(command.stream, &ToHost::Exited(exit), outbox);
+                send_message(command.stream, &ToHost::Exited(exit), outbox);
                 false
             }
             None => true,
@@ -420,34 +419,34 @@ impl Server {
         Ok(())
     }
 
-    /// The host may come, or come back, with a greeting, in another process.
+    /// Waits for the host to connect, possibly in another process, with a new greeting.
     fn await_host(&mut self) -> Result<(), ServerError> {
         if std::mem::take(&mut self.connected) {
             self.end_conversation();
-            // The port can be open only once: anything else takes the old descriptor's place for a moment.
+            // The port can be opened only once: a placeholder replaces the old descriptor for a moment.
             self.port = sys::child_signals()?;
             self.port = boot::open_port()?;
         }
-        sleep(HOST_PAUSE);
+        sleep(HOST_POLL);
         Ok(())
     }
 
     fn end_conversation(&mut self) {
         self.decoder.reset();
         self.outbox.clear();
-        // The new conversation does not know those that nobody waits for. They are reaped without being known.
+        // The new session does not know abandoned commands. They are reaped without a report.
         self.commands.retain(|command| !command.abandoned);
         self.commands.iter_mut().for_each(Command::detach);
         self.contexts.end_conversation();
     }
 }
 
-/// The earlier of two moments.
-fn sooner(one: Option<Instant>, other: Instant) -> Option<Instant> {
+/// The earlier of two deadlines.
+fn earlier(one: Option<Instant>, other: Instant) -> Option<Instant> {
     Some(one.map_or(other, |one| one.min(other)))
 }
 
-/// A wait status as the host is told it.
+/// Converts a wait status for the host.
 pub fn exit_of(status: WaitStatus) -> Exit {
     let byte = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
     match (status.exit_status(), status.terminating_signal()) {

@@ -1,4 +1,4 @@
-//! The way to power-off: ask everybody to end, wait, end them, wait a little.
+//! Power-off: asks all processes to end, waits, kills them, waits briefly.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,17 @@ use rustix::process::Signal;
 use crate::processes::Processes;
 use crate::sys;
 
-/// How long processes that were killed have to be gone, and what is said last has to be sent.
-const LAST_WAIT: Duration = Duration::from_secs(1);
+/// How long killed processes may take to exit and the last messages to be sent.
+const FINAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How far it is.
+/// The progress of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Everybody was asked.
     Asked,
-    /// Everybody was killed.
     Killed,
 }
 
-/// A power-off that has begun.
+/// A shutdown in progress.
 #[derive(Debug)]
 pub struct Shutdown {
     phase: Phase,
@@ -27,37 +25,38 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Asks every process to end.
+    /// Asks all processes to end.
     pub fn begin(grace: Duration) -> Self {
         if !grace.is_zero() {
-            sys::signal_everybody(Signal::TERM.as_raw());
-            // One that is stopped would not hear.
-            sys::signal_everybody(Signal::CONT.as_raw());
+            sys::signal_all(Signal::TERM.as_raw());
+            // Stopped processes would not handle the signal.
+            sys::signal_all(Signal::CONT.as_raw());
         }
         Self { phase: Phase::Asked, until: Instant::now() + grace }
     }
 
-    /// A second request may shorten the grace and never lengthens it.
-    pub fn hurry(&mut self, grace: Duration) {
+    /// A second request can shorten the grace period but not extend it.
+    pub fn shorten_grace(&mut self, grace: Duration) {
         if self.phase == Phase::Asked {
             self.until = self.until.min(Instant::now() + grace);
         }
     }
 
-    /// How long nothing has to be done if nobody ends.
+    /// The time until the next step, if no process ends before.
     pub fn pause(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Goes on as time has. True when the power can be turned off: nobody is left, or nobody could be waited for.
-    pub fn is_over(&mut self, processes: &Processes, all_said: bool) -> bool {
+    /// Takes the next step when it is due. True when the power can be turned off: all processes have ended,
+    /// or waiting has timed out.
+    pub fn is_over(&mut self, processes: &Processes, all_sent: bool) -> bool {
         let late = Instant::now() >= self.until;
         match self.phase {
-            _ if all_said && !processes.any_left() => true,
+            _ if all_sent && !processes.any_left() => true,
             Phase::Asked if late => {
-                sys::signal_everybody(Signal::KILL.as_raw());
+                sys::signal_all(Signal::KILL.as_raw());
                 self.phase = Phase::Killed;
-                self.until = Instant::now() + LAST_WAIT;
+                self.until = Instant::now() + FINAL_TIMEOUT;
                 false
             }
             Phase::Asked => false,

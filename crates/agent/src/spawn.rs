@@ -1,11 +1,11 @@
-//! From a request of the host to a running process.
+//! Starts processes for the host's requests.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use bathy_protocol::{Direction, Exec, RefusalKind, Refused, Restriction, Transfer};
+use bathy_protocol::{CopyDirection, Exec, RefusalKind, Refused, Restriction, Transfer};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -18,11 +18,11 @@ use crate::users::{self, User};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long a program may take to be executed. Shorter than the host waits for an answer (30 s), so that the host learns why; the
-/// keeper takes an agent that says nothing for two minutes for a dead one.
+/// How long a program may take to be executed. Shorter than the host's timeout for an answer (30 s), so that
+/// the host learns the reason.
 const EXECUTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// A process that may not have executed its program yet: processes of the same user can hold it up.
+/// A started process that may not have executed its program yet: processes of the same user can delay it.
 pub struct Launching {
     child: Child,
     name: Vec<u8>,
@@ -32,7 +32,7 @@ pub struct Launching {
 }
 
 impl Launching {
-    /// Its process number; also its session and process group, once the program is executed.
+    /// The pid; also its session and process group, once the program is executed.
     pub fn pid(&self) -> u32 {
         self.child.pid
     }
@@ -42,12 +42,11 @@ impl Launching {
         self.child.decided()
     }
 
-    /// When its time is over.
     pub fn deadline(&self) -> Instant {
         self.until
     }
 
-    /// Whether the program is executed, or why not; `None` while that is undecided.
+    /// Whether the program was executed, or why not; `None` while that is unknown.
     pub fn outcome(&mut self, now: Instant) -> Option<Result<(), Refused>> {
         match self.child.outcome() {
             Some(outcome) => Some(outcome.map_err(|(step, error)| self.refusal(step, &error))),
@@ -55,7 +54,7 @@ impl Launching {
             None => {
                 self.signal(Signal::KILL);
                 Some(Err(bad_request(&format!(
-                    "{}: not executed within {} s: a process in the sandbox holds it up",
+                    "{}: not executed within {} s: a process in the sandbox blocks it",
                     String::from_utf8_lossy(&self.name),
                     EXECUTED_WITHIN.as_secs()
                 ))))
@@ -63,10 +62,11 @@ impl Launching {
         }
     }
 
-    /// Sends a signal to the process alone, which may not have its group yet. It is not reaped: then the outcome is known.
+    /// Sends a signal to the process alone, because it may not have its group yet. It must not have been
+    /// reaped.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.child.pid).ok().and_then(Pid::from_raw) {
-            // Fails only if it has ended already.
+            // Fails only if it has already exited.
             let _ = kill_process(pid, signal);
         }
     }
@@ -78,33 +78,32 @@ impl Launching {
 
 /// A started command and our ends of its pipes.
 pub struct Started {
-    /// Its process.
     pub launching: Launching,
-    /// Where its standard input is written, if it has one.
+    /// The write end of its standard input, if it has one.
     pub stdin: Option<OwnedFd>,
-    /// Where its standard output is read.
+    /// The read end of its standard output.
     pub stdout: OwnedFd,
-    /// Where its standard error is read, unless it has a terminal.
+    /// The read end of its standard error, unless it has a terminal.
     pub stderr: Option<OwnedFd>,
-    /// Whether standard input and output are our end of a terminal.
+    /// Whether standard input and output are our side of a terminal.
     pub terminal: bool,
 }
 
-/// Starts processes, as the sandbox's security allows.
+/// Starts processes under the sandbox's restrictions.
 pub struct Launcher {
-    /// Every command of this sandbox is restricted. Its mounts are so already.
+    /// The restriction of every command. The sandbox's mounts are already restricted.
     pub restricted: Option<Restriction>,
-    /// This program, which also is the one that copies files.
+    /// This program, which is also the program that copies files.
     pub own_program: OwnedFd,
 }
 
 impl Launcher {
-    /// Starts a command, or says why not.
+    /// Starts a command or refuses it.
     pub fn exec(&self, request: &Exec) -> Result<Started, Refused> {
         self.exec_with(request, &[])
     }
 
-    /// Starts a command that finds further descriptors at 3 and above.
+    /// Starts a command with additional descriptors at 3 and above.
     pub fn exec_with(&self, request: &Exec, extra: &[BorrowedFd<'_>]) -> Result<Started, Refused> {
         let user = self.user(&request.user, request.restricted.is_some())?;
         let Some(name) = request.argv.first().filter(|name| !name.is_empty()) else {
@@ -137,12 +136,12 @@ impl Launcher {
         }
     }
 
-    /// Starts the program that copies files, as the user whose files they are.
+    /// Starts the program that copies files, as the files' user.
     pub fn transfer(&self, request: &Transfer) -> Result<Started, Refused> {
         let user = self.user(&request.user, false)?;
         let direction = match request.direction {
-            Direction::IntoGuest => transfer::PUT,
-            Direction::OutOfGuest => transfer::GET,
+            CopyDirection::IntoGuest => transfer::PUT,
+            CopyDirection::OutOfGuest => transfer::GET,
         };
         let arguments = [transfer::PROGRAM.as_bytes(), direction.as_bytes(), &request.path, &request.name];
         let start = Start {
@@ -155,10 +154,10 @@ impl Launcher {
             extra: &[],
             confinement: self.confinement(None),
         };
-        start.with_pipes(request.direction == Direction::IntoGuest)
+        start.with_pipes(request.direction == CopyDirection::IntoGuest)
     }
 
-    /// The user of this name, who is not root where root is not allowed.
+    /// Looks up a user and refuses root where that is not allowed.
     fn user(&self, wanted: &str, restricted: bool) -> Result<User, Refused> {
         let user = users::find(wanted).map_err(|message| bad_request(&message))?;
         match restriction_broken(&user, self.restricted.is_some(), restricted) {
@@ -168,7 +167,7 @@ impl Launcher {
     }
 
     fn confinement(&self, requested: Option<Restriction>) -> Confinement {
-        // A mount namespace of its own is needed only where the request goes further than the sandbox.
+        // A separate mount namespace is needed only if the request is stricter than the sandbox.
         let mounts = match (self.restricted, requested) {
             (_, None) => None,
             (None, Some(restriction)) => Some(MountLimits { read_only_root: !restriction.writable_root }),
@@ -179,7 +178,7 @@ impl Launcher {
     }
 }
 
-/// What keeps a restricted command from running as `user`.
+/// Why a restricted command cannot run as `user`, if so.
 fn restriction_broken(user: &User, sandbox: bool, command: bool) -> Option<&'static str> {
     let root = user.uid == 0;
     let group = user.gid == 0 || user.groups.contains(&0);
@@ -196,7 +195,7 @@ fn restriction_broken(user: &User, sandbox: bool, command: bool) -> Option<&'sta
     }
 }
 
-/// A process that is about to be started.
+/// A process to be started.
 struct Start<'a> {
     executable: Executable<'a>,
     name: &'a [u8],
@@ -221,13 +220,14 @@ impl Start<'_> {
         };
         let (stdout_read, stdout_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         let (stderr_read, stderr_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-        // A program may open its own outputs once more, by /dev/stdout and its like: only their owner can.
+        // Programs may reopen their outputs through /dev/stdout and the like, which only the owner can.
         let (uid, gid) = (Uid::from_raw(self.user.uid), Gid::from_raw(self.user.gid));
         let theirs = [stdin_write.as_ref().map(|_| &stdin_read), Some(&stdout_write), Some(&stderr_write)];
         for pipe in theirs.into_iter().flatten() {
             rustix::fs::fchown(pipe, Some(uid), Some(gid)).map_err(failed)?;
         }
-        // Only our ends may be non-blocking: the flag belongs to the open file, and programs expect theirs to block.
+        // Only our ends may be non-blocking: the flag belongs to the open file description, and programs
+        // expect theirs to block.
         for ours in [Some(&stdout_read), Some(&stderr_read), stdin_write.as_ref()].into_iter().flatten() {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
@@ -285,7 +285,7 @@ fn refusal(step: Step, error: &io::Error, name: &[u8], cwd: &CString, user: &str
     Refused { kind, message }
 }
 
-/// A refusal because of the request itself.
+/// A refusal because of an invalid request.
 pub fn bad_request(message: &str) -> Refused {
     Refused { kind: RefusalKind::BadRequest, message: message.to_owned() }
 }
@@ -303,7 +303,7 @@ fn c_strings(list: &[Vec<u8>]) -> Result<Vec<CString>, Refused> {
     list.iter().map(|bytes| c_string(bytes)).collect()
 }
 
-/// The request's environment, and what every program expects besides.
+/// The request's environment plus the variables that every program expects.
 fn environment(request: &Exec, user: &User) -> Vec<Vec<u8>> {
     let mut env = request.env.clone();
     let terminal = request.terminal.map(|_| ("TERM", "xterm"));
@@ -326,7 +326,7 @@ fn variable<'a>(env: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
     env.iter().rev().find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-/// Where a program of this name may be.
+/// The paths to try for a program of this name.
 fn candidates(name: &[u8], env: &[Vec<u8>]) -> Result<Vec<CString>, Refused> {
     if name.contains(&b'/') {
         return Ok(vec![c_string(name)?]);

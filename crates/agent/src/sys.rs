@@ -1,4 +1,4 @@
-//! The agent's unsafe code: starting a process, and the system calls that have no safe wrapper.
+//! The unsafe code of the agent: starting processes, and system calls without a safe wrapper.
 
 mod launch;
 
@@ -12,7 +12,7 @@ pub use self::launch::{Child, Confinement, Executable, MountLimits, Program, Ste
 /// `libc::IFF_UP` in the width of `ifr_flags`.
 const IFF_UP: i16 = 1;
 
-/// The other end of a pseudo-terminal, which has to be unlocked for it.
+/// Unlocks and opens the other side of a pseudo-terminal.
 pub fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let locked: c_int = 0;
     // SAFETY: the first call reads one live integer; the second returns a descriptor that is ours alone.
@@ -28,7 +28,7 @@ pub fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// The session that a process belongs to: 0 for the kernel's own threads, `None` if there is no such process.
+/// The session of a process: 0 for kernel threads, `None` if there is no such process.
 pub fn session_of(pid: i32) -> Option<i32> {
     // SAFETY: a plain system call on a number.
     let session = unsafe { libc::getsid(pid) };
@@ -64,8 +64,8 @@ pub fn set_clock(unix_ns: u64) -> io::Result<()> {
     }
 }
 
-/// Takes back the handlers that the language's runtime has for faults. A child that shares our memory would run them there when
-/// somebody sends it these signals.
+/// Resets the fault handlers that Rust's runtime installs. A child that shares our memory would run them
+/// there when another process sends it these signals.
 pub fn leave_faults_to_the_kernel() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         // SAFETY: no handler is installed, one is removed. Cannot fail for these signals.
@@ -74,12 +74,12 @@ pub fn leave_faults_to_the_kernel() {
 }
 
 /// Sends a signal to every process but this one.
-pub fn signal_everybody(signal: c_int) {
-    // SAFETY: a plain system call; PID 1 itself is exempt from it. Fails only if nobody is left.
+pub fn signal_all(signal: c_int) {
+    // SAFETY: a plain system call; PID 1 itself is exempt from it. Fails only if there is no other process.
     unsafe { libc::kill(-1, signal) };
 }
 
-/// Puts this process before all others, and no child of it.
+/// Gives this process, but not its children, precedence over all others.
 pub fn take_precedence() -> io::Result<()> {
     const HIGHEST: c_int = -20;
     let plain = libc::sched_param { sched_priority: 0 };
@@ -95,10 +95,10 @@ pub fn take_precedence() -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel's messages do not reach the console any more.
+/// Keeps kernel messages off the console.
 pub fn silence_kernel() {
     const CONSOLE_OFF: c_int = 6;
-    // SAFETY: this request takes no buffer. If it fails, there are a few lines more.
+    // SAFETY: this request takes no buffer. If it fails, there are a few more lines.
     unsafe { libc::klogctl(CONSOLE_OFF, ptr::null_mut(), 0) };
 }
 

@@ -1,26 +1,21 @@
-//! Who a command runs as: `name`, `uid`, `name:group` or `uid:gid`, looked up in the image's own files.
+//! Looks up the user of a command: `name`, `uid`, `name:group` or `uid:gid`, in the image's own files.
 
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
-/// The most that is read of the image's files: they are the guest's, and may have become anything.
+/// The most bytes of the image's files that are read: the guest can change them.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// An identity in the guest.
+/// A user in the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub struct User {
-    /// Name, or the number if nobody has it.
+    /// The name, or the number if there is none.
     pub name: String,
-    /// User number.
     pub uid: u32,
-    /// Primary group.
     pub gid: u32,
-    /// All groups.
     pub groups: Vec<u32>,
-    /// Home folder.
     pub home: String,
-    /// Login shell.
     pub shell: String,
 }
 
@@ -29,12 +24,12 @@ pub fn find(wanted: &str) -> Result<User, String> {
     resolve(wanted, &read("/etc/passwd"), &read("/etc/group"))
 }
 
-/// What a file says, or nothing: an image need not have it.
+/// The content of a file, or empty: an image need not have it.
 fn read(path: &str) -> String {
     let mut bytes = Vec::new();
-    // A fifo in its place does not hold us up.
+    // Does not block on a fifo in its place.
     if let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        // What was read until a failure is looked at all the same.
+        // What was read before an error is used all the same.
         let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -79,9 +74,9 @@ fn resolve(wanted: &str, passwd: &str, group: &str) -> Result<User, String> {
             user.groups.insert(0, user.gid);
         }
     }
-    // To the system calls that change an identity, this number means to keep the one that is there: root's.
+    // System calls that change an identity take this number as "no change", which would be root.
     if user.uid == u32::MAX || user.gid == u32::MAX || user.groups.contains(&u32::MAX) {
-        return Err(format!("{wanted:?} has a number that nobody can have"));
+        return Err(format!("{wanted:?} has an invalid number"));
     }
     Ok(user)
 }

@@ -1,4 +1,4 @@
-//! The Bash driver, run natively under the agent's contract.
+//! Tests of the Bash driver, which is run natively with the agent's protocol.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -9,14 +9,14 @@ use std::time::Duration;
 use support::bash::start;
 use support::{Cell, Driver, Look};
 
-/// What a cell wrote to standard output, after checking that it succeeded.
+/// The standard output of a cell, which must succeed.
 fn output(driver: &mut Driver, code: &str) -> String {
     let cell = driver.execute(code);
     assert_eq!(cell.status(), "ok", "{code}: {cell:#?}");
     cell.stdout
 }
 
-/// The name and value of the error of a cell.
+/// The name and value of a cell's error.
 fn error(cell: &Cell) -> (&str, &str) {
     let error = cell.one('e');
     assert_eq!(cell.status(), "error");
@@ -56,9 +56,9 @@ fn the_status_of_the_last_command_is_the_cells() {
 }
 
 #[test]
-fn a_syntax_error_is_told_with_its_line_and_the_state_stays() {
+fn a_syntax_error_is_reported_with_its_line_and_the_state_stays() {
     let mut driver = start();
-    output(&mut driver, "x=kept");
+    output(&mut driver, "x=old");
     let cell = driver.execute("echo before\nif; then");
     assert_eq!(cell.stdout, "before\n");
     let (name, value) = error(&cell);
@@ -66,7 +66,7 @@ fn a_syntax_error_is_told_with_its_line_and_the_state_stays() {
     assert!(value.starts_with("line 2: syntax error"), "{value}");
     assert!(cell.traceback().starts_with("bash: line 2:"), "{cell:#?}");
     assert_eq!(error(&driver.execute("echo \"open")).0, "SyntaxError");
-    assert_eq!(output(&mut driver, "echo $x"), "kept\n");
+    assert_eq!(output(&mut driver, "echo $x"), "old\n");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn exit_ends_the_process() {
 #[test]
 fn an_interrupt_ends_loops_functions_and_children_and_keeps_the_state() {
     let mut driver = start();
-    output(&mut driver, "x=kept; f() { while :; do :; done; }");
+    output(&mut driver, "x=old; f() { while :; do :; done; }");
     for code in [
         "while :; do :; done",
         "while f; do f; done",
@@ -104,16 +104,16 @@ fn an_interrupt_ends_loops_functions_and_children_and_keeps_the_state() {
         assert_eq!(error(&cell).0, "Interrupted", "{code}");
         assert!(!cell.stderr.contains("not here"), "{code}: {cell:#?}");
         assert!(cell.took < Duration::from_secs(20), "{code} took {:?}", cell.took);
-        assert_eq!(output(&mut driver, "echo $x"), "kept\n");
+        assert_eq!(output(&mut driver, "echo $x"), "old\n");
     }
 }
 
 #[test]
 fn an_interrupt_between_cells_is_nothing() {
     let mut driver = start();
-    output(&mut driver, "x=kept");
+    output(&mut driver, "x=old");
     driver.interrupt();
-    assert_eq!(output(&mut driver, "echo $x"), "kept\n");
+    assert_eq!(output(&mut driver, "echo $x"), "old\n");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The Node driver, run natively under the agent's contract.
+//! Tests of the Node driver, which is run natively with the agent's protocol.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::node::{start, start_in};
 use support::{Driver, Look};
 
-/// The value of a cell's last expression, after checking that it succeeded.
+/// The value of a cell's last expression, which must succeed.
 fn value(driver: &mut Driver, code: &str) -> String {
     let cell = driver.execute(code);
     assert_eq!(cell.status(), "ok", "{code}: {cell:#?}");
@@ -35,7 +35,7 @@ fn folder_with_packages() -> tempfile::TempDir {
     folder
 }
 
-/// Stands for the package that takes types out where Node cannot by itself: it knows what the tests write.
+/// A stand-in for the package that strips types where Node cannot: it handles the code in these tests.
 const STRIPPER: &str = r"
 exports.transformSync = (code, { mode }) => {
   if (code.includes('const x: =')) throw '  x Unexpected token `=`\n   ,----\n 1 | const x: = 3;\n   `----';
@@ -177,7 +177,7 @@ fn displays_come_in_order_and_are_bounded() {
 }
 
 #[test]
-fn huge_values_are_cut_and_their_size_is_told() {
+fn huge_values_are_cut_and_their_size_is_reported() {
     let mut driver = start();
     for code in ["'x'.repeat(5e7)", "'é'.repeat(1e6)"] {
         let cell = driver.execute(code);
@@ -193,7 +193,7 @@ fn huge_values_are_cut_and_their_size_is_told() {
 }
 
 #[test]
-fn errors_tell_the_cells_lines_and_nothing_of_the_driver() {
+fn errors_show_the_cells_lines_and_nothing_of_the_driver() {
     let mut driver = start();
     let cell = driver.execute("function f() { null.x }\n\nf()");
     assert_eq!(cell.error(), Some("TypeError"));
@@ -234,10 +234,11 @@ fn an_interrupt_ends_loops_and_waits_and_keeps_the_state() {
     ] {
         driver.begin(&format!("console.log('go');\n{code};\nconsole.log('not here')"), "", "", &[]);
         driver.wait_for_output("go");
-        // The driver does not survive an interrupt in the first moments of a cell, while its own code still runs.
+        // The driver does not survive an interrupt in the first moments of a cell, while its own code still
+        // runs.
         std::thread::sleep(Duration::from_secs(1));
         let cell = driver.finish_interrupted();
-        // A child ends by the same signal, and its end may be noticed first.
+        // A child is killed by the same signal, and its end may be noticed first.
         let by_child = code.contains("execSync") && format!("{cell:?}").contains("signal: 'SIGINT'");
         let expected = if by_child { "Error" } else { "Interrupted" };
         assert_eq!(cell.error(), Some(expected), "{code}: {cell:#?}");
@@ -248,7 +249,7 @@ fn an_interrupt_ends_loops_and_waits_and_keeps_the_state() {
 }
 
 #[test]
-fn a_promise_that_nobody_can_resolve_may_be_collected() {
+fn an_unresolvable_promise_may_be_collected() {
     let mut driver = start();
     let collect = "require('v8').setFlagsFromString('--expose-gc'); setInterval(require('vm').runInNewContext('gc'), 5).unref(); 0";
     value(&mut driver, collect);
@@ -279,7 +280,7 @@ fn timers_go_on_between_cells() {
 }
 
 #[test]
-fn what_nobody_caught_is_told_and_ends_nothing() {
+fn uncaught_errors_are_reported_and_end_nothing() {
     let mut driver = start();
     let cell = driver.execute("Promise.reject(new Error('left alone')); 1");
     assert!(cell.stderr.contains("Uncaught Error: left alone"), "{cell:#?}");

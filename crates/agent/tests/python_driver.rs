@@ -1,4 +1,5 @@
-//! The Python driver, run natively under the agent's contract: values, output, errors, magics.
+//! Tests of the Python driver, which is run natively with the agent's protocol: values, output, errors,
+//! magics.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use support::python::{self, start, start_in};
 use support::{Driver, Look};
 
-/// A driver that finds these modules, in a folder that lives as long as the test.
+/// A driver that finds these modules, in a folder that exists as long as the test.
 fn start_with_modules(modules: &[(&str, &str)]) -> (Driver, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     for (path, source) in modules {
@@ -33,7 +34,7 @@ fn start_without_ipython() -> Driver {
 }
 
 #[test]
-fn hello_tells_the_version() {
+fn hello_reports_the_version() {
     let version = start_in(Path::new("/"), &[]).hello();
     assert!(version["version"].text().starts_with("3."), "{version:?}");
 }
@@ -133,7 +134,7 @@ fn long_values_travel_in_pieces() {
 }
 
 #[test]
-fn value_over_eight_megabytes_is_left_out_and_told() {
+fn value_over_eight_megabytes_is_left_out_and_reported() {
     let cell = start().execute("display({'text/html': 'x' * (9 << 20), 'text/plain': 'small'}, raw=True)");
     let display = cell.one('d');
     assert!(!display["data"].has("text/html"));
@@ -153,7 +154,7 @@ fn bundle_over_sixteen_megabytes_is_cut_down() {
 #[test]
 fn huge_reprs_are_cut_without_being_built() {
     let mut driver = start();
-    // Under this limit the whole texts of these values do not fit into memory.
+    // Under this limit the full texts of these values do not fit into memory.
     let limit =
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (600 << 20, resource.RLIM_INFINITY))";
     assert_eq!(driver.execute(limit).status(), "ok");
@@ -169,7 +170,7 @@ fn huge_reprs_are_cut_without_being_built() {
 }
 
 #[test]
-fn cut_text_tells_the_full_length() {
+fn cut_text_reports_the_full_length() {
     let cell = start().execute("'é' * 100_000");
     let result = cell.one('r');
     assert!(result["data"]["text/plain"].text().len() <= 64 << 10);
@@ -261,7 +262,7 @@ fn figures_of_a_failed_cell_are_shown_too() {
 }
 
 #[test]
-fn figure_of_400_megapixels_is_told_and_not_drawn() {
+fn figure_of_400_megapixels_is_reported_and_not_drawn() {
     let (mut driver, _folder) = start_with_matplotlib();
     let cell = driver.execute("plt.figure_(200, 200);");
     let shown = cell.one('d');
@@ -476,6 +477,6 @@ fn ready_and_simple_cells_are_fast() {
     let mut driver = start();
     let cell = best((0..200).map(|_| driver.execute("1+1").took).collect());
     println!("ready in {ready:?}, 1+1 in {cell:?}, driver of {} bytes", python::SOURCE.len());
-    // Many times what it takes on an idle machine: other tests run beside.
+    // Many times what it takes on an idle machine: other tests run at the same time.
     assert!(ready < Duration::from_millis(500) && cell < Duration::from_millis(5), "{ready:?} {cell:?}");
 }

@@ -1,4 +1,5 @@
-//! Cells that are clumsy or hostile towards the Python driver: each gives a clear result, and the next cell works.
+//! Cells that are clumsy or hostile towards the Python driver: each gives a clear result, and the next cell
+//! works.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 use support::python::{start, start_in};
 use support::{Driver, Look};
 
-/// The driver runs a cell with output, a value and an error as if nothing had happened.
+/// Checks that the driver still runs a cell with output, a value and an error.
 fn assert_sound(driver: &mut Driver) {
     let cell = driver.execute("import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7");
     assert_eq!((cell.stdout.as_str(), cell.stderr.as_str()), ("out\n", "err\n"), "{cell:#?}");
@@ -20,7 +21,7 @@ fn assert_sound(driver: &mut Driver) {
     assert_eq!((cell.error(), cell.status()), (Some("ZeroDivisionError"), "error"), "{cell:#?}");
 }
 
-/// Runs a cell in a new driver, which must be sound afterwards.
+/// Runs a cell in a new driver, which must still work afterwards.
 fn survives(code: &str) -> support::Cell {
     let mut driver = start();
     let cell = driver.execute(code);
@@ -30,7 +31,7 @@ fn survives(code: &str) -> support::Cell {
 }
 
 #[test]
-fn forked_child_says_nothing_and_ends_with_the_cell() {
+fn forked_child_sends_nothing_and_ends_with_the_cell() {
     let mut driver = start();
     let cell = driver.execute(
         "import os\npid = os.fork()\nif pid == 0:\n    print('child')\n    display('not sent')\nelse:\n    \
@@ -43,7 +44,7 @@ fn forked_child_says_nothing_and_ends_with_the_cell() {
 }
 
 #[test]
-fn forked_child_that_fails_says_so_on_standard_error() {
+fn forked_child_that_fails_reports_it_on_standard_error() {
     let cell = survives(
         "import os\nif os.fork() == 0:\n    raise ValueError('in the child')\nos.waitstatus_to_exitcode(os.wait()[1])",
     );

@@ -1,4 +1,5 @@
-//! Measures what an append costs, and how fast a log is verified: `cargo run --release -p bathy-audit --example append_cost [FOLDER]`.
+//! Measures the cost of an append and the speed of verification: `cargo run --release -p bathy-audit
+//! --example append_cost [FOLDER]`.
 #![allow(clippy::unwrap_used, reason = "a panic is how a measurement reports")]
 
 use std::path::PathBuf;

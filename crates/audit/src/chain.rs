@@ -1,66 +1,64 @@
-//! The rule by which lines follow each other. Appending and verifying use the same one.
+//! The rules of the hash chain, shared by appending and verification.
 //!
-//! A writer that is killed leaves a beginning of the line that it was writing. The next writer ends it with a line break
-//! and puts down, in a line of its own, how long the half is and what its digest is. So halves are part of the log, and
-//! every byte of them is accounted for. If that writer is killed too, there is one more half.
+//! A writer that is killed leaves a partial line. The next writer ends it with a line break and records, in a
+//! line of its own, the length and digest of the partial line. So partial lines are part of the log, and
+//! every byte of them is accounted for. If that writer is killed too, there is one more partial line.
 
 use crate::event::{Event, RecoveredFrom, What};
-use crate::line::{self, Link, MAX_LINE, Shape};
+use crate::line::{self, ChainLink, MAX_LINE, Shape};
 
-/// The most that halves of lines may take together.
+/// The most bytes of consecutive partial lines.
 const MAX_TORN: usize = 4 * MAX_LINE;
 
-/// Where a chain has come to.
+/// A position in the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
     /// The number of the last line.
     pub seq: u64,
-    /// Its hash.
     pub hash: String,
-    /// Halves of lines since then, with the line breaks between them.
+    /// Partial lines since then, with the line breaks between them.
     torn: Option<Vec<u8>>,
-    /// How many halves were accounted for.
+    /// How many times partial lines were accounted for.
     pub recovered: u64,
-    /// How many lines are missing that were lost with the machine's power, as a later line tells.
+    /// How many lines were lost in power failures, according to later lines.
     pub lost: u64,
 }
 
-/// What became of a line.
+/// The result of reading a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It is the next one.
+    /// The line is the next one.
     Next,
-    /// It is a half, and has to be accounted for.
+    /// The line is partial and has to be accounted for.
     Torn,
 }
 
 /// Why a line is not the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
-    /// Its content is not what was written.
+    /// Its content does not match its hash.
     Changed,
-    /// The same is true of an earlier one, which could have been a half but is not accounted for.
+    /// An earlier line has that fault; it could have been partial but is not accounted for.
     ChangedBefore,
-    /// It has the right number and comes after some other line.
+    /// It has the right number but follows another line.
     Replaced,
     /// It has another number.
     Number(u64),
-    /// A writer found that the head was gone.
+    /// A writer reported that the head was missing.
     LostHead,
 }
 
 impl Chain {
-    /// After this line.
     pub fn after(seq: u64, hash: String) -> Self {
         Self { seq, hash, torn: None, recovered: 0, lost: 0 }
     }
 
-    /// The halves that are not accounted for yet.
+    /// The partial lines that are not accounted for yet.
     pub fn torn(&self) -> Option<&[u8]> {
         self.torn.as_deref()
     }
 
-    /// Takes the next line, without its line break.
+    /// Reads the next line, without its line break.
     pub fn step(&mut self, line: &[u8]) -> Result<Step, Break> {
         match line::shape(line) {
             Shape::Whole(link) => self.whole(link, line),
@@ -73,7 +71,7 @@ impl Chain {
         if self.torn.is_some() { Break::ChangedBefore } else { here }
     }
 
-    fn whole(&mut self, link: Link, line: &[u8]) -> Result<Step, Break> {
+    fn whole(&mut self, link: ChainLink, line: &[u8]) -> Result<Step, Break> {
         if link.seq != self.seq.wrapping_add(1) {
             return self.behind_a_gap(link, line);
         }
@@ -98,12 +96,12 @@ impl Chain {
         Ok(Step::Next)
     }
 
-    /// Lines are missing before this one. It is the next one all the same if it tells that exactly these were lost.
-    fn behind_a_gap(&mut self, link: Link, line: &[u8]) -> Result<Step, Break> {
+    /// Lines are missing before this one. It is accepted only if it records that exactly these were lost.
+    fn behind_a_gap(&mut self, link: ChainLink, line: &[u8]) -> Result<Step, Break> {
         let expected = self.seq.wrapping_add(1);
-        let tells = |what: What| matches!(what, What::Recovered { from: RecoveredFrom::PowerLoss, lost_from, .. } if lost_from == Some(expected));
+        let records = |what: What| matches!(what, What::Recovered { from: RecoveredFrom::PowerLoss, lost_from, .. } if lost_from == Some(expected));
         let event = may_be_recovery(line).then(|| serde_json::from_slice::<Event>(line).ok()).flatten();
-        if self.torn.is_some() || link.seq < expected || !event.is_some_and(|event| tells(event.what)) {
+        if self.torn.is_some() || link.seq < expected || !event.is_some_and(|event| records(event.what)) {
             return Err(self.earlier_or(Break::Number(link.seq)));
         }
         self.lost += link.seq - expected;
@@ -113,7 +111,7 @@ impl Chain {
         Ok(Step::Next)
     }
 
-    /// A half can only be the beginning of the line that would have come here, and not an empty one.
+    /// A partial line must be a non-empty prefix of the line that was expected here.
     fn half(&mut self, line: &[u8]) -> Result<Step, Break> {
         let beginning = line::beginning(self.seq.wrapping_add(1), &self.hash).into_bytes();
         let fits = line.starts_with(&beginning) || beginning.starts_with(line);
@@ -132,7 +130,7 @@ impl Chain {
     }
 }
 
-/// Parsing every line for this would take longer than all the rest.
+/// A cheap check, because parsing every line would take longer than everything else.
 fn may_be_recovery(line: &[u8]) -> bool {
     str::from_utf8(line).is_ok_and(|line| line.contains("\"event\":\"recovered\""))
 }
@@ -150,7 +148,7 @@ mod tests {
     use crate::line::GENESIS;
     use crate::testing::event;
 
-    /// A beginning of the first line that is `length` bytes long.
+    /// A prefix of the first line with this length.
     fn half(length: usize) -> Vec<u8> {
         let mut text = line::beginning(1, GENESIS).into_bytes();
         text.resize(length, b'x');
@@ -162,7 +160,7 @@ mod tests {
         let mut chain = Chain::after(0, GENESIS.to_owned());
         assert_eq!(chain.step(&half(MAX_TORN - 100)), Ok(Step::Torn));
         assert_eq!(chain.step(&half(101)), Err(Break::ChangedBefore));
-        assert_eq!(chain.step(&half(100)), Ok(Step::Torn), "exactly as much as there may be");
+        assert_eq!(chain.step(&half(100)), Ok(Step::Torn), "exactly at the limit");
         assert_eq!(chain.step(b"{"), Err(Break::ChangedBefore));
         let mut chain = Chain::after(0, GENESIS.to_owned());
         assert_eq!(chain.step(&half(MAX_TORN + 1)), Err(Break::Changed));
@@ -213,7 +211,7 @@ mod tests {
     fn only_recoveries_are_counted_as_such() {
         let mut chain = Chain::after(0, GENESIS.to_owned());
         let mut text = vec![];
-        // It has the text of a recovery in it, and is none.
+        // It contains the text of a recovery but is none.
         let what = What::SandboxEnded { cause: "\"event\":\"recovered\"".to_owned() };
         line::encode(&mut text, 1, GENESIS, &Event { what, ..event(1) }).unwrap();
         assert_eq!(chain.step(text.trim_ascii_end()), Ok(Step::Next));

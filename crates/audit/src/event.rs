@@ -1,4 +1,4 @@
-//! What happened, and who asked for it.
+//! The events of the audit log and their actors.
 
 use std::fs;
 use std::net::IpAddr;
@@ -6,36 +6,33 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// How many bytes of a command line a line of the log has room for.
+/// The most bytes of a command line in an event.
 pub const MAX_ARGV: usize = 4096;
 
-/// Something that crossed the boundary.
+/// Something that crossed the boundary of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, in nanoseconds since 1970, by the host's clock.
+    /// The host's time in nanoseconds since 1970.
     pub time_unix_ns: u64,
-    /// The sandbox's id, if it is about one.
+    /// The id of the sandbox, if the event is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
-    /// The sandbox's name, if it has one.
+    /// The name of the sandbox, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Who asked.
     pub actor: Actor,
-    /// What.
     #[serde(flatten)]
     pub what: What,
 }
 
 impl Event {
-    /// Something that happens now.
+    /// An event with the present time.
     pub fn now(actor: Actor, what: What) -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time_unix_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
         Self { time_unix_ns, sandbox: None, name: None, actor, what }
     }
 
-    /// In this sandbox.
     #[must_use]
     pub fn in_sandbox(mut self, id: impl Into<String>, name: Option<String>) -> Self {
         self.sandbox = Some(id.into());
@@ -44,22 +41,19 @@ impl Event {
     }
 }
 
-/// A process of the host that asked for something.
+/// The host process that requested something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
-    /// Its user.
     pub uid: u32,
-    /// That user's name, if there is one.
+    /// The user's name, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Its number.
     pub pid: u32,
-    /// What it was doing, for instance `bathy exec`.
+    /// The program, for instance `bathy exec`.
     pub program: String,
 }
 
 impl Actor {
-    /// The process that calls this.
     pub fn this_process(program: impl Into<String>) -> Self {
         Self::new(rustix::process::getuid().as_raw(), std::process::id(), program)
     }
@@ -70,7 +64,7 @@ impl Actor {
     }
 }
 
-/// Users of a directory service have none here; their number is what counts.
+/// Users of a directory service are not in this file; their number is what counts.
 fn user_name(uid: u32) -> Option<String> {
     let users = fs::read_to_string("/etc/passwd").ok()?;
     let wanted = uid.to_string();
@@ -81,301 +75,261 @@ fn user_name(uid: u32) -> Option<String> {
     })
 }
 
-/// What happened. Fields are only ever added, and optional then: old logs stay readable.
+/// The kinds of events. Fields are only added, and as optional ones, so that old logs stay readable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum What {
-    /// A sandbox was made.
+    /// A sandbox was created.
     SandboxCreated {
-        /// Its root image.
         image: String,
-        /// `kvm` or `uml`.
+        /// The engine: `kvm` or `uml`.
         engine: String,
-        /// Bytes of memory.
+        /// Guest memory in bytes.
         memory: u64,
-        /// Bytes of disk.
+        /// The disk's size in bytes.
         disk: u64,
-        /// `default` or `restricted`.
+        /// The security mode: `default` or `restricted`.
         security: String,
-        /// The most processes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         processes: Option<u64>,
-        /// Its part of a CPU, as it was asked for.
+        /// Its share of a CPU, as requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cpu: Option<String>,
-        /// When the host ends it, in milliseconds.
+        /// The maximum duration in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max_duration_ms: Option<u64>,
-        /// After how long without use the host ends it, in milliseconds.
+        /// The idle timeout in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_timeout_ms: Option<u64>,
     },
-    /// It runs.
     SandboxStarted {
-        /// By which engine: `kvm` or `uml`.
+        /// The engine: `kvm` or `uml`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         engine: Option<String>,
     },
-    /// It does not run any more.
+    /// The sandbox has ended.
     SandboxEnded {
-        /// Why.
         cause: String,
     },
-    /// It was removed, with its disk.
+    /// The sandbox was removed with its disk.
     SandboxRemoved,
-    /// It was frozen.
     SandboxPaused,
-    /// It goes on.
     SandboxResumed,
-    /// A command was started.
     ExecStarted {
-        /// Its id: the same in [`What::ExecEnded`].
+        /// The id of the command, repeated in [`What::ExecEnded`].
         exec: String,
-        /// The command line, or the beginning of it; see [`Argv`].
+        /// The command line, possibly cut; see [`Argv`].
         argv: Vec<String>,
         /// The user in the guest.
         user: String,
-        /// The job's number, if it is one.
+        /// The job number, if it is a job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         job: Option<u32>,
         /// Whether it has a terminal.
         terminal: bool,
-        /// How long the whole command line is.
+        /// The length of the whole command line in bytes.
         argv_bytes: u64,
-        /// The whole command line's digest, if `argv` is not exactly it.
+        /// The digest of the whole command line, if `argv` is cut or escaped.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         argv_digest: Option<String>,
     },
-    /// Code was given to an interpreter. Its end is a [`What::ExecEnded`].
+    /// A cell was sent to an interpreter. Its end is a [`What::ExecEnded`].
     CodeStarted {
-        /// Its id: the same in [`What::ExecEnded`].
+        /// The id of the cell, repeated in [`What::ExecEnded`].
         exec: String,
-        /// The language.
         language: String,
-        /// The context.
         context: String,
-        /// The code, or the beginning of it.
+        /// The code, possibly cut.
         code: String,
-        /// How long it is.
+        /// The length of the whole code in bytes.
         code_bytes: u64,
-        /// The digest of the whole.
+        /// The digest of the whole code.
         code_digest: String,
     },
-    /// An agent called a tool, and got its answer.
+    /// An agent called a tool and got the answer.
     ToolCalled {
-        /// The tool.
         tool: String,
-        /// Who says to be calling.
+        /// The client, by its own account.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         client: Option<String>,
-        /// The arguments as JSON, or the beginning of them.
+        /// The arguments as JSON, possibly cut.
         arguments: String,
-        /// How long they are.
+        /// The length of the arguments in bytes.
         arguments_bytes: u64,
-        /// The digest of the whole.
+        /// The digest of the whole arguments.
         arguments_digest: String,
         /// `ok`, `error`, `refused` or `cancelled`.
         outcome: String,
-        /// How long the answer is, as JSON.
+        /// The length of the answer as JSON in bytes.
         answer_bytes: u64,
-        /// Its digest.
         answer_digest: String,
-        /// How long it took, in milliseconds.
+        /// The duration in milliseconds.
         took_ms: u64,
     },
-    /// A command ended.
     ExecEnded {
-        /// Its id.
         exec: String,
-        /// The job's number, if it is one.
+        /// The job number, if it was a job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         job: Option<u32>,
-        /// How: `code 0`, `signal 9`, `refused: …`.
+        /// The exit status: `code 0`, `signal 9`, `refused: …`.
         exit: String,
     },
     /// Files were copied into a guest.
     FileIn {
-        /// From where.
         host_path: String,
-        /// To where.
         guest_path: String,
-        /// How many.
         files: u64,
-        /// How much.
+        /// Total size in bytes.
         bytes: u64,
-        /// The digest of all of it.
+        /// The digest of the file or tree.
         digest: String,
     },
     /// Files were copied out of a guest.
     FileOut {
-        /// To where.
         host_path: String,
-        /// From where.
         guest_path: String,
-        /// How many.
         files: u64,
-        /// How much.
+        /// Total size in bytes.
         bytes: u64,
-        /// The digest of all of it.
+        /// The digest of the file or tree.
         digest: String,
     },
-    /// The names in a folder of a guest were read.
+    /// A folder of a guest was listed.
     FolderListed {
-        /// Which.
         guest_path: String,
-        /// How many were told.
+        /// How many entries were returned.
         entries: u64,
-        /// How many there are, as the guest says.
+        /// How many entries the folder has, as the guest reports.
         total: u64,
     },
-    /// Files were to be copied, or a folder to be listed.
+    /// A copy or a listing failed.
     FileFailed {
         /// `in`, `out` or `list`.
         direction: String,
-        /// What was asked for.
         path: String,
-        /// Why not.
         error: String,
     },
     /// A limit was reached.
     LimitHit {
-        /// Which one.
         limit: String,
-        /// What happened then.
         detail: String,
-        /// How many were turned away, for a limit of the network.
+        /// How many were rejected, for a network limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turned_away: Option<u64>,
     },
-    /// Something was sent a signal.
+    /// A signal was sent.
     Killed {
         /// A job, or the sandbox.
         target: String,
-        /// The signal.
         signal: i32,
     },
     /// The network policy of a sandbox was changed.
     PolicyChanged {
-        /// What is usual in it.
+        /// The preset, which is the policy's default.
         preset: String,
-        /// Its rules, in order.
+        /// The rules in order.
         rules: Vec<String>,
-        /// How many connections were closed for it, if the sandbox runs.
+        /// How many connections the change closed, if the sandbox is running.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         closed: Option<u32>,
     },
-    /// A connection, or a flow of datagrams, was allowed and begins.
+    /// A connection or datagram flow was allowed and begins.
     NetAllowed {
-        /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// By what.
         rule: String,
     },
     /// A connection, datagram or request was denied.
     NetDenied {
-        /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// By what.
         rule: String,
-        /// What would have to be allowed, if that can be.
+        /// The target that would have to be allowed, if a rule can allow it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cure: Option<String>,
         /// How often since the last such event.
         count: u32,
     },
-    /// What was allowed has ended.
+    /// An allowed connection or flow has ended.
     NetClosed {
-        /// Between whom.
         #[serde(flatten)]
         peer: NetPeer,
-        /// Bytes that the sandbox sent, unless its gateway died and had not counted them.
+        /// Bytes that the sandbox sent, unless its gateway died without counting them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sent: Option<u64>,
-        /// Bytes that it received, likewise.
+        /// Bytes that the sandbox received, likewise.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         received: Option<u64>,
-        /// How long it took, in milliseconds.
+        /// The duration in milliseconds.
         took_ms: u64,
-        /// Why it ended.
         reason: String,
     },
-    /// A name was resolved.
     NameResolved {
-        /// The name.
         host: String,
-        /// The kind of record.
+        /// The type of the record.
         kind: String,
-        /// The addresses that the sandbox was told.
+        /// The addresses in the answer to the sandbox.
         addresses: Vec<IpAddr>,
-        /// Those that were kept from it.
+        /// Addresses that were removed from the answer.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         removed: Vec<IpAddr>,
     },
-    /// A name was not resolved.
+    /// A DNS query was not answered.
     NameUnresolved {
-        /// The name.
         host: String,
-        /// The kind of record.
+        /// The type of the record.
         kind: String,
-        /// Why not.
         reason: String,
         /// Whether the policy denies it.
         denied: bool,
-        /// What would have to be allowed, if a rule can do that.
+        /// The target that would have to be allowed, if a rule can allow it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cure: Option<String>,
     },
-    /// Frames that no honest sandbox sends were dropped.
+    /// Invalid frames of a sandbox were dropped.
     NetDropped {
-        /// What was wrong with them.
+        /// Why they are invalid.
         reason: String,
         /// How many since the last such event.
         count: u64,
     },
-    /// The gateway of a sandbox is gone, and with it the sandbox's network.
+    /// The gateway of a sandbox failed, or was restarted after that.
     GatewayLost {
-        /// Why.
         reason: String,
-        /// Whether there is a new one.
+        /// Whether there is a new gateway.
         restarted: bool,
     },
-    /// A sandbox whose files were there, and that the store did not know, was written down again.
+    /// A sandbox with files but without a record got a new record.
     SandboxAdopted {
-        /// What its folder was called.
+        /// The name of its folder.
         folder: String,
     },
-    /// The log itself was not as its last writer should have left it.
+    /// The log was not as its last writer should have left it.
     Recovered {
-        /// What was wrong.
         from: RecoveredFrom,
-        /// In words.
         detail: String,
-        /// How many bytes before this line are half a line, or were until they were removed after a loss of power.
+        /// The length of the partial line before this line, or of what was removed after a power failure.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         torn_bytes: Option<u64>,
-        /// Their digest.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         torn_digest: Option<String>,
-        /// The number of the first line that was lost with the machine's power. The last is the one before this line.
+        /// The number of the first line that was lost in a power failure. The last one is the line before
+        /// this one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost_from: Option<u64>,
     },
-    /// The log goes on in a new file, which this line begins.
+    /// The log continues in a new file, which this line begins.
     Rotated {
-        /// What the file before is called now.
+        /// The present name of the previous file.
         previous_file: String,
         /// The hash of its last line.
         previous_hash: String,
     },
-    /// The oldest files of the log were removed, because only so many are to be kept.
+    /// The oldest files of the log were removed, because of the limit on files.
     Pruned {
-        /// How many.
         files: u64,
         /// The number of the last line that was removed.
         through_seq: u64,
-        /// Its hash.
         through_hash: String,
     },
     /// An event of a later version.
@@ -384,73 +338,72 @@ pub enum What {
 }
 
 impl What {
-    /// A limit was reached, other than those of the network, which turn many away.
+    /// A limit was reached, other than a network limit, which counts rejections.
     pub fn limit_hit(limit: &str, detail: impl Into<String>) -> Self {
         Self::LimitHit { limit: limit.to_owned(), detail: detail.into(), turned_away: None }
     }
 }
 
-/// The two ends of something in a sandbox's network.
+/// The peer of a connection or flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetPeer {
-    /// `tcp`, `udp`, `icmp`, or the number of another protocol.
+    /// `tcp`, `udp`, `icmp` or the number of another protocol.
     pub protocol: String,
-    /// `out` if the sandbox began, `in` if somebody called at a published port.
+    /// `out` if the sandbox connected, `in` if the peer connected to a published port.
     pub direction: String,
-    /// The other side.
     pub address: IpAddr,
-    /// Its port, or the sandbox's own if it was called.
+    /// The peer's port, or the sandbox's own for an inbound connection.
     pub port: u16,
-    /// What the sandbox calls it, as far as that is known.
+    /// The name that the sandbox used, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
 }
 
-/// What was wrong with the log.
+/// Why the log had to be recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecoveredFrom {
-    /// A writer was killed in the middle of a line. The half is still there, before this line.
+    /// A writer was killed while writing a line. The partial line is before this one.
     TornLine,
-    /// A writer was killed before the end of its last line, which lacks nothing else.
+    /// A writer was killed before the line break of its last line.
     MissingNewline,
-    /// Lines that the head knows are not there.
+    /// Lines that the head counts are missing.
     LostLines,
-    /// There are bytes that no writer of ours leaves.
+    /// There are bytes that none of our writers leaves.
     ForeignBytes,
-    /// There was no usable head, so lines may have been removed.
+    /// There was no valid head, so lines may have been removed.
     LostHead,
-    /// The machine stopped before the newest lines had reached its disk.
+    /// The machine stopped before the newest lines were on its disk.
     PowerLoss,
 }
 
-/// A command line, cut to what a line of the log has room for.
+/// A command line, cut to the limit of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argv {
-    /// The arguments, or the beginning of them.
+    /// The arguments, possibly cut.
     pub argv: Vec<String>,
-    /// How long the whole is, with a zero byte after each argument.
+    /// The length of the whole, with a zero byte after each argument.
     pub bytes: u64,
-    /// If `argv` is cut or has escapes: the BLAKE3 digest of the arguments, each with a zero byte after it.
+    /// If `argv` is cut or escaped: the BLAKE3 digest of the arguments, each with a zero byte after it.
     pub digest: Option<String>,
 }
 
-/// Puts down a command line: bytes that are no text as `\xNN`, and at most [`MAX_ARGV`] bytes of all of it.
+/// Formats a command line: bytes that are not text as `\xNN`, and at most [`MAX_ARGV`] bytes in total.
 pub fn argv<A: AsRef<[u8]>>(arguments: &[A]) -> Argv {
     let mut shown = Vec::new();
-    let mut room = MAX_ARGV;
+    let mut left = MAX_ARGV;
     let mut exact = true;
     let mut bytes = 0u64;
     for argument in arguments.iter().map(AsRef::as_ref) {
         bytes = bytes.saturating_add(u64::try_from(argument.len()).unwrap_or(u64::MAX)).saturating_add(1);
-        if room == 0 {
+        if left == 0 {
             exact = false;
             continue;
         }
-        let fitting = argument.get(..room - 1).unwrap_or(argument);
+        let fitting = argument.get(..left - 1).unwrap_or(argument);
         let text = text(fitting);
         exact &= fitting.len() == argument.len() && text.as_bytes() == argument;
-        room -= fitting.len() + 1;
+        left -= fitting.len() + 1;
         shown.push(text);
     }
     let digest = (!exact).then(|| {
@@ -463,12 +416,12 @@ pub fn argv<A: AsRef<[u8]>>(arguments: &[A]) -> Argv {
     Argv { argv: shown, bytes, digest }
 }
 
-/// The BLAKE3 digest of something, in hexadecimal.
+/// The BLAKE3 digest of `bytes` in hexadecimal.
 pub fn digest(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-/// Bytes as text, with what is no UTF-8 as `\xNN`.
+/// Bytes as text, with invalid UTF-8 as `\xNN`.
 pub fn text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -494,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_command_line_is_cut_and_its_digest_tells_the_whole() {
+    fn a_long_command_line_is_cut_and_its_digest_covers_the_whole() {
         let long = vec!["x".repeat(1 << 20), "y".into()];
         let shown = argv(&long);
         assert_eq!((shown.argv.len(), shown.argv[0].len(), shown.bytes), (1, MAX_ARGV - 1, (1 << 20) + 3));

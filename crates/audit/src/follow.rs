@@ -1,4 +1,4 @@
-//! Reading the log, and waiting for more.
+//! Reads the log and waits for new events.
 
 use std::fs::File;
 use std::io;
@@ -11,37 +11,35 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::event::Event;
-use crate::files::{CURRENT, Folder, rotated_name};
+use crate::files::{CURRENT, LogFolder, rotated_name};
 use crate::line::{self, MAX_LINE, Shape};
 
-/// How often [`Follower::wait`] looks for new lines.
+/// The polling interval of [`Follower::wait`].
 const POLL: Duration = Duration::from_millis(100);
-/// How much is read at once.
+/// The unit of reading.
 const CHUNK: usize = 64 * 1024;
-/// Clocks are set back now and then. A file that was last written this long before is surely older.
+/// Clocks can be set back. A file is only skipped as too old if it was last written this long before.
 const CLOCK_DOUBT: u64 = 60_000_000_000;
 
 /// The log cannot be read.
 #[derive(Debug, Error)]
 pub enum FollowError {
-    /// There is none.
     #[error("There is no audit log in {0}")]
     NoLog(PathBuf),
-    /// Reading fails.
     #[error("Cannot read the audit log in {0}")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Which events are wanted.
+/// The filter for events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// Of the sandbox with this id or name.
+pub struct LogFilter {
+    /// Only events of the sandbox with this id or name.
     pub sandbox: Option<String>,
-    /// From this time on, in nanoseconds since 1970.
+    /// Only events from this time on, in nanoseconds since 1970.
     pub since_unix_ns: Option<u64>,
 }
 
-impl Filter {
+impl LogFilter {
     fn wants(&self, event: &Event) -> bool {
         let sandbox = self.sandbox.as_ref().is_none_or(|wanted| {
             event.sandbox.as_ref() == Some(wanted) || event.name.as_ref() == Some(wanted)
@@ -50,32 +48,29 @@ impl Filter {
     }
 }
 
-/// An event of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Its number.
+pub struct LogEntry {
     pub seq: u64,
-    /// What happened. Its text may come from a guest: escape it before it is shown.
+    /// The event. Its texts may come from a guest: escape them before printing.
     pub event: Event,
-    /// The line as it stands in the log, without its line break: safe to show.
+    /// The line in the log without its line break: safe to print.
     pub line: String,
 }
 
 /// Reads a log from its oldest file on, across rotations.
 ///
-/// This is no verification: a line that cannot be read is passed over, and counted.
+/// This does not verify the log: unreadable lines are skipped and counted.
 #[derive(Debug)]
 pub struct Follower {
-    folder: Folder,
-    filter: Filter,
-    /// The file that is read, if there is one already.
+    folder: LogFolder,
+    filter: LogFilter,
+    /// The file that is being read, if any.
     file: Option<File>,
-    /// Where in it.
-    place: u64,
-    /// What was read and not returned yet, from `taken` on.
+    position: u64,
+    /// What was read but not returned yet, from `taken` on.
     buffer: Vec<u8>,
     taken: usize,
-    /// How much of the buffer has no line break.
+    /// How much of the buffer contains no line break.
     searched: usize,
     /// Files that begin at or before this number were read, or are being read.
     floor: u64,
@@ -83,31 +78,31 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Opens the log in `folder`.
-    pub fn open(folder: &Path, filter: Filter) -> Result<Self, FollowError> {
-        let folder = match Folder::open(folder) {
+    pub fn open(folder: &Path, filter: LogFilter) -> Result<Self, FollowError> {
+        let folder = match LogFolder::open(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(FollowError::NoLog(folder.to_owned()));
             }
             opened => opened.map_err(|error| FollowError::Io(folder.to_owned(), error))?,
         };
         let (buffer, taken, searched) = (vec![], 0, 0);
-        Ok(Self { folder, filter, file: None, place: 0, buffer, taken, searched, floor: 0, unreadable: 0 })
+        Ok(Self { folder, filter, file: None, position: 0, buffer, taken, searched, floor: 0, unreadable: 0 })
     }
 
-    /// How many lines could not be read: halves that a killed writer left, or the work of somebody else. Verification tells.
+    /// How many lines could not be read: partial lines of a killed writer, or manipulation. Verification
+    /// finds out which.
     pub fn unreadable(&self) -> u64 {
         self.unreadable
     }
 
-    /// The next event, if there is one by now.
+    /// The next event, if there is one already.
     #[expect(clippy::should_implement_trait, reason = "it fails, and after None there may be more")]
-    pub fn next(&mut self) -> Result<Option<Entry>, FollowError> {
+    pub fn next(&mut self) -> Result<Option<LogEntry>, FollowError> {
         self.advance().map_err(|error| FollowError::Io(self.folder.path.clone(), error))
     }
 
-    /// The next event, waiting for it if need be.
-    pub fn wait(&mut self, at_most: Duration) -> Result<Option<Entry>, FollowError> {
+    /// The next event, waiting for it if necessary.
+    pub fn wait(&mut self, at_most: Duration) -> Result<Option<LogEntry>, FollowError> {
         let began = Instant::now();
         loop {
             if let Some(entry) = self.next()? {
@@ -121,7 +116,7 @@ impl Follower {
         }
     }
 
-    fn advance(&mut self) -> io::Result<Option<Entry>> {
+    fn advance(&mut self) -> io::Result<Option<LogEntry>> {
         loop {
             while let Some(line) = self.take_line() {
                 if let Some(entry) = self.entry(&line) {
@@ -131,15 +126,15 @@ impl Follower {
             if self.fill()? {
                 continue;
             }
-            // Whether the file goes on is asked before the last look into it: what is written to it is written before
-            // it is put aside.
+            // The next file is looked up before the last read of this one: everything in a file is written
+            // before the file is rotated.
             let Some((next, first)) = self.next_file()? else { return Ok(None) };
             if self.fill()? {
                 continue;
             }
             self.unreadable += u64::from(self.taken < self.buffer.len());
             self.buffer.clear();
-            (self.taken, self.searched, self.place) = (0, 0, 0);
+            (self.taken, self.searched, self.position) = (0, 0, 0);
             self.file = Some(next);
             self.floor = self.floor.max(first);
         }
@@ -152,15 +147,15 @@ impl Follower {
         self.searched -= self.taken;
         self.taken = 0;
         if self.buffer.len() > MAX_LINE {
-            // No line is that long. What is dropped here is part of one that will be unreadable.
+            // No line is that long. What is dropped here is part of an unreadable line.
             self.buffer.truncate(1);
             self.searched = 1;
         }
         let old = self.buffer.len();
         self.buffer.resize(old + CHUNK, 0);
-        let read = file.read_at(&mut self.buffer[old..], self.place);
+        let read = file.read_at(&mut self.buffer[old..], self.position);
         self.buffer.truncate(old + *read.as_ref().unwrap_or(&0));
-        self.place += u64::try_from(read?).unwrap_or(0);
+        self.position += u64::try_from(read?).unwrap_or(0);
         Ok(self.buffer.len() > old)
     }
 
@@ -175,7 +170,7 @@ impl Follower {
         Some(line)
     }
 
-    fn entry(&mut self, line: &[u8]) -> Option<Entry> {
+    fn entry(&mut self, line: &[u8]) -> Option<LogEntry> {
         let event = serde_json::from_slice::<Event>(line);
         let (Shape::Whole(link), Ok(event), Ok(text)) = (line::shape(line), event, str::from_utf8(line))
         else {
@@ -183,10 +178,10 @@ impl Follower {
             return None;
         };
         self.floor = self.floor.max(link.seq);
-        self.filter.wants(&event).then(|| Entry { seq: link.seq, event, line: text.to_owned() })
+        self.filter.wants(&event).then(|| LogEntry { seq: link.seq, event, line: text.to_owned() })
     }
 
-    /// The file after the present one, if that is not written any more, and the number it is named by.
+    /// The file after the present one, if that was rotated, and the number in its name.
     fn next_file(&self) -> io::Result<Option<(File, u64)>> {
         let Some(present) = &self.file else { return self.first_file() };
         let current = self.folder.file(CURRENT, OFlags::RDONLY)?;
@@ -195,8 +190,9 @@ impl Follower {
         {
             return Ok(None);
         }
-        // Listed after the newest was opened: whatever is between the present one and that has its name by now.
-        for first in self.put_aside()? {
+        // Listed after the newest was opened: any file between the present one and that has its final name by
+        // now.
+        for first in self.rotated_since()? {
             if let Some(file) = self.folder.file(&rotated_name(first), OFlags::RDONLY)?
                 && !same(&file, present)?
             {
@@ -206,11 +202,11 @@ impl Follower {
         Ok(current.map(|file| (file, 0)))
     }
 
-    /// The first numbers of the files that were put aside and not read yet, without a gap at the beginning.
+    /// The first line numbers of rotated files that were not read yet, without a gap at the beginning.
     ///
-    /// A list may lack a file that was put aside while it was made, and have a later one. The second list has whatever was put
-    /// aside before the files of the first.
-    fn put_aside(&self) -> io::Result<Vec<u64>> {
+    /// A listing may lack a file that was rotated while it was made and contain a later one. A second listing
+    /// contains everything that was rotated before the files of the first.
+    fn rotated_since(&self) -> io::Result<Vec<u64>> {
         let mut firsts = self.folder.rotated()?;
         if firsts.last().is_some_and(|last| *last > self.floor) {
             firsts = self.folder.rotated()?;
@@ -221,7 +217,7 @@ impl Follower {
 
     fn first_file(&self) -> io::Result<Option<(File, u64)>> {
         let current = self.folder.file(CURRENT, OFlags::RDONLY)?;
-        for first in self.put_aside()? {
+        for first in self.rotated_since()? {
             if let Some(file) = self.folder.file(&rotated_name(first), OFlags::RDONLY)?
                 && !self.is_too_old(&file)?
             {

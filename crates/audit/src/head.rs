@@ -1,7 +1,8 @@
-//! How far the log has come: a file of fixed size beside it, written in place.
+//! The head of the log: a file of fixed size that records how far the log has come, and is overwritten in
+//! place.
 //!
-//! It is written after the lines, so it may be behind them when a writer is killed, and never ahead of them unless lines
-//! are gone. It fits in one sector of a disk and one page of memory: there is no half of it.
+//! It is written after the lines. So it can be behind them if a writer is killed, but is never ahead unless
+//! lines were removed. It fits into one disk sector and one memory page, so it is never partial.
 
 use std::fs::File;
 use std::io;
@@ -11,43 +12,41 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::chain::Chain;
-use crate::files::Folder;
+use crate::files::LogFolder;
 use crate::line::GENESIS;
 
 pub(crate) const NAME: &str = "head.json";
 const NEW_NAME: &str = "head.json.new";
 const SIZE: usize = 512;
 
-/// How far the log has come.
+/// The content of the head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Head {
     /// The number of the last line.
     pub seq: u64,
-    /// Its hash.
     pub hash: String,
-    /// The number of the first line of the file that is written.
+    /// The number of the first line of the current file.
     pub first: u64,
     /// The size of that file.
     pub bytes: u64,
-    /// The number of the last line that was removed because only so many files are kept.
+    /// The number of the last line that was removed because of the limit on files.
     pub pruned_seq: u64,
-    /// Its hash.
     pub pruned_hash: String,
-    /// A digest of the rest.
+    /// A digest of the other fields.
     check: String,
-    /// The boot of the machine in which this was written; empty in a head of an earlier version.
+    /// The boot in which this was written; empty in a head of an earlier version.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
-    /// The last line that has certainly reached the disk.
+    /// The last line that is certainly on the disk.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub disk_seq: u64,
-    /// When that was made sure of: nanoseconds since that boot.
+    /// When it was flushed, in nanoseconds since that boot.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub synced_ns: u64,
 }
 
-/// How long lines may wait to be synced while others follow.
+/// The interval between flushes while lines are written.
 const SYNC_EVERY_NS: u64 = 10 * 1_000_000_000;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -55,16 +54,16 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What there is in place of a head.
+/// The state of the head file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum HeadState {
     Head(Head),
     Nothing,
     Damaged,
 }
 
 impl Head {
-    /// Of a log without any line.
+    /// The head of an empty log.
     pub fn genesis() -> Self {
         Self {
             seq: 0,
@@ -85,17 +84,17 @@ impl Head {
         !self.boot.is_empty() && !boot.is_empty() && self.boot != boot
     }
 
-    /// Whether it is time to have the disk take the lines, at this many nanoseconds since the machine was started.
+    /// Whether a flush is due at this many nanoseconds since boot.
     pub fn is_sync_due(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.synced_ns) >= SYNC_EVERY_NS
     }
 
-    /// All lines were just synced.
+    /// Records that all lines were just flushed.
     pub fn synced(&mut self, now_ns: u64) {
         (self.disk_seq, self.synced_ns) = (self.seq, now_ns);
     }
 
-    /// The chain goes on from here.
+    /// The position in the chain to continue from.
     pub fn chain(&self) -> Chain {
         Chain::after(self.seq, self.hash.clone())
     }
@@ -112,12 +111,12 @@ impl Head {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let head: Self = serde_json::from_slice(bytes).ok()?;
-        // There is one way to write a head down: everything else is damaged, if only by a space.
+        // There is only one valid encoding: anything else is damaged, even by a single space.
         (head.encode().ok()? == *bytes).then_some(head)
     }
 
-    pub fn read(folder: &Folder) -> io::Result<Found> {
-        let Some(file) = folder.file(NAME, OFlags::RDONLY)? else { return Ok(Found::Nothing) };
+    pub fn read(folder: &LogFolder) -> io::Result<HeadState> {
+        let Some(file) = folder.file(NAME, OFlags::RDONLY)? else { return Ok(HeadState::Nothing) };
         let mut bytes = [0; SIZE + 1];
         let mut length = 0;
         while length < bytes.len() {
@@ -126,27 +125,26 @@ impl Head {
                 more => length += more,
             }
         }
-        Ok(Self::decode(&bytes[..length]).map_or(Found::Damaged, Found::Head))
+        Ok(Self::decode(&bytes[..length]).map_or(HeadState::Damaged, HeadState::Head))
     }
 
-    /// Writes over the head that is there.
-    pub fn write(&self, folder: &Folder) -> io::Result<()> {
+    /// Overwrites the head in place.
+    pub fn write(&self, folder: &LogFolder) -> io::Result<()> {
         match folder.file(NAME, OFlags::WRONLY)? {
             Some(file) if file.metadata()?.len() == SIZE as u64 => file.write_all_at(&self.encode()?, 0),
-            // Somebody removed or damaged it, and the lines written just now say so.
+            // The file was removed or damaged, which the lines written just now record.
             _ => self.create(folder),
         }
     }
 
-    /// The same, and waits until the disk has it.
-    pub fn write_synced(&self, folder: &Folder) -> io::Result<()> {
+    /// Like [`Self::write`], flushed to the disk.
+    pub fn write_synced(&self, folder: &LogFolder) -> io::Result<()> {
         self.write(folder)?;
         folder.file(NAME, OFlags::WRONLY)?.ok_or(io::ErrorKind::NotFound)?.sync_all()
     }
 
-    /// Makes a new file, which is there whole or not at all, also after a loss of power: a log without its head is
-    /// doubtful for ever.
-    pub fn create(&self, folder: &Folder) -> io::Result<()> {
+    /// Creates the file atomically and durably: without its head, a log can never be trusted again.
+    pub fn create(&self, folder: &LogFolder) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let file: File = folder.file(NEW_NAME, flags)?.ok_or(io::ErrorKind::NotFound)?;
         file.write_all_at(&self.encode()?, 0)?;

@@ -1,40 +1,41 @@
-//! What crossed the boundary, in an append-only, hash-chained log that anybody can verify.
+//! The audit log: an append-only, hash-chained record of what crossed the boundary, which anyone can verify.
 //!
-//! * [`event`]: the one type that describes what happened and who asked for it.
-//! * [`line`](mod@line): an event as one line of JSON that carries the hash of the line before and its own.
-//! * [`log`]: appending, by many processes at once; rotation.
-//! * [`verify`](mod@verify): whether every line is there, in order, as it was written.
-//! * [`follow`]: reading, and waiting for more.
+//! * [`event`]: the type that describes an event and its actor.
+//! * [`line`](mod@line): an event as one line of JSON, with its hash and that of the line before.
+//! * [`log`]: appending by many concurrent processes; rotation.
+//! * [`verify`](mod@verify): checks that every line is present, in order and unchanged.
+//! * [`follow`]: reading and waiting for more.
 //!
-//! # What the chain is worth
+//! # What the chain guarantees
 //!
-//! The log is a folder: `audit.jsonl`, older parts as `audit-<first number>.jsonl`, and `head.json`, which has the number and
-//! hash of the newest line. Changing, removing, inserting or reordering lines breaks the chain. Removing the newest lines
-//! leaves a chain that is whole but ends before what the head says.
+//! The log is a folder: `audit.jsonl`, older parts as `audit-<first number>.jsonl`, and `head.json` with the
+//! number and hash of the newest line. Changing, removing, inserting or reordering lines breaks the chain.
+//! Removing the newest lines leaves an intact chain that ends before the head.
 //!
-//! Nothing here is keyed. Whoever can write to the folder can also write a log that never was, with a chain and a head that
-//! fit, or remove the folder. Guests, keepers and guest kernels cannot: they have no access to it. To notice what the
-//! folder's owner does to it, keep the number and hash that verification prints somewhere else, and give them to
-//! [`verify::verify`] as an [`Anchor`] later: no log with another past has them.
+//! Nothing here is keyed. A process that can write to the folder can also forge a log with a matching chain
+//! and head, or remove the folder. Guests, keepers and guest kernels have no access to it. To detect
+//! manipulation by the folder's owner, store the number and hash that verification prints elsewhere, and pass
+//! them to [`verify::verify`] as an [`Anchor`] later: no log with another past has them.
 //!
-//! # What a loss of power costs
+//! # Power failures
 //!
-//! Lines reach the kernel before `append` returns, and the disk is made to take them once in ten seconds while more are
-//! written: what is killed loses nothing, a machine that loses power may lose its last lines. The head names the boot of the
-//! machine in which it was written and the last line that was synced: after a restart, lines that are missing behind that one are
-//! taken for lost with the power. Verification counts them and passes. Lines that were synced, or that are missing without a
-//! restart, were removed. So who removes the lines behind the last sync and restarts the machine is not told from a loss of power;
-//! an [`Anchor`] tells.
+//! Lines reach the kernel before `append` returns, and are flushed to the disk every ten seconds while more
+//! are written. So a killed process loses nothing, but a power failure may lose the last lines. The head
+//! names the boot in which it was written and the last line that was flushed: after a restart, missing lines
+//! after that one count as lost in a power failure. Verification counts them and passes. Missing lines that
+//! were flushed, or that are missing without a restart, were removed. So removing lines after the last flush
+//! and restarting the machine looks like a power failure, except with an [`Anchor`].
 //!
-//! # A writer that stands still
+//! # Stopped writers
 //!
-//! Writers take turns by a lock. One that is stopped while it holds the lock is not waited for: the others fail, name it, and do
-//! as they do on a full disk. What has happened meanwhile is recorded later by those who keep it.
+//! Writers take turns with a lock. The others do not wait for a writer that is stopped while it holds the
+//! lock: they fail with an error that names it, and proceed as on a full disk. Events that have already
+//! happened are queued by their owner and recorded later.
 //!
-//! # A full disk
+//! # Full disks
 //!
-//! The log holds space in reserve beyond its end. What is about to happen is refused when the reserve cannot be kept; what has
-//! happened already, such as the end of a sandbox, is recorded in it ([`Log::append_last`]).
+//! The log reserves space beyond its end. An operation is refused when the reserve cannot be maintained. What
+//! has already happened, such as the end of a sandbox, is recorded in the reserve ([`Log::append_last`]).
 #![forbid(unsafe_code)]
 
 mod chain;
@@ -50,7 +51,7 @@ mod testing;
 pub mod verify;
 
 pub use event::{Actor, Argv, Event, RecoveredFrom, What};
-pub use follow::{Entry, Filter, FollowError, Follower};
+pub use follow::{FollowError, Follower, LogEntry, LogFilter};
 pub use line::LineError;
 pub use log::{Log, LogError};
 pub use verify::{Anchor, Fault, Report, VerifyError};

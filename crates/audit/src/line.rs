@@ -4,7 +4,8 @@
 //! {"seq":7,"prev":"<hash of line 6>", …the event…, "hash":"<BLAKE3 of all of this line before this field's comma>"}
 //! ```
 //!
-//! The text is safe to show: nothing in it makes a terminal do something, or makes a line look like another one.
+//! The text is safe to print: it contains no terminal controls, and nothing that makes a line look like
+//! another one.
 
 use std::io::{self, Write};
 
@@ -14,60 +15,58 @@ use thiserror::Error;
 
 use crate::event::Event;
 
-/// The longest line. An event with a command line from [`crate::event::argv`] is always shorter.
+/// The maximum length of a line. An event with a command line from [`crate::event::argv`] is always shorter.
 pub const MAX_LINE: usize = 128 * 1024;
-/// How long a single string may get, as it stands in the line.
+/// The maximum length of a single string, as encoded in the line.
 pub const MAX_STRING: usize = 8 * 1024;
 
-/// The hash before the first line.
+/// The `prev` hash of the first line.
 pub(crate) const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 const HASH_FIELD: &str = ",\"hash\":\"";
 const HASH_LENGTH: usize = 64;
 const HASH_END: &str = "\"}";
 
-/// An event cannot be put down.
+/// An event cannot be encoded.
 #[derive(Debug, Error)]
 pub enum LineError {
-    /// Too many strings.
-    #[error("An event of {0} bytes is too long for the audit log: {MAX_LINE} is the most")]
+    #[error("An event of {0} bytes is too long for the audit log, whose limit is {MAX_LINE}")]
     TooLong(usize),
-    /// The event's type has no JSON form.
+    /// The event cannot be serialised as JSON.
     #[error("Cannot write an event as JSON")]
     Json(#[from] serde_json::Error),
 }
 
-/// A line's place in the chain.
+/// The position of a line in the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct ChainLink {
     pub seq: u64,
     pub prev: String,
     pub hash: String,
 }
 
-/// What a line turns out to be.
+/// The classification of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A whole one: its content is what its hash says.
-    Whole(Link),
-    /// Its end is there, so it was written to its end, but its content has another hash.
+    /// A complete line whose content matches its hash.
+    Whole(ChainLink),
+    /// A line with an end, whose content does not match its hash.
     Changed,
-    /// Something else, for instance the beginning of a line.
     Other,
 }
 
-/// How the line with this number, after the one with this hash, begins.
+/// The beginning of the line with this number after the one with this hash.
 pub(crate) fn beginning(seq: u64, prev: &str) -> String {
     format!("{{\"seq\":{seq},\"prev\":\"{prev}\"")
 }
 
-/// Appends a line to `out`, and returns its hash.
+/// Appends a line to `out` and returns its hash.
 pub(crate) fn encode(out: &mut Vec<u8>, seq: u64, prev: &str, event: &Event) -> Result<String, LineError> {
     let begin = out.len();
     out.extend_from_slice(beginning(seq, prev).as_bytes());
     let body = out.len();
     event.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, Harmless::default()))?;
-    // The event is an object of its own: its fields become fields of the line.
+    // The event is a JSON object: its fields become fields of the line.
     out[body] = b',';
     out.pop();
     let hash = blake3::hash(&out[begin..]).to_hex().to_string();
@@ -83,14 +82,14 @@ pub(crate) fn encode(out: &mut Vec<u8>, seq: u64, prev: &str, event: &Event) -> 
     Ok(hash)
 }
 
-/// Looks at a line, without its line break.
+/// Classifies a line, without its line break.
 pub(crate) fn shape(line: &[u8]) -> Shape {
     let Some((content, hash)) = split_hash(line) else { return Shape::Other };
     if blake3::hash(content).to_hex().as_bytes() != hash.as_bytes() {
         return Shape::Changed;
     }
     let Some((seq, prev)) = split_beginning(content) else { return Shape::Other };
-    Shape::Whole(Link { seq, prev: prev.to_owned(), hash: hash.to_owned() })
+    Shape::Whole(ChainLink { seq, prev: prev.to_owned(), hash: hash.to_owned() })
 }
 
 fn split_hash(line: &[u8]) -> Option<(&[u8], &str)> {
@@ -113,12 +112,12 @@ fn hex(bytes: &[u8]) -> Option<&str> {
     if lower { str::from_utf8(bytes).ok() } else { None }
 }
 
-/// Writes JSON whose text is harmless, and cuts strings that are too long.
+/// A JSON formatter that escapes text for terminals and cuts long strings.
 #[derive(Default)]
 struct Harmless {
     /// How much of the present string was written.
     written: usize,
-    /// How long it is.
+    /// The length of the present string.
     length: usize,
     cut: bool,
 }
@@ -168,13 +167,13 @@ impl Formatter for Harmless {
 
     fn end_string<W: Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
         if self.cut {
-            write!(writer, "… ({} bytes in all)", self.length)?;
+            write!(writer, "… ({} bytes in total)", self.length)?;
         }
         CompactFormatter.end_string(writer)
     }
 }
 
-/// Controls of terminals, line ends that only some programs know, and characters that turn or hide their neighbours.
+/// Terminal controls, unusual line separators, and characters that reorder or hide their neighbours.
 fn has_effect(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -247,7 +246,7 @@ mod tests {
         ] {
             let line = encoded(&long);
             assert!(line.len() < MAX_STRING + 500, "{}", line.len());
-            assert!(line.contains(&format!("… ({} bytes in all)", long.len())));
+            assert!(line.contains(&format!("… ({} bytes in total)", long.len())));
             assert!(serde_json::from_str::<Event>(&line).is_ok());
         }
     }

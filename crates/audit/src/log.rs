@@ -1,4 +1,4 @@
-//! Appending to the log.
+//! Appends to the log.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::event::{Event, RecoveredFrom, What};
-use crate::files::{CURRENT, Folder, Lines, rotated_name, since_boot_ns, this_boot};
+use crate::files::{CURRENT, Lines, LogFolder, rotated_name, since_boot_ns, this_boot};
 use crate::head::Head;
 use crate::line::{self, LineError};
 use crate::verify::{self, VerifyError};
@@ -19,46 +19,45 @@ mod settle;
 
 use settle::Settled;
 
-/// How large a file may get before the log goes on in a new one.
+/// The file size at which the log is rotated.
 pub const ROTATE_AT: u64 = 64 << 20;
 
 /// An event was not recorded.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// The disk is full, or would be without what is reserved for the ends of sandboxes. Nothing was recorded.
-    #[error("The host's disk is full: no room for the audit log in {0}")]
+    /// The disk is full except for the reserve. Nothing was recorded.
+    #[error("The host's disk is full: no space for the audit log in {0}")]
     Full(PathBuf),
-    /// Another process holds the lock and does not let go. Nothing was recorded.
+    /// Another process holds the lock for too long. Nothing was recorded.
     #[error("Cannot write the audit log in {0}")]
     Busy(PathBuf, #[source] io::Error),
-    /// An event has no form in the log. Nothing was recorded.
+    /// An event has no valid form. Nothing was recorded.
     #[error(transparent)]
     Line(#[from] LineError),
-    /// Some other failure.
     #[error("Cannot write the audit log in {0}")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// A log that can be appended to, from any number of threads and processes.
+/// A log for appending, from any number of threads and processes.
 #[derive(Debug)]
 pub struct Log {
-    folder: Folder,
+    folder: LogFolder,
     rotate_at: u64,
     keep: Option<usize>,
     boot: String,
 }
 
-/// What a line may be written to.
+/// The space that lines may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
-    /// Free space: the reserve stays whole.
+    /// Free space only: the reserve stays complete.
     Free,
     /// The reserve as well.
     Reserved,
 }
 
 impl Log {
-    /// Opens the log in `folder`, which is made if it is not there, for its owner only.
+    /// Opens the log in `folder`, which is created if necessary, for its owner only.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
         let failed = |error| failure(folder, error);
         if !folder.is_dir() {
@@ -68,43 +67,44 @@ impl Log {
             }
         }
         Ok(Self {
-            folder: Folder::open(folder).map_err(failed)?,
+            folder: LogFolder::open(folder).map_err(failed)?,
             rotate_at: ROTATE_AT,
             keep: None,
             boot: this_boot(),
         })
     }
 
-    /// Goes on in a new file when one has this many bytes.
+    /// Sets the file size at which the log is rotated.
     #[must_use]
     pub fn rotate_at(mut self, bytes: u64) -> Self {
         self.rotate_at = bytes.max(1);
         self
     }
 
-    /// Keeps only so many files besides the one that is written. Without it, all are kept.
+    /// Limits the number of rotated files. By default all are kept.
     #[must_use]
     pub fn keep(mut self, files: Option<usize>) -> Self {
         self.keep = files;
         self
     }
 
-    /// As if the machine had been started once more.
+    /// Simulates another boot of the machine.
     #[cfg(test)]
     pub(crate) fn in_boot(mut self, boot: &str) -> Self {
         boot.clone_into(&mut self.boot);
         self
     }
 
-    /// Records what is about to happen, or has: all of it, or after an error nothing.
+    /// Records events: all of them, or after an error none.
     ///
-    /// When this returns, a `kill -9` of anything loses no line; a loss of power may (see the crate's documentation).
+    /// When this returns, no killed process loses a line, but a power failure may (see the crate's
+    /// documentation).
     pub fn append(&self, events: &[Event]) -> Result<(), LogError> {
         self.write(events, Space::Free)
     }
 
-    /// As [`Self::append`], for what has happened whether or not it is recorded, such as the end of a sandbox: on a full disk
-    /// it takes space that is reserved for it.
+    /// Like [`Self::append`], for what has already happened, such as the end of a sandbox: on a full disk it
+    /// uses the reserved space.
     pub fn append_last(&self, events: &[Event]) -> Result<(), LogError> {
         self.write(events, Space::Reserved)
     }
@@ -130,10 +130,10 @@ impl Log {
                 through_hash: settled.head.pruned_hash.clone(),
             });
         }
-        // What the log does to itself is done on behalf of who writes to it.
+        // Events of the log itself have the writer as their actor.
         let own: Vec<Event> =
             own.into_iter().map(|what| Event { sandbox: None, name: None, what, ..first.clone() }).collect();
-        let (text, mut head) = put_down(&settled, own.iter().chain(events))?;
+        let (text, mut head) = encode_lines(&settled, own.iter().chain(events))?;
         let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
         match space {
             Space::Free => reserve::keep(&settled.file, settled.size, length).map_err(failed)?,
@@ -151,8 +151,8 @@ impl Log {
         Ok(())
     }
 
-    /// Has the disk take the log as it is, and removes the files that are too many: not before it has the head that tells so. The
-    /// lines are recorded whatever fails here.
+    /// Flushes the log and removes excess files, in that order, so that the head on the disk covers the
+    /// removal. The lines are recorded even if this fails.
     fn settle_on_disk(&self, file: &File, mut head: Head, now: u64, prune: &[u64]) {
         if file.sync_data().is_err() {
             return;
@@ -162,28 +162,28 @@ impl Log {
             return;
         }
         for first in prune {
-            // Verification passes over what is left of them, and the next rotation tries again.
+            // Verification ignores remaining files, and the next rotation tries again.
             let _ = self.folder.remove(&rotated_name(*first));
         }
     }
 
-    /// Verifies this log; see [`verify::verify`].
     pub fn verify(&self) -> Result<verify::Report, VerifyError> {
         verify::verify(&self.folder.path, None)
     }
 
-    /// Which files are too many by now, given by their first lines. Moves the head's beginning behind them.
+    /// The excess files, by their first lines. Moves the head's first line past them.
     fn what_to_prune(&self, head: &mut Head) -> io::Result<Vec<u64>> {
         let Some(keep) = self.keep else { return Ok(vec![]) };
         let mut old = self.folder.rotated()?;
-        let kept = old.split_off(old.len().saturating_sub(keep));
+        let rest = old.split_off(old.len().saturating_sub(keep));
         let Some(newest) = old.last() else { return Ok(vec![]) };
-        // The hash of the last line that goes is in the first one that stays. If nothing stays, it is the head's.
-        let (seq, hash) = match kept.first() {
+        // The hash of the last removed line is in the first remaining one. If nothing remains, it is the
+        // head's.
+        let (seq, hash) = match rest.first() {
             None => (head.seq, head.hash.clone()),
             Some(first) => match first_link(&self.folder, &rotated_name(*first))? {
                 Some(link) if link.seq == *first => (link.seq.saturating_sub(1), link.prev),
-                // Damaged: what is before it is evidence, and stays.
+                // Damaged: the files before it are evidence and stay.
                 _ => return Ok(vec![]),
             },
         };
@@ -196,8 +196,8 @@ impl Log {
     }
 }
 
-/// The place in the chain of a file's first line.
-fn first_link(folder: &Folder, name: &str) -> io::Result<Option<line::Link>> {
+/// The position in the chain of a file's first line.
+fn first_link(folder: &LogFolder, name: &str) -> io::Result<Option<line::ChainLink>> {
     let Some(file) = folder.file(name, OFlags::RDONLY)? else { return Ok(None) };
     let Some(piece) = Lines::new(file, 0, u64::MAX)?.next()? else { return Ok(None) };
     Ok(match line::shape(&piece.bytes) {
@@ -206,8 +206,8 @@ fn first_link(folder: &Folder, name: &str) -> io::Result<Option<line::Link>> {
     })
 }
 
-/// The lines for these events, and the head after them.
-fn put_down<'a>(
+/// Encodes these events, and the head after them.
+fn encode_lines<'a>(
     settled: &Settled,
     events: impl Iterator<Item = &'a Event>,
 ) -> Result<(Vec<u8>, Head), LogError> {
@@ -224,18 +224,18 @@ fn put_down<'a>(
     Ok((text, head))
 }
 
-/// Writes the lines, then the head; takes the lines back if either fails.
-fn write_all_or_nothing(folder: &Folder, mut file: &File, text: &[u8], head: &Head) -> io::Result<()> {
+/// Writes the lines, then the head; removes the lines again if either fails.
+fn write_all_or_nothing(folder: &LogFolder, mut file: &File, text: &[u8], head: &Head) -> io::Result<()> {
     let size = file.metadata()?.len();
-    // A regular file takes all of it at once, or as much as there is room for; then the rest says why.
+    // A short write on a regular file means that the disk is full; the second write returns the error.
     let written = file.write(text).and_then(|written| file.write_all(&text[written..]));
     written.and_then(|()| head.write(folder)).inspect_err(|_| {
-        // If even that fails, the next writer finds half a line and deals with it.
+        // If even that fails, the next writer finds a partial line and handles it.
         let _ = file.set_len(size);
     })
 }
 
-/// Whether the last byte of a file ends a line.
+/// Whether the last byte of a file is a line break.
 fn ends_a_line(file: &File, size: u64) -> io::Result<bool> {
     let Some(last) = size.checked_sub(1) else { return Ok(true) };
     let mut byte = [0];
@@ -243,7 +243,7 @@ fn ends_a_line(file: &File, size: u64) -> io::Result<bool> {
     Ok(byte == *b"\n")
 }
 
-fn open_current(folder: &Folder) -> io::Result<File> {
+fn open_current(folder: &LogFolder) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
     folder.file(CURRENT, flags)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }

@@ -3,11 +3,11 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 
 use super::*;
-use crate::follow::{Filter, Follower};
-use crate::testing::{Scene, event};
+use crate::follow::{Follower, LogFilter};
+use crate::testing::{TestLog, event};
 
 fn events(folder: &Path) -> Vec<Event> {
-    let mut follower = Follower::open(folder, Filter::default()).unwrap();
+    let mut follower = Follower::open(folder, LogFilter::default()).unwrap();
     std::iter::from_fn(|| follower.next().unwrap()).map(|entry| entry.event).collect()
 }
 
@@ -17,7 +17,7 @@ fn is_recovery(event: &Event) -> bool {
 
 #[test]
 fn files_are_private() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     for name in ["audit.jsonl", "head.json", "audit.lock"] {
         assert_eq!(fs::metadata(scene.path(name)).unwrap().mode() & 0o777, 0o600, "{name}");
     }
@@ -28,7 +28,7 @@ fn files_are_private() {
 
 #[test]
 fn many_threads_make_one_chain() {
-    let scene = Scene::new();
+    let scene = TestLog::new();
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(40_000);
     thread::scope(|scope| {
         for thread in 0..8 {
@@ -53,10 +53,10 @@ fn many_threads_make_one_chain() {
     assert_eq!(found, wanted);
 }
 
-/// A writer killed after any number of bytes, before it could write the head.
+/// A writer is killed after any number of bytes, before it could write the head.
 #[test]
 fn a_writer_killed_at_any_byte_costs_nothing_that_was_recorded() {
-    let scene = Scene::with_lines(2);
+    let scene = TestLog::with_lines(2);
     let (before, head) = (scene.current(), scene.head());
     scene.log.append(&[event(2), event(3)]).unwrap();
     let after = scene.current();
@@ -81,10 +81,10 @@ fn a_writer_killed_at_any_byte_costs_nothing_that_was_recorded() {
     }
 }
 
-/// The writer that recovers is killed as well, at any byte; and then every byte of what they left is changed.
+/// The recovering writer is killed as well, at any byte; then every byte of what they left is changed.
 #[test]
 fn a_writer_killed_while_it_recovers_is_recovered_from() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     let head = scene.head();
     let before = scene.current().len();
     scene.append(1);
@@ -110,10 +110,10 @@ fn a_writer_killed_while_it_recovers_is_recovered_from() {
     }
 }
 
-/// Every state that a rotation passes through.
+/// Every intermediate state of a rotation.
 #[test]
 fn a_rotation_killed_anywhere_goes_on() {
-    let scene = Scene::with_lines(4);
+    let scene = TestLog::with_lines(4);
     let (text, head) = (scene.current(), scene.head());
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(100);
     log.append(&[event(5)]).unwrap();
@@ -140,16 +140,16 @@ fn a_rotation_killed_anywhere_goes_on() {
     }
 }
 
-/// For a disk that is really full, see `tests/processes.rs`.
+/// A really full disk is tested in `tests/processes.rs`.
 #[test]
 fn lines_without_a_head_are_taken_back() {
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     let before = (scene.current(), scene.head());
     let file = File::options().append(true).open(scene.path("audit.jsonl")).unwrap();
-    // The head cannot be written: its place is taken by a folder.
+    // The head cannot be written, because there is a folder in its place.
     fs::remove_file(scene.path("head.json")).unwrap();
     fs::create_dir(scene.path("head.json")).unwrap();
-    let folder = Folder::open(scene.folder.path()).unwrap();
+    let folder = LogFolder::open(scene.folder.path()).unwrap();
     let written = write_all_or_nothing(&folder, &file, b"half a line", &Head::genesis());
     assert!(written.is_err());
     assert_eq!(scene.current(), before.0);
@@ -160,7 +160,7 @@ fn lines_without_a_head_are_taken_back() {
 
 #[test]
 fn an_event_that_cannot_be_put_down_takes_no_other_with_it() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     let argv = vec!["x".to_owned(); 100_000];
     let (exec, user) = ("e".to_owned(), "u".to_owned());
     let what =
@@ -172,7 +172,7 @@ fn an_event_that_cannot_be_put_down_takes_no_other_with_it() {
 
 #[test]
 fn links_are_not_followed() {
-    let scene = Scene::new();
+    let scene = TestLog::new();
     let target = scene.path("target");
     fs::write(&target, "precious").unwrap();
     std::os::unix::fs::symlink(&target, scene.path("audit.jsonl")).unwrap();
@@ -182,14 +182,14 @@ fn links_are_not_followed() {
 
 #[test]
 fn what_has_happened_is_recorded_like_everything_else() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     scene.log.append_last(&[event(1)]).unwrap();
     assert_eq!(events(scene.folder.path()), [event(0), event(1)]);
 }
 
 #[test]
 fn the_head_is_written_in_place() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     let file = || fs::metadata(scene.path("head.json")).unwrap().ino();
     let before = file();
     scene.append(1);
@@ -197,7 +197,7 @@ fn the_head_is_written_in_place() {
 }
 
 #[test]
-fn failures_are_told_apart() {
+fn failures_are_distinguished() {
     let of = |kind: io::ErrorKind| failure(Path::new("x"), kind.into());
     assert!(matches!(of(io::ErrorKind::StorageFull), LogError::Full(_)));
     assert!(matches!(of(io::ErrorKind::QuotaExceeded), LogError::Full(_)));
@@ -207,14 +207,14 @@ fn failures_are_told_apart() {
 
 #[test]
 fn what_is_before_a_damaged_file_is_kept() {
-    let scene = Scene::new();
+    let scene = TestLog::new();
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
     for number in 0..4 {
         log.append(&[event(number)]).unwrap();
     }
-    let folder = Folder::open(scene.folder.path()).unwrap();
+    let folder = LogFolder::open(scene.folder.path()).unwrap();
     let before = folder.rotated().unwrap();
-    // Whole lines, and later ones than this file begins with.
+    // Complete lines, but later ones than the name of this file says.
     fs::write(scene.path(&rotated_name(before[2])), scene.current()).unwrap();
     log.keep(Some(2)).append(&[event(4)]).unwrap();
     let after = folder.rotated().unwrap();
@@ -224,13 +224,13 @@ fn what_is_before_a_damaged_file_is_kept() {
 
 #[test]
 fn a_file_with_a_number_from_the_future_is_not_removed() {
-    let scene = Scene::with_lines(2);
+    let scene = TestLog::with_lines(2);
     fs::write(scene.path(&rotated_name(999)), "whose?").unwrap();
     Log::open(scene.folder.path()).unwrap().rotate_at(1).keep(Some(0)).append(&[event(2)]).unwrap();
-    assert_eq!(Folder::open(scene.folder.path()).unwrap().rotated().unwrap(), [1, 999]);
+    assert_eq!(LogFolder::open(scene.folder.path()).unwrap().rotated().unwrap(), [1, 999]);
 }
 
-fn recoveries(scene: &Scene) -> Vec<(RecoveredFrom, String)> {
+fn recoveries(scene: &TestLog) -> Vec<(RecoveredFrom, String)> {
     let of = |event: Event| match event.what {
         What::Recovered { from, detail, .. } => Some((from, detail)),
         _ => None,
@@ -240,7 +240,7 @@ fn recoveries(scene: &Scene) -> Vec<(RecoveredFrom, String)> {
 
 #[test]
 fn a_writer_says_what_it_found() {
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     let text = scene.current();
     let two = text.len() / 3 * 2;
     scene.put(&text[..two]);
@@ -248,16 +248,16 @@ fn a_writer_says_what_it_found() {
     let detail =
         format!("audit.jsonl had {two} bytes instead of {}: it should have ended with line 3", text.len());
     assert_eq!(recoveries(&scene), [(RecoveredFrom::LostLines, detail)]);
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     scene.put(&[&text[..], b"junk\n"].concat());
     scene.append(3);
-    let detail = "5 bytes at the end of audit.jsonl are not ours, or not whole".to_owned();
+    let detail = "5 bytes at the end of audit.jsonl are foreign or incomplete".to_owned();
     assert_eq!(recoveries(&scene), [(RecoveredFrom::ForeignBytes, detail)]);
 }
 
 #[test]
 fn a_head_from_before_two_rotations_finds_both_files() {
-    let scene = Scene::with_lines(2);
+    let scene = TestLog::with_lines(2);
     let head = scene.head();
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
     log.append(&[event(2)]).unwrap();
@@ -270,8 +270,8 @@ fn a_head_from_before_two_rotations_finds_both_files() {
 
 #[test]
 fn an_empty_file_that_seems_to_be_put_aside_is_not_looked_at_for_ever() {
-    let scene = Scene::new();
-    Head::genesis().create(&Folder::open(scene.folder.path()).unwrap()).unwrap();
+    let scene = TestLog::new();
+    Head::genesis().create(&LogFolder::open(scene.folder.path()).unwrap()).unwrap();
     fs::write(scene.path(&rotated_name(1)), "").unwrap();
     scene.append(0);
     assert_eq!(scene.verify().unwrap().files, 2);
@@ -280,7 +280,7 @@ fn an_empty_file_that_seems_to_be_put_aside_is_not_looked_at_for_ever() {
 #[test]
 fn a_file_gets_the_name_of_its_first_line_also_when_the_head_was_lost() {
     for current_is_there in [true, false] {
-        let scene = Scene::with_lines(2);
+        let scene = TestLog::with_lines(2);
         let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
         log.append(&[event(2)]).unwrap();
         fs::remove_file(scene.path("head.json")).unwrap();
@@ -289,14 +289,14 @@ fn a_file_gets_the_name_of_its_first_line_also_when_the_head_was_lost() {
         }
         scene.append(3);
         log.append(&[event(4)]).unwrap();
-        let files = Folder::open(scene.folder.path()).unwrap().rotated().unwrap();
+        let files = LogFolder::open(scene.folder.path()).unwrap().rotated().unwrap();
         assert_eq!(files, [1, 3], "{current_is_there}");
     }
 }
 
 #[test]
 fn what_the_log_does_to_itself_is_about_no_sandbox() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     let named = event(1).in_sandbox("s2", Some("web".to_owned()));
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(1);
     log.append(std::slice::from_ref(&named)).unwrap();
@@ -306,7 +306,7 @@ fn what_the_log_does_to_itself_is_about_no_sandbox() {
     assert_eq!(found, [event(0), own, named]);
 }
 
-/// Another process that holds the lock of a log. It ends with this.
+/// Another process that holds the lock of a log. It is killed on drop.
 struct Holder(std::process::Child);
 
 impl Holder {
@@ -316,7 +316,7 @@ impl Holder {
             command.args(["--no-fork", "--exclusive"]).arg(folder.join("audit.lock")).args(["sleep", "1000"]);
         let holder = Self(child.spawn().unwrap());
         holder.until("has the lock", |holder| {
-            let log = Folder::open(folder).unwrap();
+            let log = LogFolder::open(folder).unwrap();
             let file = log.file("audit.lock", OFlags::RDONLY).unwrap();
             file.is_some_and(|file| crate::holder::of(&file).is_some_and(|found| found.pid == holder.0.id()))
         });
@@ -354,15 +354,14 @@ impl Drop for Holder {
 
 #[test]
 fn a_writer_that_is_stopped_is_named_and_does_not_stop_the_others() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     let holder = Holder::of(scene.folder.path());
     holder.stop();
     for _ in 0..3 {
         let error = scene.log.append(&[event(7)]).unwrap_err();
         let LogError::Busy(_, source) = &error else { panic!("{error:?}") };
         let pid = holder.0.id();
-        let expected =
-            format!("process {pid} holds its lock and is stopped; `kill -CONT {pid}` lets it go on");
+        let expected = format!("process {pid} holds its lock and is stopped; `kill -CONT {pid}` resumes it");
         assert!(source.to_string().starts_with(&expected), "{source}");
         assert!(scene.log.append_last(&[event(7)]).is_err());
     }

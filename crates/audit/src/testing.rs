@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers for the tests of this crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::head;
 use crate::log::Log;
 use crate::verify::{Fault, Report, VerifyError, verify};
 
-/// A log in a folder of its own.
-pub(crate) struct Scene {
+/// A log in a temporary folder.
+pub(crate) struct TestLog {
     pub folder: TempDir,
     pub log: Log,
 }
 
-impl Scene {
+impl TestLog {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let log = Log::open(folder.path()).unwrap();
@@ -33,7 +33,7 @@ impl Scene {
         scene
     }
 
-    /// Writes an event in another boot of the machine.
+    /// Appends an event in another boot of the machine.
     pub fn append_in(&self, boot: &str, number: u32) {
         Log::open(self.folder.path()).unwrap().in_boot(boot).append(&[event(number)]).unwrap();
     }
@@ -66,7 +66,7 @@ impl Scene {
         verify(self.folder.path(), None)
     }
 
-    /// The file, line and fault of a log that must be bad.
+    /// The file, line and fault of a log that must be invalid.
     pub fn bad(&self) -> (String, u64, Fault) {
         bad(self.folder.path())
     }

@@ -1,4 +1,4 @@
-//! Whether every line is there, in order, as it was written.
+//! Verifies that every line is present, in order and unchanged.
 
 use std::fs::File;
 use std::io;
@@ -8,54 +8,52 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::chain::{Break, Chain, Step};
-use crate::files::{CURRENT, Folder, Lines, rotated_name, this_boot};
-use crate::head::{self, Found, Head};
+use crate::files::{CURRENT, Lines, LogFolder, rotated_name, this_boot};
+use crate::head::{self, Head, HeadState};
 use crate::line::{self, Shape};
 
-/// How often a log is looked at again whose oldest files were removed meanwhile.
+/// How often verification restarts if old files are removed meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// A log that is whole.
+/// The result of a successful verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// How many events it has.
+    /// The number of events.
     pub lines: u64,
-    /// In how many files.
+    /// The number of files.
     pub files: u64,
-    /// The number of the first line. It is above 1 if only so many files are kept.
+    /// The number of the first line, which is above 1 after old files were removed.
     pub first_seq: u64,
     /// The number of the last line; 0 if there is none.
     pub last_seq: u64,
-    /// The last line's hash. Kept elsewhere, it is an [`Anchor`].
+    /// The hash of the last line. Stored elsewhere, it is an [`Anchor`].
     pub head_hash: String,
-    /// How often a writer was killed while it wrote. Every byte that it left is accounted for.
+    /// How often a writer was killed while writing. Every byte that it left is accounted for.
     pub recovered: u64,
-    /// How many bytes of half a line are at the end, not accounted for yet because nothing was written since.
+    /// The length of a partial line at the end that is not accounted for, because nothing was written since.
     pub torn_bytes: u64,
-    /// How many lines are missing that were the newest when the machine stopped, at any time: they had not reached its disk, or were
-    /// removed before it was started again.
+    /// How many lines in total were lost when the machine stopped. They were not on its disk yet, or were
+    /// removed before it was restarted.
     pub lost: u64,
 }
 
-/// A line that somebody noted down elsewhere.
+/// A line that was recorded elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
-    /// Its number.
     pub seq: u64,
-    /// Its hash.
     pub hash: String,
 }
 
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
-    /// Its content, or its hash, is not what was written.
+    /// Its content does not match its hash.
     #[error("was changed")]
     Changed,
-    /// It is not the line that the next one was written after.
+    /// The following line was written after a different line.
     #[error("does not follow from the line before it: one of the two was replaced or inserted")]
     Replaced,
-    /// Lines before it are gone.
+    /// Lines before it are missing.
     #[error("follows a gap: the events {from} to {to} were removed")]
     Removed {
         /// The first missing number.
@@ -63,68 +61,63 @@ pub enum Fault {
         /// The last missing number.
         to: u64,
     },
-    /// It should be further down.
+    /// It should come later.
     #[error("is event {found} where event {expected} should be: the order was changed")]
     Reordered {
-        /// Its number.
         found: u64,
-        /// The one that belongs here.
+        /// The number expected here.
         expected: u64,
     },
-    /// A line with its number came before.
+    /// An earlier line has its number.
     #[error("has the number {0} of an earlier line: it was inserted")]
     Inserted(u64),
-    /// The log should go on after it.
+    /// The log should continue after it.
     #[error(
         "is where the log ends, though it went on to event {0}: lines were removed, or lost with the machine's power"
     )]
     Truncated(u64),
-    /// A writer found no usable head before it wrote this line. The log stays doubtful: whoever looked into it puts the
-    /// folder aside, and a new log begins.
+    /// A writer found no valid head before it wrote this line. The log can no longer be trusted: after an
+    /// investigation, move the folder away so that a new log begins.
     #[error("was written without a usable head.json: lines before it may have been removed")]
     LostHead,
-    /// It is not the line that was noted down.
-    #[error("is not the one that was noted down elsewhere: the log was replaced")]
+    /// It is not the line that was recorded elsewhere.
+    #[error("is not the one that was recorded elsewhere: the log was replaced")]
     NotTheAnchor,
 }
 
-/// A log that is not whole, or that cannot be looked at.
+/// A log is invalid or cannot be read.
 #[derive(Debug, Error)]
 pub enum VerifyError {
-    /// There is none.
     #[error("There is no audit log in {0}")]
     NoLog(PathBuf),
     /// The first bad line.
     #[error("{file} line {line} {fault}")]
     Bad {
-        /// Its file.
         file: String,
-        /// Its number in the file, counted from 1. The line before the first one is 0.
+        /// The number of the line in the file, counted from 1. It is 0 for a fault before the first line.
         line: u64,
-        /// What is wrong.
         fault: Fault,
     },
-    /// The head is gone.
+    /// The head is missing.
     #[error("{0} was removed: whether the newest lines are there cannot be known", head::NAME)]
     NoHead,
-    /// The head is not one.
+    /// The head is invalid.
     #[error("{0} was changed: whether the newest lines are there cannot be known", head::NAME)]
     HeadChanged,
-    /// The log ends before the line that was noted down, or begins after it.
-    #[error("Event {0}, which was noted down elsewhere, is not in the log any more")]
+    /// The line that was recorded elsewhere is outside the log.
+    #[error("Event {0}, which was recorded elsewhere, is no longer in the log")]
     NoAnchor(u64),
-    /// Reading fails.
     #[error("Cannot read {0}")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Verifies the log in `folder`, as it is now; writers go on meanwhile. With an `anchor`, the line of that number must be
-/// the one that was noted down.
+/// Verifies the log in `folder` as it is now, while writers continue. With an `anchor`, the line of that
+/// number must be the one that was recorded elsewhere.
 pub fn verify(folder: &Path, anchor: Option<&Anchor>) -> Result<Report, VerifyError> {
     verify_in_boot(folder, anchor, &this_boot())
 }
 
-/// The same, in this boot of the machine.
+/// Like [`verify`], in this boot of the machine.
 pub(crate) fn verify_in_boot(
     folder: &Path,
     anchor: Option<&Anchor>,
@@ -147,33 +140,33 @@ fn again_if_files_go<T>(mut look: impl FnMut() -> Result<T, VerifyError>) -> Res
     }
 }
 
-/// A file to be walked through.
-struct Part {
+/// One file of the log.
+struct LogFile {
     name: String,
-    /// The one that is written was opened under the lock, and has a size from then.
+    /// The current file is opened under the lock, with its size at that time.
     open: Option<(File, u64)>,
 }
 
-/// A walk through a log.
+/// A pass over a log.
 struct Walk {
-    folder: Folder,
+    folder: LogFolder,
     head: Head,
-    parts: Vec<Part>,
+    parts: Vec<LogFile>,
     /// Whether the machine was restarted since the last line was written.
     restarted: bool,
 }
 
-/// Where a walk is.
-struct Place {
+/// The position of a pass.
+struct Position {
     part: usize,
     line: u64,
 }
 
 impl Walk {
-    /// Under the lock, takes in what belongs together.
+    /// Takes a consistent snapshot under the lock.
     fn begin(path: &Path, boot: &str) -> Result<Self, VerifyError> {
         let failed = |error| VerifyError::Io(path.to_owned(), error);
-        let folder = match Folder::open(path) {
+        let folder = match LogFolder::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(VerifyError::NoLog(path.to_owned()));
             }
@@ -183,19 +176,20 @@ impl Walk {
         let rotated = folder.rotated().map_err(failed)?;
         let current = folder.file(CURRENT, OFlags::RDONLY).map_err(failed)?;
         let head = match Head::read(&folder).map_err(failed)? {
-            Found::Head(head) => head,
-            Found::Nothing if rotated.is_empty() && current.is_none() => {
+            HeadState::Head(head) => head,
+            HeadState::Nothing if rotated.is_empty() && current.is_none() => {
                 return Err(VerifyError::NoLog(path.to_owned()));
             }
-            Found::Nothing => return Err(VerifyError::NoHead),
-            Found::Damaged => return Err(VerifyError::HeadChanged),
+            HeadState::Nothing => return Err(VerifyError::NoHead),
+            HeadState::Damaged => return Err(VerifyError::HeadChanged),
         };
-        // Files that were to be removed and are still there prove nothing.
-        let kept = rotated.into_iter().filter(|first| *first > head.pruned_seq);
-        let mut parts: Vec<Part> = kept.map(|first| Part { name: rotated_name(first), open: None }).collect();
+        // Files that should have been removed but still exist are ignored.
+        let rest = rotated.into_iter().filter(|first| *first > head.pruned_seq);
+        let mut parts: Vec<LogFile> =
+            rest.map(|first| LogFile { name: rotated_name(first), open: None }).collect();
         if let Some(file) = current {
             let size = file.metadata().map_err(failed)?.len();
-            parts.push(Part { name: CURRENT.to_owned(), open: Some((file, size)) });
+            parts.push(LogFile { name: CURRENT.to_owned(), open: Some((file, size)) });
         }
         let restarted = head.is_of_another_boot(boot);
         Ok(Self { folder, head, parts, restarted })
@@ -214,11 +208,11 @@ impl Walk {
             lost: 0,
         };
         let mut anchored = anchor.is_none_or(|anchor| anchor.seq == chain.seq && anchor.hash == chain.hash);
-        let mut last = Place { part: 0, line: 0 };
+        let mut last = Position { part: 0, line: 0 };
         for part in 0..self.parts.len() {
             let is_last = part + 1 == self.parts.len();
             let mut lines = self.lines(part)?;
-            let mut at = Place { part, line: 0 };
+            let mut at = Position { part, line: 0 };
             let mut torn_at = 0;
             let mut unended = false;
             let (mut position, mut whole) = (0, 0);
@@ -248,7 +242,7 @@ impl Walk {
                     Ok(Step::Torn) => {}
                     Err(_) if is_last && self.may_have_lost_lines_after(chain.seq) => break,
                     Err(Break::ChangedBefore) => {
-                        return Err(self.bad(&Place { part, line: torn_at }, Fault::Changed));
+                        return Err(self.bad(&Position { part, line: torn_at }, Fault::Changed));
                     }
                     Err(broken) => {
                         let fault = self.fault(broken, &chain, lines, part)?;
@@ -264,7 +258,7 @@ impl Walk {
                 self.check_end(&chain, &at, torn_at, unended)?;
             } else if torn_at > 0 || unended {
                 let line = if torn_at > 0 { torn_at } else { at.line };
-                return Err(self.bad(&Place { part, line }, Fault::Changed));
+                return Err(self.bad(&Position { part, line }, Fault::Changed));
             }
             last = at;
         }
@@ -281,12 +275,19 @@ impl Walk {
         Ok(report)
     }
 
-    /// The end of the last file: what a killed writer leaves is behind all that the head knows.
-    fn check_end(&self, chain: &Chain, at: &Place, torn_at: u64, unended: bool) -> Result<(), VerifyError> {
+    /// Checks the end of the last file: what a killed writer leaves must be after everything that the head
+    /// covers.
+    fn check_end(
+        &self,
+        chain: &Chain,
+        at: &Position,
+        torn_at: u64,
+        unended: bool,
+    ) -> Result<(), VerifyError> {
         if torn_at > 0 && chain.seq < self.head.seq {
             let shorter = unended && self.size(at.part) < self.head.bytes;
             let fault = if shorter { Fault::Truncated(self.head.seq) } else { Fault::Changed };
-            return Err(self.bad(&Place { part: at.part, line: torn_at }, fault));
+            return Err(self.bad(&Position { part: at.part, line: torn_at }, fault));
         }
         if torn_at == 0 && unended && chain.seq <= self.head.seq {
             return Err(self.bad(at, Fault::Truncated(self.head.seq)));
@@ -294,17 +295,17 @@ impl Walk {
         Ok(())
     }
 
-    /// Whether what follows this line can be missing because the machine stopped before it was on the disk.
+    /// Whether lines after this one can be missing because the machine stopped before they were on the disk.
     fn may_have_lost_lines_after(&self, seq: u64) -> bool {
         self.restarted && seq >= self.head.disk_seq
     }
 
-    /// The size of the file that is written, when it was opened.
+    /// The size of the current file when it was opened.
     fn size(&self, part: usize) -> u64 {
         self.parts.get(part).and_then(|part| part.open.as_ref()).map_or(0, |(_, size)| *size)
     }
 
-    fn bad(&self, at: &Place, fault: Fault) -> VerifyError {
+    fn bad(&self, at: &Position, fault: Fault) -> VerifyError {
         let file = self.parts.get(at.part).map_or_else(|| CURRENT.to_owned(), |part| part.name.clone());
         VerifyError::Bad { file, line: at.line, fault }
     }
@@ -316,8 +317,8 @@ impl Walk {
 
     fn lines(&mut self, part: usize) -> Result<Lines, VerifyError> {
         let opened = match self.parts.get_mut(part) {
-            Some(Part { open: Some((file, size)), .. }) => file.try_clone().map(|file| (file, *size)),
-            Some(Part { name, .. }) => self
+            Some(LogFile { open: Some((file, size)), .. }) => file.try_clone().map(|file| (file, *size)),
+            Some(LogFile { name, .. }) => self
                 .folder
                 .file(name, OFlags::RDONLY)
                 .and_then(|file| Ok((file.ok_or(io::ErrorKind::NotFound)?, u64::MAX))),
@@ -330,7 +331,7 @@ impl Walk {
         lines.next().map_err(|error| self.failed(part, error))
     }
 
-    /// Names what happened to a line that is not the next one.
+    /// Determines the fault of a line that is not the next one.
     fn fault(
         &mut self,
         broken: Break,

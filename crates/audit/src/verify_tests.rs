@@ -2,7 +2,7 @@ use std::fs;
 
 use super::*;
 use crate::log::Log;
-use crate::testing::{Scene, event};
+use crate::testing::{TestLog, event};
 
 fn join(lines: &[&[u8]]) -> Vec<u8> {
     lines.iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect()
@@ -14,7 +14,7 @@ fn lines(text: &[u8]) -> Vec<&[u8]> {
 
 #[test]
 fn an_untouched_log_is_whole() {
-    let report = Scene::with_lines(5).verify().unwrap();
+    let report = TestLog::with_lines(5).verify().unwrap();
     assert_eq!((report.lines, report.files, report.first_seq, report.last_seq), (5, 1, 1, 5));
     assert_eq!((report.recovered, report.torn_bytes), (0, 0));
     let nothing = tempfile::tempdir().unwrap();
@@ -24,7 +24,7 @@ fn an_untouched_log_is_whole() {
 
 #[test]
 fn every_changed_byte_is_found_and_its_line_named() {
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     let text = scene.current();
     for at in 0..text.len() {
         let line = 1 + text[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
@@ -47,7 +47,7 @@ fn every_changed_byte_is_found_and_its_line_named() {
 
 #[test]
 fn every_inserted_or_missing_byte_is_found() {
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     let text = scene.current();
     for at in 0..text.len() {
         let line = 1 + text[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
@@ -66,14 +66,14 @@ fn every_inserted_or_missing_byte_is_found() {
 
 #[test]
 fn removed_lines_are_found() {
-    let scene = Scene::with_lines(6);
+    let scene = TestLog::with_lines(6);
     let text = scene.current();
     let all = lines(&text);
-    for gone in 0..5 {
+    for removed in 0..5 {
         let mut rest = all.clone();
-        rest.remove(gone);
+        rest.remove(removed);
         scene.put(&join(&rest));
-        let seq = gone as u64 + 1;
+        let seq = removed as u64 + 1;
         assert_eq!(scene.bad(), ("audit.jsonl".into(), seq, Fault::Removed { from: seq, to: seq }));
     }
     scene.put(&join(&[&all[..1], &all[4..]].concat()));
@@ -82,7 +82,7 @@ fn removed_lines_are_found() {
 
 #[test]
 fn removed_ends_are_found() {
-    let scene = Scene::with_lines(6);
+    let scene = TestLog::with_lines(6);
     let text = scene.current();
     for left in 0..text.len() {
         scene.put(&text[..left]);
@@ -97,7 +97,7 @@ fn removed_ends_are_found() {
 
 #[test]
 fn lines_removed_from_the_end_stay_missing_when_the_log_goes_on() {
-    let scene = Scene::with_lines(6);
+    let scene = TestLog::with_lines(6);
     let text = scene.current();
     let all = lines(&text);
     scene.put(&join(&all[..4]));
@@ -110,7 +110,7 @@ fn lines_removed_from_the_end_stay_missing_when_the_log_goes_on() {
 
 #[test]
 fn reordered_lines_are_found() {
-    let scene = Scene::with_lines(5);
+    let scene = TestLog::with_lines(5);
     let text = scene.current();
     for one in 0..5 {
         for other in one + 1..5 {
@@ -125,18 +125,18 @@ fn reordered_lines_are_found() {
 
 #[test]
 fn inserted_and_replaced_lines_are_found() {
-    let scene = Scene::with_lines(4);
+    let scene = TestLog::with_lines(4);
     let text = scene.current();
     let all = lines(&text);
     scene.put(&join(&[all[0], all[1], all[0], all[2], all[3]]));
     assert_eq!(scene.bad(), ("audit.jsonl".into(), 3, Fault::Inserted(1)));
-    // A line with a hash of its own, in the place of the second one.
+    // A line with a valid hash of its own in the place of the second one.
     let mut forged = vec![];
     let Shape::Whole(link) = line::shape(all[1]) else { panic!() };
     line::encode(&mut forged, 2, &link.prev, &event(999)).unwrap();
     scene.put(&join(&[all[0], forged.trim_ascii_end(), all[2], all[3]]));
     assert_eq!(scene.bad(), ("audit.jsonl".into(), 3, Fault::Replaced));
-    // The last one: nothing comes after it but the head.
+    // The last one is only followed by the head.
     let Shape::Whole(link) = line::shape(all[3]) else { panic!() };
     forged.clear();
     line::encode(&mut forged, 4, &link.prev, &event(999)).unwrap();
@@ -147,7 +147,7 @@ fn inserted_and_replaced_lines_are_found() {
 #[test]
 fn junk_at_the_end_is_found_and_stays_found() {
     for junk in [&b"junk\n"[..], b"junk", b"\xff\xfe\0", b"{\"seq\":99,\"prev\":\"0\"}\n"] {
-        let scene = Scene::with_lines(3);
+        let scene = TestLog::with_lines(3);
         scene.put(&[&scene.current()[..], junk].concat());
         assert_eq!(scene.bad(), ("audit.jsonl".into(), 4, Fault::Changed));
         scene.append(4);
@@ -158,7 +158,7 @@ fn junk_at_the_end_is_found_and_stays_found() {
 
 #[test]
 fn a_changed_or_missing_head_is_found_and_stays_found() {
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     let head = scene.head();
     for at in 0..head.len() {
         let mut changed = head.clone();
@@ -167,13 +167,13 @@ fn a_changed_or_missing_head_is_found_and_stays_found() {
         assert!(matches!(scene.verify(), Err(VerifyError::HeadChanged)));
     }
     for broken in [&b""[..], b"{}", &head[..300], &[&head[..], b" "].concat()] {
-        let scene = Scene::with_lines(3);
+        let scene = TestLog::with_lines(3);
         scene.put_head(broken);
         assert!(matches!(scene.verify(), Err(VerifyError::HeadChanged)));
         scene.append(4);
         assert_eq!(scene.bad(), ("audit.jsonl".into(), 4, Fault::LostHead));
     }
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     fs::remove_file(scene.path("head.json")).unwrap();
     assert!(matches!(scene.verify(), Err(VerifyError::NoHead)));
     scene.append(4);
@@ -182,26 +182,26 @@ fn a_changed_or_missing_head_is_found_and_stays_found() {
 }
 
 #[test]
-fn a_log_that_was_made_anew_is_not_the_one_that_was_noted_down() {
-    let scene = Scene::with_lines(4);
+fn a_new_log_is_not_the_recorded_one() {
+    let scene = TestLog::with_lines(4);
     let noted = scene.verify().unwrap();
     let anchor = Anchor { seq: noted.last_seq, hash: noted.head_hash };
     scene.append(5);
     verify(scene.folder.path(), Some(&anchor)).unwrap();
-    let forged = Scene::new();
+    let forged = TestLog::new();
     for number in [0, 1, 2, 99, 4] {
         forged.append(number);
     }
     forged.verify().unwrap();
     let found = verify(forged.folder.path(), Some(&anchor));
     assert!(matches!(found, Err(VerifyError::Bad { line: 4, fault: Fault::NotTheAnchor, .. })));
-    let shorter = Scene::with_lines(2);
+    let shorter = TestLog::with_lines(2);
     assert!(matches!(verify(shorter.folder.path(), Some(&anchor)), Err(VerifyError::NoAnchor(4))));
 }
 
 #[test]
 fn rotated_files_are_one_chain() {
-    let scene = Scene::new();
+    let scene = TestLog::new();
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(1500);
     for number in 0..30 {
         log.append(&[event(number)]).unwrap();
@@ -212,7 +212,7 @@ fn rotated_files_are_one_chain() {
     let second = rotated_name(scene_files(&scene)[1]);
     let third = rotated_name(scene_files(&scene)[2]);
     let text = fs::read(scene.path(&second)).unwrap();
-    // One line of an old file changed, its end removed, all of it removed.
+    // One line of an old file is changed, its end removed, all of it removed.
     let mut changed = text.clone();
     changed[100] ^= 1;
     fs::write(scene.path(&second), &changed).unwrap();
@@ -224,18 +224,18 @@ fn rotated_files_are_one_chain() {
     assert!(matches!(scene.bad(), (file, 1, Fault::Removed { .. }) if file == third));
     fs::write(scene.path(&second), &text).unwrap();
     scene.verify().unwrap();
-    // The oldest one: nothing was ever pruned here.
+    // The oldest file: nothing was pruned in this log.
     fs::remove_file(scene.path(&rotated_name(1))).unwrap();
     assert!(matches!(scene.bad(), (file, 1, Fault::Removed { from: 1, .. }) if file == second));
 }
 
-fn scene_files(scene: &Scene) -> Vec<u64> {
-    Folder::open(scene.folder.path()).unwrap().rotated().unwrap()
+fn scene_files(scene: &TestLog) -> Vec<u64> {
+    LogFolder::open(scene.folder.path()).unwrap().rotated().unwrap()
 }
 
 #[test]
-fn pruning_keeps_the_chain_and_is_told_from_removal() {
-    let scene = Scene::new();
+fn pruning_keeps_the_chain_and_is_distinguished_from_removal() {
+    let scene = TestLog::new();
     let log = Log::open(scene.folder.path()).unwrap().rotate_at(1500).keep(Some(2));
     for number in 0..60 {
         log.append(&[event(number)]).unwrap();
@@ -247,7 +247,7 @@ fn pruning_keeps_the_chain_and_is_told_from_removal() {
     let oldest = rotated_name(scene_files(&scene)[0]);
     fs::remove_file(scene.path(&oldest)).unwrap();
     assert!(matches!(scene.bad().2, Fault::Removed { .. }));
-    let none = Scene::new();
+    let none = TestLog::new();
     let log = Log::open(none.folder.path()).unwrap().rotate_at(1500).keep(Some(0));
     for number in 0..60 {
         log.append(&[event(number)]).unwrap();
@@ -257,7 +257,7 @@ fn pruning_keeps_the_chain_and_is_told_from_removal() {
 
 #[test]
 fn a_file_of_one_line_is_pruned_and_proves_nothing_when_it_is_still_there() {
-    let scene = Scene::with_lines(1);
+    let scene = TestLog::with_lines(1);
     let text = scene.current();
     Log::open(scene.folder.path()).unwrap().rotate_at(1).keep(Some(0)).append(&[event(1)]).unwrap();
     assert_eq!(scene_files(&scene), [] as [u64; 0]);
@@ -265,7 +265,7 @@ fn a_file_of_one_line_is_pruned_and_proves_nothing_when_it_is_still_there() {
     assert_eq!((report.first_seq, report.files), (2, 1));
     fs::write(scene.path(&rotated_name(1)), &text).unwrap();
     assert_eq!(scene.verify().unwrap(), report);
-    // The last line that was pruned is still known by its hash.
+    // The last pruned line is still known by its hash.
     let Shape::Whole(link) = line::shape(lines(&text)[0]) else { panic!() };
     let anchored =
         |seq, hash: &str| verify(scene.folder.path(), Some(&Anchor { seq, hash: hash.to_owned() }));
@@ -291,15 +291,15 @@ fn a_log_is_looked_at_again_when_files_go_meanwhile() {
 
 #[test]
 fn what_cannot_be_a_log_is_not_taken_for_none() {
-    let scene = Scene::new();
+    let scene = TestLog::new();
     let file = scene.path("file");
     fs::write(&file, "").unwrap();
     assert!(matches!(verify(&file, None), Err(VerifyError::Io(..))));
 }
 
 #[test]
-fn the_first_half_is_named_that_nobody_accounts_for() {
-    let scene = Scene::with_lines(3);
+fn the_first_unaccounted_partial_line_is_named() {
+    let scene = TestLog::with_lines(3);
     let text = scene.current();
     let all = lines(&text);
     scene.put(&join(&[all[0], all[1], b"{", b"{", all[2]]));
@@ -308,7 +308,7 @@ fn the_first_half_is_named_that_nobody_accounts_for() {
 
 #[test]
 fn a_file_that_was_put_aside_ends_with_a_whole_line() {
-    let scene = Scene::with_lines(3);
+    let scene = TestLog::with_lines(3);
     Log::open(scene.folder.path()).unwrap().rotate_at(1).append(&[event(3)]).unwrap();
     let aside = rotated_name(1);
     let text = fs::read(scene.path(&aside)).unwrap();

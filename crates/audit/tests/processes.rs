@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::Duration;
 
-use bathy_audit::{Actor, Event, Filter, Follower, Log, LogError, What};
+use bathy_audit::{Actor, Event, Follower, Log, LogError, LogFilter, What};
 
 const FOLDER: &str = "BATHY_AUDIT_TEST_FOLDER";
 const FULL: &str = "BATHY_AUDIT_TEST_FULL";
@@ -21,7 +21,7 @@ fn append(folder: &Path, count: u32) {
     }
 }
 
-/// This test's program, started again as one that only appends.
+/// Starts this test program again as a writer.
 fn writer(folder: &Path, count: u32) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_process_appends", "--nocapture", "--test-threads=1"])
@@ -32,7 +32,7 @@ fn writer(folder: &Path, count: u32) -> Child {
         .unwrap()
 }
 
-/// What the other tests start in processes of its own; by itself, it appends a little.
+/// Run by the other tests in processes of their own; by itself, it appends a little.
 #[test]
 fn a_process_appends() {
     match (std::env::var_os(FOLDER), std::env::var(COUNT)) {
@@ -55,7 +55,7 @@ fn eight_processes_make_one_chain() {
     }
     let report = Log::open(folder.path()).unwrap().verify().unwrap();
     assert_eq!((report.lines, report.recovered), (1000 + report.files - 1, 0));
-    let mut follower = Follower::open(folder.path(), Filter::default()).unwrap();
+    let mut follower = Follower::open(folder.path(), LogFilter::default()).unwrap();
     let all: Vec<_> = std::iter::from_fn(|| follower.next().unwrap()).map(|entry| entry.event).collect();
     for pid in pids {
         let own: Vec<&String> = all
@@ -143,14 +143,14 @@ fn fill(folder: &Path) {
         }
     }
     assert!(recorded > 1000 && refused == 10, "{recorded} recorded, {refused} refused");
-    // What another program takes is not the log's: what has happened can be recorded all the same.
+    // The reserve is not affected by other programs: what has happened can still be recorded.
     let taken = std::fs::write(folder.join("../taken"), [1; 1 << 20]);
     assert!(taken.is_err(), "the disk is not full");
     for number in 0..500 {
         log.append_last(&[event(number)]).unwrap();
         recorded += 1;
     }
-    assert!(matches!(log.append(&[event(1)]), Err(LogError::Full(_))), "nothing new is begun");
+    assert!(matches!(log.append(&[event(1)]), Err(LogError::Full(_))), "no new operation may be started");
     std::fs::remove_file(folder.join("../taken")).unwrap();
     std::fs::remove_file(folder.join("../ballast")).unwrap();
     assert!(log.append(&[event(1)]).is_err(), "the reserve has to be filled first");

@@ -1,4 +1,4 @@
-//! From what a caller wants to run to what the agent is asked.
+//! Builds the agent's requests for commands.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,31 @@ use bathy_protocol::cell::{Cell, Surroundings};
 use bathy_protocol::{Exec, Exit, Restriction, TerminalSize, WorkEnd};
 use bathy_spec::{CommandSpec, SandboxSpec};
 
-/// How a command is connected and held back.
+/// How a command is connected and restricted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExecOptions {
-    /// Whether standard input is a stream.
+    /// Whether standard input is forwarded.
     pub stdin: bool,
-    /// A terminal of this size.
+    /// The size of its terminal, if it gets one.
     pub terminal: Option<TerminalSize>,
-    /// Held back further than the sandbox's own setting.
+    /// A restriction in addition to the sandbox's own setting.
     pub restricted: Option<Restriction>,
 }
 
-/// The agent's request for `command`: what the command says wins over the sandbox's description, which wins over the image.
+/// Builds the agent's request for `command`. The command's settings take precedence over the specification's,
+/// and these over the image's.
 pub fn request(command: &CommandSpec, spec: &SandboxSpec, image: &ImageConfig, options: ExecOptions) -> Exec {
     let mut env: BTreeMap<&str, &[u8]> =
         image.env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
     env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
     env.extend(command.env.iter().map(|(name, value)| (name.as_str(), value.as_slice())));
     let user = command.user.clone().or_else(|| spec.user.clone());
-    // The image's folder belongs to the image's user; another user starts at home.
+    // The image's directory belongs to the image's user; another user starts at home.
     let image_cwd = || user.is_none().then(|| image.cwd.clone().into_bytes());
     let spec_cwd = || spec.workdir.as_ref().map(|folder| folder.clone().into_bytes());
     let restrictions = [spec.restriction(), options.restricted];
     let is_read_only = restrictions.into_iter().flatten().any(|restriction| !restriction.writable_root);
-    // Programs expect to be able to write where they begin.
+    // Programs expect their working directory to be writable.
     let usual_cwd = || if is_read_only { Some(b"/tmp".to_vec()) } else { image_cwd() };
     Exec {
         argv: command.argv.clone(),
@@ -45,7 +46,7 @@ pub fn request(command: &CommandSpec, spec: &SandboxSpec, image: &ImageConfig, o
     }
 }
 
-/// What every command of a sandbox is started with, for interpreters.
+/// The environment of a sandbox's commands, for interpreters.
 pub fn surroundings(
     command: &CommandSpec,
     spec: &SandboxSpec,
@@ -56,19 +57,19 @@ pub fn surroundings(
     Surroundings { env: exec.env, cwd: exec.cwd, user: exec.user, restricted: exec.restricted }
 }
 
-/// A number for a piece of work that no other has.
+/// A unique random tag for a piece of work.
 pub fn new_tag() -> std::io::Result<u64> {
     let mut bytes = [0u8; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// The same number, as it is written in the audit log.
+/// The tag as it appears in the audit log.
 pub fn tag_text(tag: u64) -> String {
     format!("{tag:016x}")
 }
 
-/// What the audit log says about a command that is about to run.
+/// The event of a command that is about to run.
 pub fn exec_started(exec: &Exec, tag: u64, job: Option<u32>) -> What {
     let shown = argv(&exec.argv);
     What::ExecStarted {
@@ -82,7 +83,7 @@ pub fn exec_started(exec: &Exec, tag: u64, job: Option<u32>) -> What {
     }
 }
 
-/// What the audit log says about code that is about to run.
+/// The event of a cell that is about to run.
 pub fn code_started(cell: &Cell, tag: u64) -> What {
     What::CodeStarted {
         exec: tag_text(tag),
@@ -94,7 +95,7 @@ pub fn code_started(cell: &Cell, tag: u64) -> What {
     }
 }
 
-/// How a piece of work ended, in words. A refusal is the guest's text: escape before showing.
+/// Describes how a piece of work ended. A refusal is text from the guest: escape it before printing.
 pub fn exit_text(end: &WorkEnd) -> String {
     match end {
         WorkEnd::Exited(Exit::Code(code)) => format!("code {code}"),

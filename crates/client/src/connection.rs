@@ -1,6 +1,6 @@
-//! A client's side of the protocol, without any waiting: the caller polls and moves bytes.
+//! The client's side of the protocol. Nothing here waits: the user of a connection polls and moves bytes.
 //!
-//! A keeper may have been taken over by its guest, so what it sends is checked here as well.
+//! A keeper may be under its guest's control, so everything it sends is validated here.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,44 +19,38 @@ use thiserror::Error;
 
 use crate::wait::timespec;
 
-/// The sandbox cannot be spoken to any more.
+/// The connection to the sandbox failed.
 #[derive(Debug, Error)]
 pub enum ConnectionError {
-    /// The keeper is gone without a word.
-    #[error("The sandbox's keeper is gone")]
-    Gone,
-    /// A malformed frame.
+    /// The keeper closed the connection without a report.
+    #[error("The sandbox's keeper exited")]
+    KeeperExited,
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A malformed message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// A window was ignored.
+    /// The keeper exceeded a flow-control window.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// Bytes on a channel that only we send.
-    #[error("The sandbox sent bytes of {0:?}, which only its caller sends")]
+    /// Data on a channel that only the client may use.
+    #[error("The sandbox sent data on {0:?}, which only the client may use")]
     WrongDirection(Channel),
-    /// It takes too long.
+    /// The sandbox did not answer in time.
     #[error("The sandbox did not answer within {0} s. `bathy kill` ends it")]
     NoAnswer(u64),
-    /// The socket failed.
-    #[error("Cannot speak to the sandbox's keeper")]
+    #[error("Cannot communicate with the sandbox's keeper")]
     Socket(#[source] io::Error),
 }
 
-/// Something that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// From the keeper.
     Keeper(FromKeeper),
-    /// About a stream.
     Answer(u32, Answer),
-    /// Bytes of a command's output.
+    /// Output of a command.
     Output(u32, Channel, Vec<u8>),
 }
 
-/// What an owner does once the guest is a process of its own.
+/// A callback for when the guest has become its own process.
 type WhenGuestStarts = Box<dyn FnOnce() + Send>;
 
 /// The connection to a keeper.
@@ -74,33 +68,32 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Speaks over `socket`.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self { socket, decoder: Decoder::new(MAX_PAYLOAD), outbox: Vec::new(), when_guest_starts: None })
     }
 
-    /// Has this done by [`Self::receive`], once and while the guest boots: whatever is waited for then, it is in nobody's way.
+    /// Registers work that [`Self::receive`] runs once, while the guest boots: a delay does no harm then.
     pub fn when_guest_starts(&mut self, work: impl FnOnce() + Send + 'static) {
         self.when_guest_starts = Some(Box::new(work));
     }
 
-    /// What to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether it is open and nothing has arrived on it: a connection that is kept for later use can have been closed meanwhile.
+    /// Whether the connection is open and nothing has arrived. A pooled connection can have been closed
+    /// meanwhile.
     pub fn is_quiet(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN | PollFlags::RDHUP)];
         matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(0))
     }
 
-    /// Sends a message to the keeper with a socket, at once. What was queued before goes first.
+    /// Sends a message with a file descriptor to the keeper, after everything that is queued. Does not block.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ResourceBusy`] when the keeper does not read now: it is not waited for.
-    pub fn tell_with(&mut self, message: &ToKeeper, socket: &OwnedFd) -> io::Result<()> {
+    /// [`io::ErrorKind::ResourceBusy`] if the keeper does not read at present.
+    pub fn send_with_descriptor(&mut self, message: &ToKeeper, socket: &OwnedFd) -> io::Result<()> {
         self.send().map_err(io::Error::other)?;
         if self.unsent() > 0 {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -112,21 +105,25 @@ impl Connection {
         let sockets = [socket.as_fd()];
         ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
         let sent = sendmsg(&self.socket, &[io::IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-        if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("the keeper takes half a message")) }
+        if sent == bytes.len() {
+            Ok(())
+        } else {
+            Err(io::Error::other("the keeper accepted only part of a message"))
+        }
     }
 
-    /// How much waits to be sent.
+    /// How many queued bytes are not sent yet.
     pub fn unsent(&self) -> usize {
         self.outbox.len()
     }
 
     /// Queues a request about a stream.
-    pub fn tell(&mut self, stream: u32, request: &Request) -> Result<(), ConnectionError> {
+    pub fn queue(&mut self, stream: u32, request: &Request) -> Result<(), ConnectionError> {
         Ok(encode(stream, request, &mut self.outbox)?)
     }
 
-    /// Queues a message for the keeper itself, which listens to its owner only.
-    pub fn tell_keeper(&mut self, message: &ToKeeper) -> Result<(), ConnectionError> {
+    /// Queues a message for the keeper itself, which it accepts from its owner only.
+    pub fn queue_to_keeper(&mut self, message: &ToKeeper) -> Result<(), ConnectionError> {
         Ok(encode(CONNECTION, message, &mut self.outbox)?)
     }
 
@@ -135,14 +132,14 @@ impl Connection {
         frame::encode(stream, Channel::Stdin, bytes, &mut self.outbox);
     }
 
-    /// Sends what the keeper takes now.
+    /// Sends as much as the keeper accepts without blocking.
     pub fn send(&mut self) -> Result<(), ConnectionError> {
         while !self.outbox.is_empty() {
             match rustix::net::send(&self.socket, &self.outbox, SendFlags::NOSIGNAL) {
                 Ok(count) => drop(self.outbox.drain(..count)),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                // Its last words may still be unread.
+                // Messages that the keeper sent before it exited may still be unread.
                 Err(Errno::PIPE | Errno::CONNRESET) => self.outbox.clear(),
                 Err(error) => return Err(ConnectionError::Socket(error.into())),
             }
@@ -151,20 +148,20 @@ impl Connection {
     }
 
     /// Waits until something arrives.
-    pub fn wait(&self, patience: Duration) -> Result<(), ConnectionError> {
+    pub fn wait(&self, timeout: Duration) -> Result<(), ConnectionError> {
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
-        match poll(&mut fds, Some(&timespec(patience))) {
-            Ok(0) => Err(ConnectionError::NoAnswer(patience.as_secs())),
+        match poll(&mut fds, Some(&timespec(timeout))) {
+            Ok(0) => Err(ConnectionError::NoAnswer(timeout.as_secs())),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(ConnectionError::Socket(error.into())),
         }
     }
 
-    /// Takes what has arrived.
+    /// Receives and decodes what has arrived.
     pub fn receive(&mut self) -> Result<Vec<Arrival>, ConnectionError> {
         let mut buffer = [0u8; 64 * 1024];
         match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
-            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(ConnectionError::Gone),
+            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(ConnectionError::KeeperExited),
             Ok((count, _)) => self.decoder.push(buffer.get(..count).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(ConnectionError::Socket(error.into())),
@@ -200,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_to_be_done_when_the_guest_starts_is_done_once() {
+    fn guest_start_work_runs_once() {
         let (ours, keepers) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let mut connection = Connection::new(ours).unwrap();
@@ -211,7 +208,7 @@ mod tests {
         });
         let warning = FromKeeper::Warning("warm".to_owned());
         let mut bytes = Vec::new();
-        // A keeper that was taken over may repeat itself.
+        // A compromised keeper may repeat itself.
         for message in [&FromKeeper::GuestStarted, &warning, &FromKeeper::GuestStarted] {
             encode(CONNECTION, message, &mut bytes).unwrap();
         }

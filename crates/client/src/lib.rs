@@ -1,12 +1,12 @@
-//! The client side of a keeper: connections, streams, windows, deadlines and interrupts, for every caller in the same way.
+//! The client side of a keeper: connections, streams, windows, deadlines and interrupts.
 //!
 //! * [`connection`]: frames to and from a keeper.
-//! * [`stream`]: one piece of work on it.
+//! * [`stream`]: one piece of work on a connection.
 //! * [`command`]: requests for commands, and how commands end.
-//! * [`attach`]: one command with the caller's own standard input, output and error.
+//! * [`attach`]: one command with local standard input, output and error.
 //! * [`transfer`]: files into a sandbox and out of it.
 //! * [`interpreter`]: code in the guest's interpreters.
-//! * [`wait`]: waiting for descriptors.
+//! * [`wait`]: polling descriptors with deadlines.
 
 pub mod attach;
 pub mod command;
@@ -16,7 +16,7 @@ pub mod stream;
 pub mod transfer;
 pub mod wait;
 
-/// What this thread has used, which does not depend on what else the machine does.
+/// The CPU time of this thread, which does not depend on the load of the machine.
 #[cfg(test)]
 fn processor_time() -> std::time::Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

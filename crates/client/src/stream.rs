@@ -1,4 +1,4 @@
-//! One stream of a connection: its request, its windows, and waiting for what comes on it.
+//! One stream of a connection: its request, its flow-control windows, and receiving what arrives on it.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -12,46 +12,40 @@ use rustix::event::{PollFd, PollFlags};
 use crate::connection::{Arrival, Connection, ConnectionError};
 use crate::wait::poll_until;
 
-/// Something that concerns a stream.
+/// An event that concerns a stream.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The sandbox is ready.
+pub enum StreamEvent {
     Ready(Timeline),
-    /// The keeper warns.
     Warning(String),
-    /// The sandbox ended.
     SandboxEnded {
-        /// Why.
         cause: Cause,
-        /// The guest kernel's last lines.
+        /// The last lines of the guest kernel's console.
         console: String,
     },
-    /// The work was started.
     Started,
-    /// The job is this stream's now.
+    /// This stream is now attached to the job.
     Attached,
     /// The work was not started, or there is no such job.
     Refused(Refused),
-    /// The guest has room for this much more input.
+    /// The guest can accept this many more bytes of input.
     Granted(u32),
-    /// Output, which has to be [given back](Stream::consumed) when it was dealt with.
+    /// Output; report it as [consumed](Stream::consumed) when it has been dealt with.
     Output(StdChannel, Vec<u8>),
-    /// The work ended.
     Exited(Exit),
-    /// Another client took the job over.
+    /// Another client took over the job.
     TakenOver,
 }
 
-/// What a wait was for, and is there.
+/// Which descriptors became ready.
 #[derive(Clone, Copy, Debug)]
 pub struct Fired<const N: usize> {
-    /// Something arrived from the keeper: [`Stream::receive`].
+    /// The keeper sent something: call [`Stream::receive`].
     pub arrived: bool,
-    /// The caller's own descriptors.
+    /// The other descriptors that were passed in.
     pub others: [bool; N],
 }
 
-/// A stream with a request.
+/// A stream with its request.
 #[derive(Debug)]
 pub struct Stream<'c> {
     connection: &'c mut Connection,
@@ -61,46 +55,45 @@ pub struct Stream<'c> {
 }
 
 impl<'c> Stream<'c> {
-    /// Makes a request on a stream of `connection` that is not in use.
+    /// Sends a request on an unused stream of `connection`.
     ///
     /// # Errors
-    /// When the request cannot be encoded.
+    /// The request cannot be encoded.
     pub fn open(
         connection: &'c mut Connection,
         number: u32,
         request: &Request,
     ) -> Result<Self, ConnectionError> {
-        connection.tell(number, request)?;
+        connection.queue(number, request)?;
         Ok(Self { connection, number, input: SendWindow::default(), outputs: Default::default() })
     }
 
     /// Queues another request about the same work.
     ///
     /// # Errors
-    /// When it cannot be encoded.
-    pub fn tell(&mut self, request: &Request) -> Result<(), ConnectionError> {
-        self.connection.tell(self.number, request)
+    /// The request cannot be encoded.
+    pub fn queue(&mut self, request: &Request) -> Result<(), ConnectionError> {
+        self.connection.queue(self.number, request)
     }
 
-    /// Sends what is queued, as far as the keeper takes it now.
+    /// Sends as much as the keeper accepts without blocking.
     ///
     /// # Errors
-    /// When the connection fails.
+    /// The connection fails.
     pub fn send(&mut self) -> Result<(), ConnectionError> {
         self.connection.send()
     }
 
-    /// Whether all that was queued is sent.
     pub fn is_sent(&self) -> bool {
         self.connection.unsent() == 0
     }
 
-    /// How many bytes of input the guest has room for.
-    pub fn input_room(&self) -> usize {
+    /// How many bytes of input the guest's window still accepts.
+    pub fn input_window(&self) -> usize {
         self.input.open()
     }
 
-    /// Queues input, no more than there is room for.
+    /// Queues input, at most what the window accepts.
     pub fn input(&mut self, bytes: &[u8]) {
         self.input.sent(bytes.len());
         if !bytes.is_empty() {
@@ -108,21 +101,21 @@ impl<'c> Stream<'c> {
         }
     }
 
-    /// Gives the guest room again for output that was dealt with.
+    /// Grants the guest new window space for consumed output.
     ///
     /// # Errors
-    /// When the request cannot be encoded.
+    /// The request cannot be encoded.
     pub fn consumed(&mut self, channel: StdChannel, count: usize) -> Result<(), ConnectionError> {
         match self.window(channel).consumed(count) {
-            Some(bytes) => self.tell(&Request::Grant { channel, bytes }),
+            Some(bytes) => self.queue(&Request::Grant { channel, bytes }),
             None => Ok(()),
         }
     }
 
-    /// Sends what is queued, and waits for arrivals if they are wanted, for other descriptors, or for the deadline.
+    /// Sends what is queued, then waits for arrivals (if wanted), other descriptors or the deadline.
     ///
     /// # Errors
-    /// When the connection fails.
+    /// The connection fails.
     pub fn wait<const N: usize>(
         &mut self,
         wants_arrivals: bool,
@@ -132,7 +125,7 @@ impl<'c> Stream<'c> {
         self.send()?;
         let flags = if self.is_sent() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         let mut fds = Vec::with_capacity(N + 1);
-        // After the end there is nothing more to read, and the hang-up would only wake us.
+        // After the end nothing more is read, and the hang-up would only wake us.
         fds.extend(wants_arrivals.then(|| PollFd::from_borrowed_fd(self.connection.fd(), flags)));
         fds.extend(others.iter().flatten().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)));
         poll_until(&mut fds, deadline).map_err(|error| ConnectionError::Socket(error.into()))?;
@@ -143,11 +136,11 @@ impl<'c> Stream<'c> {
         Ok(Fired { arrived, others })
     }
 
-    /// Takes what has arrived on this stream, or for all of them.
+    /// Receives what has arrived for this stream or for all streams.
     ///
     /// # Errors
-    /// When the connection fails, or the keeper does not keep to the protocol.
-    pub fn receive(&mut self) -> Result<Vec<Event>, ConnectionError> {
+    /// The connection fails or the keeper violates the protocol.
+    pub fn receive(&mut self) -> Result<Vec<StreamEvent>, ConnectionError> {
         let mut events = Vec::new();
         for arrival in self.connection.receive()? {
             match arrival {
@@ -159,29 +152,29 @@ impl<'c> Stream<'c> {
                     let channel =
                         if channel == Channel::Stderr { StdChannel::Stderr } else { StdChannel::Stdout };
                     self.window(channel).received(bytes.len())?;
-                    events.push(Event::Output(channel, bytes));
+                    events.push(StreamEvent::Output(channel, bytes));
                 }
-                // What is left of another stream.
+                // Leftovers of an earlier stream.
                 Arrival::Answer(..) | Arrival::Output(..) => {}
             }
         }
         Ok(events)
     }
 
-    fn on_answer(&mut self, answer: Answer) -> Result<Option<Event>, ConnectionError> {
+    fn on_answer(&mut self, answer: Answer) -> Result<Option<StreamEvent>, ConnectionError> {
         Ok(Some(match answer {
-            Answer::Started { .. } => Event::Started,
+            Answer::Started { .. } => StreamEvent::Started,
             Answer::Attached { input } => {
                 self.input = SendWindow::with(input);
-                Event::Attached
+                StreamEvent::Attached
             }
-            Answer::Refused(refused) => Event::Refused(refused),
+            Answer::Refused(refused) => StreamEvent::Refused(refused),
             Answer::Grant { bytes } => {
                 self.input.grant(bytes)?;
-                Event::Granted(bytes)
+                StreamEvent::Granted(bytes)
             }
-            Answer::Exited(exit) => Event::Exited(exit),
-            Answer::TakenOver => Event::TakenOver,
+            Answer::Exited(exit) => StreamEvent::Exited(exit),
+            Answer::TakenOver => StreamEvent::TakenOver,
             Answer::Eof(_) => return Ok(None),
         }))
     }
@@ -195,12 +188,12 @@ impl<'c> Stream<'c> {
     }
 }
 
-fn of_keeper(message: FromKeeper) -> Option<Event> {
+fn of_keeper(message: FromKeeper) -> Option<StreamEvent> {
     match message {
-        FromKeeper::Ready(timeline) => Some(Event::Ready(timeline)),
-        FromKeeper::Warning(text) => Some(Event::Warning(text)),
-        FromKeeper::Ended { cause, console } => Some(Event::SandboxEnded { cause, console }),
-        // What only a sandbox's owner cares about.
+        FromKeeper::Ready(timeline) => Some(StreamEvent::Ready(timeline)),
+        FromKeeper::Warning(text) => Some(StreamEvent::Warning(text)),
+        FromKeeper::Ended { cause, console } => Some(StreamEvent::SandboxEnded { cause, console }),
+        // Only the sandbox's owner needs these.
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The guest's first root: a `newc` cpio archive that holds the agent as `/init`, and nothing else.
+//! The initramfs: a `newc` cpio archive that contains only the agent as `/init`.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -11,7 +11,7 @@ use thiserror::Error;
 /// The agent cannot be packed.
 #[derive(Debug, Error)]
 pub enum InitramfsError {
-    /// The agent's file is not readable.
+    /// The agent's file cannot be read.
     #[error(
         "Cannot read the guest agent {0}. It belongs beside the bathy program; build it with `cargo build --release`"
     )]
@@ -21,7 +21,7 @@ pub enum InitramfsError {
     Store(#[source] io::Error),
 }
 
-/// Packs `agent` into an archive in memory, sealed against any change.
+/// Packs `agent` into an archive in memory, sealed against modification.
 pub fn pack(agent: &Path) -> Result<File, InitramfsError> {
     let unreadable = |error| InitramfsError::Agent(agent.to_owned(), error);
     let program = File::open(agent).map_err(unreadable)?;

@@ -1,9 +1,9 @@
-//! What a guest is made of besides its disk: the kernel and the root images, built once and kept in a cache.
+//! The parts of a guest besides its disk: kernels and root images, built once and cached.
 //!
 //! * [`recipe`]: what can be built, embedded in the binary.
-//! * [`store`]: the cache: keyed by the recipe's content, checked by digest, built by one process at a time.
+//! * [`store`]: the cache, keyed by the recipe's content, verified by digest, built by one process at a time.
 //! * [`initramfs`]: the agent, packed for the guest kernel.
-//! * [`trust`]: whose folders all this may lie in.
+//! * [`trust`]: refuses folders that other users can write to.
 
 pub mod initramfs;
 pub mod recipe;
@@ -12,5 +12,5 @@ pub mod trust;
 
 pub use initramfs::InitramfsError;
 pub use recipe::{ImageConfig, Recipe, RecipeError};
-pub use store::{Artifact, Store, StoreError};
+pub use store::{Artifact, ImageCache, ImageCacheError};
 pub use trust::TrustError;

@@ -1,4 +1,4 @@
-//! What can be built: a folder of this repository with a `build.sh`, embedded in the binary.
+//! Build recipes: folders of this repository with a `build.sh`, embedded in the binary.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use thiserror::Error;
 /// Every file of every recipe, with its path in the repository.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/recipes.rs"));
 
-/// Files outside the recipes' own folders: where the folders begin whose recipes use them, and the files.
+/// Files outside the recipes' folders: the path prefixes of the recipes that use them, and the files.
 const SHARED: &[(&str, &[&str])] = &[
     ("", &["guest/mirror.sh"]),
     (
@@ -31,26 +31,18 @@ const SHARED: &[(&str, &[&str])] = &[
 pub enum RecipeError {
     /// There is no such image.
     #[error("There is no image {wanted:?}. Known images: {known}")]
-    UnknownImage {
-        /// What was asked for.
-        wanted: String,
-        /// What there is.
-        known: String,
-    },
-    /// It cannot be written where it is to be built.
+    UnknownImage { wanted: String, known: String },
+    /// The recipe cannot be unpacked for the build.
     #[error("Cannot write the recipe to {0}")]
     Unpack(PathBuf, #[source] io::Error),
 }
 
-/// How a root image wants commands to be run.
+/// A root image's defaults for commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageConfig {
-    /// Who runs a command if nobody says.
     pub user: String,
-    /// Where.
     pub cwd: String,
-    /// With which environment.
     pub env: BTreeMap<String, String>,
 }
 
@@ -60,11 +52,11 @@ type RecipeFile = (&'static str, &'static [u8]);
 /// Something that can be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// Its name in the cache.
+    /// The name in the cache.
     pub name: String,
-    /// What to call it in messages.
+    /// The name in messages.
     pub title: String,
-    /// Its folder in the repository.
+    /// The folder in the repository.
     folder: String,
     files: Vec<RecipeFile>,
 }
@@ -80,17 +72,17 @@ impl Recipe {
         Self { name, title, folder, files }
     }
 
-    /// The guest kernel of the uml engine.
+    /// The recipe of the guest kernel of the uml engine.
     pub fn uml_kernel() -> Self {
         Self::new("kernel-uml".to_owned(), "guest kernel".to_owned(), "guest/kernel/uml".to_owned(), FILES)
     }
 
-    /// The guest kernel of the kvm engine.
+    /// The recipe of the guest kernel of the kvm engine.
     pub fn kvm_kernel() -> Self {
         Self::new("kernel-kvm".to_owned(), "microVM kernel".to_owned(), "guest/kernel/kvm".to_owned(), FILES)
     }
 
-    /// A root image, by name.
+    /// The recipe of a root image.
     pub fn image(wanted: &str) -> Result<Self, RecipeError> {
         if !Self::images().any(|name| name == wanted) {
             let known = Self::images().collect::<Vec<_>>().join(", ");
@@ -104,7 +96,8 @@ impl Recipe {
         FILES.iter().filter_map(|(path, _)| path.strip_prefix("images/")?.strip_suffix("/build.sh"))
     }
 
-    /// A digest of everything the result depends on, but for the version of the sources, which the result names.
+    /// A digest of everything that the result depends on, except the version of the sources, which is part of
+    /// the result's name.
     pub fn key(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (path, content) in &self.files {
@@ -145,7 +138,7 @@ mod tests {
         assert!(Recipe::image("../default").is_err());
     }
 
-    /// All recipes, with `path` changed or not.
+    /// The keys of all recipes, optionally with `path` changed.
     fn keys(changed: Option<&str>) -> [String; 3] {
         let files: Vec<RecipeFile> = FILES
             .iter()

@@ -1,9 +1,10 @@
 //! The cache of built artifacts.
 //!
-//! An entry is a folder named after its recipe's content and the version of its sources. It is built beside its final place and renamed into it, so
-//! that it is either whole or absent. Its manifest holds a digest of every file. Hashing a whole image at every start
-//! would take longer than the start, so a stamp remembers what a file's inode looked like when its digest was right:
-//! whoever writes to the file changes its inode's change time, which no ordinary call can set back.
+//! An entry is a folder named after its recipe's content and the version of its sources. It is built beside
+//! its final path and renamed, so that it is either complete or absent. Its manifest has a digest of every
+//! file. Hashing a whole image at every start would take longer than the start, so a stamp records the
+//! metadata of each file's inode at the time when its digest was verified: a write to the file changes the
+//! inode's change time, which cannot be set back by ordinary calls.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, DirBuilder, File};
@@ -22,62 +23,45 @@ use crate::trust::{self, TrustError};
 
 const MANIFEST: &str = "manifest.json";
 const STAMP: &str = "verified.json";
-/// Whatever the caller's umask is: no folder of ours is written to by others.
+/// The mode of the cache's folders, whatever the umask is: others cannot write to them.
 const SHARED: u32 = 0o755;
 const PRIVATE: u32 = 0o700;
-/// How many of its last lines an error shows of a failed build.
+/// How many of the last lines of a failed build's log an error shows.
 const SHOWN_LINES: usize = 15;
 
-/// An artifact cannot be had.
+/// An artifact is not available.
 #[derive(Debug, Error)]
-pub enum StoreError {
-    /// The recipe.
+pub enum ImageCacheError {
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The cache folder.
     #[error("Cannot use the cache folder {path}")]
     Io {
-        /// Where.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Another user could have put something into it.
+    /// Another user could have modified it.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// The build failed.
     #[error("The {title} could not be built. The whole log is in {log}; its last lines:\n{tail}")]
-    Build {
-        /// What was built.
-        title: String,
-        /// The log file.
-        log: PathBuf,
-        /// Its end.
-        tail: String,
-    },
-    /// The freshly built artifact is not what its recipe promises.
+    Build { title: String, log: PathBuf, tail: String },
+    /// The built artifact lacks a file that its recipe promises.
     #[error("The {title} was built without its file {file}")]
-    Missing {
-        /// What was built.
-        title: String,
-        /// What is not there.
-        file: &'static str,
-    },
+    Missing { title: String, file: &'static str },
 }
 
-/// Everything known about a built entry.
+/// The metadata of a built entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Version of the sources it was built from.
+    /// The version of the sources.
     pub version: String,
-    /// How long the build took.
+    /// How long the build took in seconds.
     pub build_seconds: u64,
-    /// Digest of every file, by name.
+    /// The digest of every file, by name.
     pub files: BTreeMap<String, String>,
 }
 
-/// What a file's inode looked like when its digest was right.
+/// The metadata of a file's inode at the time when its digest was verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
     size: u64,
@@ -102,7 +86,6 @@ impl Stamp {
 #[derive(Clone, Debug)]
 pub struct Artifact {
     folder: PathBuf,
-    /// What is known about it.
     pub manifest: Manifest,
 }
 
@@ -118,62 +101,60 @@ impl Artifact {
     }
 }
 
-/// What a look into the cache finds.
+/// The result of a lookup in the cache.
 #[derive(Debug)]
-pub enum State {
-    /// It is there and its digests were right when its inodes last changed.
+pub enum CacheState {
+    /// It exists, and was verified since its inodes last changed.
     Usable(Artifact),
-    /// It is there and has to be hashed first.
+    /// It exists, but has to be hashed first.
     Unverified(Artifact),
-    /// It is not there.
+    /// It does not exist.
     Absent,
 }
 
-/// The cache.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct ImageCache {
     root: PathBuf,
 }
 
-impl Store {
+impl ImageCache {
     /// A cache in this folder, which need not exist yet.
     pub fn new(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// The cache's folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Looks without changing anything.
-    pub fn look(&self, recipe: &Recipe) -> State {
-        let Some(folder) = self.find(recipe) else { return State::Absent };
-        let Some(manifest) = read_json::<Manifest>(&folder.join(MANIFEST)) else { return State::Absent };
+    /// Looks up an artifact without changing anything.
+    pub fn lookup(&self, recipe: &Recipe) -> CacheState {
+        let Some(folder) = self.find(recipe) else { return CacheState::Absent };
+        let Some(manifest) = read_json::<Manifest>(&folder.join(MANIFEST)) else { return CacheState::Absent };
         let stamps: BTreeMap<String, Stamp> = read_json(&folder.join(STAMP)).unwrap_or_default();
         let untouched = |name: &String| Stamp::of(&folder.join(name)).ok().as_ref() == stamps.get(name);
         let usable = manifest.files.keys().all(|name| stamps.contains_key(name) && untouched(name));
         let artifact = Artifact { folder, manifest };
-        if usable { State::Usable(artifact) } else { State::Unverified(artifact) }
+        if usable { CacheState::Usable(artifact) } else { CacheState::Unverified(artifact) }
     }
 
-    /// The artifact, built if it is absent or damaged. `progress` hears what takes long.
+    /// The artifact, which is built if it is absent or damaged. `progress` is called for slow steps.
     pub fn ensure(
         &self,
         recipe: &Recipe,
         required: &[&'static str],
         progress: &mut dyn FnMut(&str),
-    ) -> Result<Artifact, StoreError> {
+    ) -> Result<Artifact, ImageCacheError> {
         for folder in [&self.root, &self.root.join(&recipe.name)] {
             trust::check(folder)?;
         }
-        if let State::Usable(artifact) = self.look(recipe) {
+        if let CacheState::Usable(artifact) = self.lookup(recipe) {
             return trusted(artifact);
         }
         let _lock = self.lock(recipe, progress)?;
-        match self.look(recipe) {
-            State::Usable(artifact) => return trusted(artifact),
-            State::Unverified(artifact) => {
+        match self.lookup(recipe) {
+            CacheState::Usable(artifact) => return trusted(artifact),
+            CacheState::Unverified(artifact) => {
                 let artifact = trusted(artifact)?;
                 progress(&format!("checking the {}", recipe.title));
                 if self.verify(&artifact)? {
@@ -181,30 +162,30 @@ impl Store {
                 }
                 progress(&format!("the {} is damaged: building it again", recipe.title));
             }
-            State::Absent => {}
+            CacheState::Absent => {}
         }
         self.build(recipe, required, progress)
     }
 
-    /// Hashes every file; stamps the entry if all digests are right.
-    pub fn verify(&self, artifact: &Artifact) -> Result<bool, StoreError> {
+    /// Hashes every file, and stamps the entry if all digests match.
+    pub fn verify(&self, artifact: &Artifact) -> Result<bool, ImageCacheError> {
         let mut stamps = BTreeMap::new();
         for (name, digest) in &artifact.manifest.files {
             let path = artifact.path(name);
-            // The stamp is taken first: a change while hashing then shows.
+            // The stamp is taken first, so that a change during hashing is detected.
             match Stamp::of(&path).and_then(|stamp| Ok((stamp, hash(&path)?))) {
                 Ok((stamp, found)) if found == *digest => stamps.insert(name, stamp),
                 Ok(_) => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-                Err(source) => return Err(StoreError::Io { path, source }),
+                Err(source) => return Err(ImageCacheError::Io { path, source }),
             };
         }
         let path = artifact.path(STAMP);
-        write_json(&path, &stamps).map_err(|source| StoreError::Io { path, source })?;
+        write_json(&path, &stamps).map_err(|source| ImageCacheError::Io { path, source })?;
         Ok(true)
     }
 
-    /// The entry's folder is named by the recipe's content and by the version of the sources that it found.
+    /// The name of an entry's folder: the recipe's content and the version of the sources.
     fn folder(&self, recipe: &Recipe, version: &str) -> PathBuf {
         let safe = |c: char| if c.is_ascii_alphanumeric() || ".+-".contains(c) { c } else { '_' };
         let version: String = version.chars().map(safe).collect();
@@ -220,8 +201,8 @@ impl Store {
             .map(|entry| entry.path())
     }
 
-    /// Held while one process builds; another waits here. The kernel releases it with its holder's death.
-    fn lock(&self, recipe: &Recipe, progress: &mut dyn FnMut(&str)) -> Result<File, StoreError> {
+    /// Takes the lock that allows one build at a time. The kernel releases it when its holder dies.
+    fn lock(&self, recipe: &Recipe, progress: &mut dyn FnMut(&str)) -> Result<File, ImageCacheError> {
         let path = self.root.join(format!("{}.lock", recipe.name));
         let mut take = || -> io::Result<File> {
             make_folder(&self.root, SHARED)?;
@@ -232,7 +213,7 @@ impl Store {
             }
             Ok(file)
         };
-        take().map_err(|source| StoreError::Io { path: path.clone(), source })
+        take().map_err(|source| ImageCacheError::Io { path: path.clone(), source })
     }
 
     fn build(
@@ -240,19 +221,19 @@ impl Store {
         recipe: &Recipe,
         required: &[&'static str],
         progress: &mut dyn FnMut(&str),
-    ) -> Result<Artifact, StoreError> {
+    ) -> Result<Artifact, ImageCacheError> {
         let started = Instant::now();
         let kind = self.root.join(&recipe.name);
         let scratch = kind.join("building");
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| StoreError::Io { path, source }
+            move |source| ImageCacheError::Io { path, source }
         };
-        // Under the lock, whatever lies here is the rest of a build that was killed.
+        // Under the lock, anything at this path was left by a build that was killed.
         remove(&scratch).map_err(failed(&scratch))?;
         let (out, work) = (scratch.join("out"), scratch.join("work"));
         make_folder(&kind, SHARED).map_err(failed(&kind))?;
-        // Whatever the script leaves open to others, they do not get to it.
+        // The parent folder is private, whatever permissions the script sets below it.
         for (folder, mode) in [(&scratch, PRIVATE), (&out, SHARED), (&work, SHARED)] {
             make_folder(folder, mode).map_err(failed(folder))?;
         }
@@ -262,16 +243,16 @@ impl Store {
         let outcome = run_script(&script, &out, &work, &log, progress).map_err(failed(&log))?;
         if let Err(tail) = outcome {
             remove(&scratch).map_err(failed(&scratch))?;
-            return Err(StoreError::Build { title: recipe.title.clone(), log, tail });
+            return Err(ImageCacheError::Build { title: recipe.title.clone(), log, tail });
         }
         let manifest = describe(&out, started).map_err(failed(&out))?;
         if let Some(file) = required.iter().find(|file| !manifest.files.contains_key(**file)) {
-            return Err(StoreError::Missing { title: recipe.title.clone(), file });
+            return Err(ImageCacheError::Missing { title: recipe.title.clone(), file });
         }
         write_json(&out.join(MANIFEST), &manifest).map_err(failed(&out))?;
         let folder = self.folder(recipe, &manifest.version);
         remove(&folder).map_err(failed(&folder))?;
-        // It has its name when all of it is on the disk: a loss of power leaves a whole one or none.
+        // Renamed when everything is flushed: after a power failure there is a complete entry or none.
         sync_all(&out).map_err(failed(&out))?;
         fs::rename(&out, &folder).and_then(|()| File::open(&kind)?.sync_all()).map_err(failed(&folder))?;
         remove(&scratch).map_err(failed(&scratch))?;
@@ -281,8 +262,8 @@ impl Store {
     }
 }
 
-/// An artifact that only its owner or root could have made or changed.
-fn trusted(artifact: Artifact) -> Result<Artifact, StoreError> {
+/// Checks that only its owner or root could have created or changed an artifact.
+fn trusted(artifact: Artifact) -> Result<Artifact, ImageCacheError> {
     trust::check(&artifact.folder)?;
     let files = artifact.manifest.files.keys().map(String::as_str).chain([MANIFEST, STAMP]);
     files.map(|name| artifact.path(name)).try_for_each(|path| trust::check(&path))?;
@@ -334,7 +315,7 @@ fn describe(out: &Path, started: Instant) -> io::Result<Manifest> {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if name != "version" {
-            // Nobody writes to an artifact; the owner's own mistakes should need an effort.
+            // Artifacts are read-only, to guard against the owner's own mistakes.
             let executable = fs::metadata(&path)?.permissions().mode() & 0o111 != 0;
             fs::set_permissions(&path, fs::Permissions::from_mode(if executable { 0o555 } else { 0o444 }))?;
             files.insert(name, hash(&path)?);
@@ -393,9 +374,9 @@ mod tests {
         Recipe::new("thing".to_owned(), "test thing".to_owned(), "test/thing".to_owned(), &files)
     }
 
-    fn store() -> (tempfile::TempDir, Store) {
+    fn store() -> (tempfile::TempDir, ImageCache) {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::new(folder.path().join("cache"));
+        let store = ImageCache::new(folder.path().join("cache"));
         (folder, store)
     }
 
@@ -436,9 +417,9 @@ mod tests {
         let (folder, store) = store();
         let artifact = store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
         fs::set_permissions(artifact.path("file"), fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(matches!(store.look(&recipe(GOOD)), State::Unverified(_)));
+        assert!(matches!(store.lookup(&recipe(GOOD)), CacheState::Unverified(_)));
         store.ensure(&recipe(GOOD), &["file"], &mut |_| ()).unwrap();
-        assert!(matches!(store.look(&recipe(GOOD)), State::Usable(_)));
+        assert!(matches!(store.lookup(&recipe(GOOD)), CacheState::Usable(_)));
         assert_eq!(builds(&folder), 1);
     }
 
@@ -478,7 +459,7 @@ mod tests {
             let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             mode(usual | 0o020);
             let error = ensure().unwrap_err();
-            assert!(matches!(&error, StoreError::Trust(_)), "{path:?}: {error}");
+            assert!(matches!(&error, ImageCacheError::Trust(_)), "{path:?}: {error}");
             mode(usual);
             ensure().unwrap();
         }
@@ -498,7 +479,7 @@ mod tests {
         let (_folder, store) = store();
         let error = store.ensure(&recipe(BAD), &["file"], &mut |_| ()).unwrap_err();
         assert!(error.to_string().contains("the reason"), "{error}");
-        assert!(matches!(store.look(&recipe(BAD)), State::Absent));
+        assert!(matches!(store.lookup(&recipe(BAD)), CacheState::Absent));
         assert!(!store.root().join("thing/building").exists());
     }
 

@@ -1,5 +1,6 @@
-//! Whose folders are used. Kernels and images are run, and scripts that build them: from a folder of another user, or one
-//! that others write to, their owner would run code as the caller. `sudo` that keeps HOME is enough for that.
+//! Decides whose folders are trusted. Kernels, images and build scripts are executed: from a folder that
+//! another user owns or can write to, that user's code would run as the present user. `sudo` that preserves
+//! HOME is enough for that.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -12,53 +13,38 @@ use thiserror::Error;
 const ROOT: u32 = 0;
 const WRITTEN_BY_GROUP: u32 = 0o020;
 const WRITTEN_BY_ALL: u32 = 0o002;
-/// In such a folder users cannot remove or rename each other's files.
+/// In a sticky folder users cannot remove or rename each other's files.
 const STICKY: u32 = 0o1000;
 
-/// A file or folder that is not used.
+/// A file or folder that is not trusted.
 #[derive(Debug, Error)]
 pub enum TrustError {
-    /// Of another user.
     #[error(
         "{path} belongs to user {owner}, who could then run programs as user {user}. Use folders of your own: `sudo -H` instead of `sudo`, or set HOME, XDG_CACHE_HOME and XDG_STATE_HOME"
     )]
-    Owner {
-        /// What.
-        path: PathBuf,
-        /// Whose.
-        owner: u32,
-        /// The caller.
-        user: u32,
-    },
-    /// Others write to it.
+    Owner { path: PathBuf, owner: u32, user: u32 },
+    /// Other users can write to it.
     #[error(
         "{path} can be changed by other users (its mode is {mode:o}), who could then run programs as user {user}. If all in it is as you left it: chmod -R go-w {path}"
     )]
-    Writable {
-        /// What.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-        /// The caller.
-        user: u32,
-    },
-    /// It cannot be looked at.
-    #[error("Cannot look at {0}")]
-    Look(PathBuf, #[source] io::Error),
+    Writable { path: PathBuf, mode: u32, user: u32 },
+    /// Its metadata cannot be read.
+    #[error("Cannot read the permissions of {0}")]
+    Read(PathBuf, #[source] io::Error),
 }
 
-/// Checks a folder that things are kept in, and those above it, in which it could be replaced. It need not exist yet.
+/// Checks a folder for our files and its parents, in which it could be replaced. It need not exist yet.
 pub fn check_folder(path: &Path) -> Result<(), TrustError> {
     check(path)?;
-    // Both the way that is written and, where links lead elsewhere, the way that is gone.
+    // Both the path as written and the path with links resolved are checked.
     let real = path.ancestors().find_map(|path| fs::canonicalize(path).ok());
     let above = path.ancestors().chain(real.iter().flat_map(|real| real.ancestors())).skip(1);
     above.filter(|folder| *folder != Path::new("")).try_for_each(check_above)
 }
 
-/// Checks a file or folder by itself. It need not exist.
+/// Checks a single file or folder. It need not exist.
 pub fn check(path: &Path) -> Result<(), TrustError> {
-    let Some(found) = look(path)? else { return Ok(()) };
+    let Some(found) = metadata(path)? else { return Ok(()) };
     check_owner(path, &found, found.uid() == ROOT)?;
     if found.mode() & (WRITTEN_BY_GROUP | WRITTEN_BY_ALL) != 0 {
         return Err(writable(path, &found));
@@ -67,20 +53,20 @@ pub fn check(path: &Path) -> Result<(), TrustError> {
 }
 
 fn check_above(path: &Path) -> Result<(), TrustError> {
-    let Some(found) = look(path)? else { return Ok(()) };
+    let Some(found) = metadata(path)? else { return Ok(()) };
     check_owner(path, &found, found.uid() == ROOT || is_outside_of_namespace(found.uid()))?;
     let mode = found.mode();
-    // Many systems give each user a group of their own, and let it write by default.
+    // Many systems give each user a private group, and make files group-writable by default.
     let own_group = [ROOT, getegid().as_raw()].contains(&found.gid());
     let by_others = mode & WRITTEN_BY_ALL != 0 || (mode & WRITTEN_BY_GROUP != 0 && !own_group);
     if by_others && mode & STICKY == 0 { Err(writable(path, &found)) } else { Ok(()) }
 }
 
-fn look(path: &Path) -> Result<Option<Metadata>, TrustError> {
+fn metadata(path: &Path) -> Result<Option<Metadata>, TrustError> {
     match fs::metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(TrustError::Look(path.to_owned(), error)),
+        Err(error) => Err(TrustError::Read(path.to_owned(), error)),
     }
 }
 
@@ -97,8 +83,8 @@ fn writable(path: &Path, found: &Metadata) -> TrustError {
     TrustError::Writable { path: path.to_owned(), mode: found.mode() & 0o7777, user: geteuid().as_raw() }
 }
 
-/// Whether a number stands for users that this user namespace does not know. There `/` and `/home` have it, whose owner is
-/// the machine's root.
+/// Whether a user id is unmapped in this user namespace. There `/` and `/home` have the overflow id, and
+/// their owner is the machine's root.
 fn is_outside_of_namespace(user: u32) -> bool {
     let text = |path| fs::read_to_string(path).unwrap_or_default();
     let overflow = text("/proc/sys/kernel/overflowuid").trim().parse();
@@ -149,7 +135,7 @@ mod tests {
     #[test]
     fn what_belongs_to_another_user_is_not_used() {
         if !geteuid().is_root() {
-            // Only root can give files away.
+            // Only root can change the owner of files.
             return;
         }
         let home = tempfile::tempdir().unwrap();
@@ -158,14 +144,14 @@ mod tests {
         chown(&folder, Some(1234), None).unwrap();
         let error = check_folder(&folder).unwrap_err().to_string();
         assert!(error.contains("belongs to user 1234") && error.contains("sudo -H"), "{error}");
-        // In a folder of theirs they can put what they like in its place.
+        // Another user can replace anything in a folder of their own.
         chown(&folder, Some(0), None).unwrap();
         chown(&theirs, Some(1234), None).unwrap();
         assert!(
             matches!(check_folder(&folder), Err(TrustError::Owner { path, owner: 1234, .. }) if path == theirs)
         );
         assert!(check_folder(&theirs.join("not yet")).is_err());
-        // Nor by a link to it.
+        // Nor through a symbolic link to it.
         let link = home.path().join("link");
         symlink(&folder, &link).unwrap();
         assert!(matches!(check_folder(&link), Err(TrustError::Owner { owner: 1234, .. })));

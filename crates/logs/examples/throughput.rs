@@ -1,4 +1,5 @@
-//! Measures how fast a ring takes output and gives it back: `cargo run --release -p bathy-logs --example throughput [FOLDER]`.
+//! Measures how fast a ring is written and read: `cargo run --release -p bathy-logs --example throughput
+//! [FOLDER]`.
 #![allow(clippy::unwrap_used, reason = "a panic is how a measurement reports")]
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Making a ring's file.
+//! Creates a ring's file.
 
 use std::fs::File;
 use std::io;
@@ -10,23 +10,23 @@ use thiserror::Error;
 
 use crate::format::{HEADER, MAX_CAPACITY, MIN_CAPACITY};
 
-/// A ring's file cannot be made.
+/// A ring's file cannot be created.
 #[derive(Debug, Error)]
 pub enum CreateError {
-    /// A size that no ring has.
-    #[error("A log of {0} bytes is not possible: it has to have {MIN_CAPACITY} to {MAX_CAPACITY}")]
+    /// The capacity is out of range.
+    #[error("A log of {0} bytes is not possible: the size must be {MIN_CAPACITY} to {MAX_CAPACITY}")]
     Capacity(u64),
-    /// Something else lies at its place.
+    /// The path exists and is not a regular file.
     #[error("{0} is not a regular file")]
     NotAFile(PathBuf),
-    /// The system refuses.
     #[error("Cannot make the log {0}")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Makes the file of a ring of `capacity` bytes, for its owner only; it takes no room on the disk before it is written.
+/// Creates the file of a ring of `capacity` bytes, for its owner only. It occupies no disk space before it is
+/// written.
 ///
-/// A file that is there already is opened and given the right size: a sandbox that is started again goes on with its log.
+/// An existing file is opened and resized: a sandbox that is started again continues its log.
 pub fn create(path: &Path, capacity: u64) -> Result<File, CreateError> {
     if !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
         return Err(CreateError::Capacity(capacity));
@@ -51,7 +51,7 @@ pub fn create(path: &Path, capacity: u64) -> Result<File, CreateError> {
     Ok(file)
 }
 
-/// Links are not followed, and a pipe is not waited for.
+/// The open flags: links are not followed, and a fifo does not block.
 pub(crate) fn no_surprises() -> i32 {
     (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()
 }

@@ -1,80 +1,79 @@
-//! What is where in a ring file.
+//! The layout of a ring file.
 //!
 //! ```text
-//! 0      slot A of the header     a position counts all bytes ever written and never goes back;
-//! 2048   slot B of the header     its place in the file is HEADER + position % capacity
+//! 0      slot A of the header     a position counts all bytes ever written and never decreases;
+//! 2048   slot B of the header     its offset in the file is HEADER + position % capacity
 //! 4096   data, `capacity` bytes
 //! ```
 //!
-//! The header says that there are whole records from `start` to `end`. The writer
+//! The header says that there are complete records from `start` to `end`. The writer
 //!
-//! 1. raises `start` over the records that are in the way,
-//! 2. writes the new record into what is now nobody's,
-//! 3. raises `end` over it.
+//! 1. advances `start` past the records that are in the way,
+//! 2. writes the new record into the freed space,
+//! 3. advances `end` past it.
 //!
-//! Killed anywhere in between, it leaves a header that tells the truth. A reader that looks at `start` *after* it copied a
-//! record knows whether the record was still there. The two slots are written in turn, so while one is being written, or
-//! was half written by somebody who died, the other one is whole; a checksum tells which is which.
+//! If it is killed in between, the header is still correct. A reader that checks `start` *after* it has
+//! copied a record knows whether the record was still there. The two slots are written in turn: while one is
+//! being written, or is incomplete because its writer died, the other one is valid. A checksum shows which is
+//! which.
 
 use crate::Meta;
 
-/// Where the data begins.
+/// The offset of the data area.
 pub const HEADER: u64 = 4096;
-/// The same, as a size in memory.
+/// The same as [`HEADER`], as a size in memory.
 pub(crate) const HEADER_SIZE: usize = 4096;
-/// The smallest data area.
+/// The minimum capacity in bytes.
 pub const MIN_CAPACITY: u64 = 4096;
-/// The largest data area.
+/// The maximum capacity in bytes.
 pub const MAX_CAPACITY: u64 = 1 << 40;
-/// The most bytes in one record. Longer writes become several records.
+/// The most bytes of a record. Longer writes are split into several records.
 pub const MAX_CHUNK: usize = 64 * 1024;
 
 /// The size of one slot of the header.
 pub(crate) const SLOT: usize = 64;
-/// Where the slots are.
-pub(crate) const SLOT_PLACES: [u64; 2] = [0, 2048];
-/// What precedes the bytes of a record.
+/// The offsets of the slots.
+pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 2048];
+/// The size of a record's header.
 pub(crate) const PREFIX: usize = 32;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"bathring");
 const VERSION: u64 = 1;
-/// Positions beyond this are a lie: no disk lives long enough. Sums of two of them cannot overflow.
+/// Larger positions are invalid: no disk can be written that often. Sums of two of them cannot overflow.
 const MAX_POSITION: u64 = 1 << 62;
 
-/// The header's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Counts the headers written: the larger one is the newer one, and its parity is its slot.
+    /// Counts the headers written: the larger one is the newer one, and its parity selects its slot.
     pub turn: u64,
     /// The size of the data area.
     pub capacity: u64,
     /// The position of the oldest record.
     pub start: u64,
-    /// The position behind the newest record.
+    /// The position after the newest record.
     pub end: u64,
-    /// How many bytes of output are gone: overwritten, or never written because the disk was full.
+    /// How many bytes of output were lost: overwritten, or not written because the disk was full.
     pub dropped: u64,
 }
 
 impl Header {
-    /// An empty ring's.
     pub fn new(capacity: u64) -> Self {
         Self { turn: 0, capacity, start: 0, end: 0, dropped: 0 }
     }
 
-    /// As it stands in a slot.
+    /// Encodes the header for a slot.
     pub fn encode(&self) -> [u8; SLOT] {
         let mut slot = [0; SLOT];
         let fields = [MAGIC, VERSION, self.turn, self.capacity, self.start, self.end, self.dropped];
-        for (place, field) in slot.chunks_exact_mut(8).zip(fields) {
-            place.copy_from_slice(&field.to_le_bytes());
+        for (offset, field) in slot.chunks_exact_mut(8).zip(fields) {
+            offset.copy_from_slice(&field.to_le_bytes());
         }
         let check = checksum(&slot[..SLOT - 8]);
         slot[SLOT - 8..].copy_from_slice(&check.to_le_bytes());
         slot
     }
 
-    /// From a slot, if that is whole and makes sense.
+    /// Decodes a slot, if it is complete and plausible.
     pub fn decode(slot: &[u8]) -> Option<Self> {
         let word = |index: usize| -> Option<u64> {
             Some(u64::from_le_bytes(slot.get(index * 8..index * 8 + 8)?.try_into().ok()?))
@@ -82,10 +81,10 @@ impl Header {
         let header =
             Self { turn: word(2)?, capacity: word(3)?, start: word(4)?, end: word(5)?, dropped: word(6)? };
         let whole = word(0)? == MAGIC && word(1)? == VERSION && word(7)? == checksum(slot.get(..SLOT - 8)?);
-        (whole && header.makes_sense()).then_some(header)
+        (whole && header.is_plausible()).then_some(header)
     }
 
-    fn makes_sense(&self) -> bool {
+    fn is_plausible(&self) -> bool {
         (MIN_CAPACITY..=MAX_CAPACITY).contains(&self.capacity)
             && self.turn < MAX_POSITION
             && self.end <= MAX_POSITION
@@ -93,51 +92,49 @@ impl Header {
             && self.end - self.start <= self.capacity
     }
 
-    /// Where its slot is.
-    pub fn place(&self) -> u64 {
-        if self.turn.is_multiple_of(2) { SLOT_PLACES[0] } else { SLOT_PLACES[1] }
+    /// The offset of its slot.
+    pub fn offset(&self) -> u64 {
+        if self.turn.is_multiple_of(2) { SLOT_OFFSETS[0] } else { SLOT_OFFSETS[1] }
     }
 
-    /// Whether a record can be there.
+    /// Whether a record can be at this position.
     pub fn holds(&self, position: u64, size: u64) -> bool {
         position >= self.start && size <= self.capacity && position <= self.end && self.end - position >= size
     }
 }
 
-/// The slots of the header, both read at once.
+/// Both slots of the header, read at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slots {
-    /// The newer whole one.
+    /// The newer valid slot.
     pub newest: Option<Header>,
-    /// Whether both are whole: then neither was just being written.
+    /// Whether both are valid: then neither was just being written.
     pub settled: bool,
 }
 
 impl Slots {
-    /// Looks at the first [`HEADER`] bytes of a file.
+    /// Decodes the first [`HEADER`] bytes of a file.
     pub fn decode(page: &[u8]) -> Self {
-        let slots = SLOT_PLACES.map(|place| {
-            let place = usize::try_from(place).ok()?;
-            Header::decode(page.get(place..place + SLOT)?)
+        let slots = SLOT_OFFSETS.map(|offset| {
+            let offset = usize::try_from(offset).ok()?;
+            Header::decode(page.get(offset..offset + SLOT)?)
         });
         let newest = slots.iter().flatten().max_by_key(|header| header.turn).copied();
         Self { newest, settled: slots.iter().all(Option::is_some) }
     }
 }
 
-/// What stands before the bytes of a record.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Prefix {
-    /// How many bytes follow; at most [`MAX_CHUNK`].
+    /// The length of the record's bytes; at most [`MAX_CHUNK`].
     pub length: u32,
-    /// What they are.
     pub meta: Meta,
-    /// Its own position: old bytes of an earlier round are no record of this one.
+    /// The record's own position, which distinguishes it from old bytes of an earlier round.
     pub position: u64,
 }
 
 impl Prefix {
-    /// As it stands in the file.
     pub fn encode(&self) -> [u8; PREFIX] {
         let mut bytes = [0; PREFIX];
         bytes[0..4].copy_from_slice(&self.length.to_le_bytes());
@@ -150,7 +147,7 @@ impl Prefix {
         bytes
     }
 
-    /// From the file, if it is the record that belongs at `position`.
+    /// Decodes the prefix, if it belongs to a record at `position`.
     pub fn decode(bytes: &[u8; PREFIX], position: u64) -> Option<Self> {
         let word =
             |at: usize| -> Option<u32> { Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)) };
@@ -162,13 +159,13 @@ impl Prefix {
         (fits && prefix.encode() == *bytes).then_some(prefix)
     }
 
-    /// How much of the data area the record takes.
+    /// The size of the whole record in the data area.
     pub fn size(&self) -> u64 {
         u64::from(self.length) + PREFIX as u64
     }
 }
 
-/// FNV-1a. It finds halves of writes and decay of disks; against somebody who wants to lie, nothing in this file helps.
+/// FNV-1a. It detects incomplete writes and disk faults, but not manipulation.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_makes_no_sense_is_none() {
+    fn an_implausible_header_is_none() {
         let good = Header { turn: 7, capacity: 8192, start: 5, end: 99, dropped: 3 };
         let bad = [
             Header { start: 100, ..good },

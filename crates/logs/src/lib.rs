@@ -1,12 +1,12 @@
-//! Bounded log files: rings that a keeper writes through an inherited descriptor, and anybody reads.
+//! Bounded log files: ring buffers that a keeper writes through an inherited descriptor, and that any process
+//! can read.
 //!
-//! A ring is a header and a data area of fixed size. The writer only ever calls `pread` and `pwrite`, so it works behind
-//! a filter that has nothing else, and whatever it is given to write, the file stays as large as it was made. Old records
-//! make room for new ones. See [`mod@format`] for why a writer that is killed, or one that is just writing, never confuses a
-//! reader.
+//! A ring is a header and a data area of fixed size. The writer only uses `pread` and `pwrite`, so it works
+//! under a minimal seccomp filter, and the file never grows. Old records are overwritten by new ones.
+//! [`mod@format`] explains why a writer that is killed or just writing does not confuse a reader.
 //!
-//! The bound holds for this writer. A keeper that was taken over can use its descriptor as it likes: its limit of
-//! file sizes (`RLIMIT_FSIZE`) is what bounds that, and [`Reader`] is written for whatever it leaves in the file.
+//! This writer respects the bound. A compromised keeper can use its descriptor in any way: `RLIMIT_FSIZE`
+//! limits the file in that case, and [`Reader`] is written for arbitrary content.
 #![forbid(unsafe_code)]
 
 mod create;
@@ -16,7 +16,7 @@ mod ring;
 
 pub use create::{CreateError, create};
 pub use format::{HEADER, MAX_CAPACITY, MAX_CHUNK, MIN_CAPACITY};
-pub use reader::{Reader, ReaderError, Record};
+pub use reader::{LogRecord, Reader, ReaderError};
 pub use ring::{Ring, RingError};
 
 /// Standard output of a job.
@@ -26,13 +26,13 @@ pub const STDERR: u8 = 2;
 /// The guest kernel's console.
 pub const CONSOLE: u8 = 3;
 
-/// What a record says about its bytes.
+/// The metadata of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// When they came, in nanoseconds since 1970.
+    /// The time of arrival in nanoseconds since 1970.
     pub unix_ns: u64,
-    /// Whose they are: the number of a job.
+    /// The number of the job that wrote it.
     pub source: u32,
-    /// Which of its outputs: [`STDOUT`], [`STDERR`] or [`CONSOLE`].
+    /// The output: [`STDOUT`], [`STDERR`] or [`CONSOLE`].
     pub channel: u8,
 }

@@ -1,4 +1,4 @@
-//! The reading side. The file belongs to a keeper that may have been taken over: nothing in it is believed.
+//! Reads a ring. The file belongs to a keeper that may be compromised, so nothing in it is trusted.
 
 use std::fs::File;
 use std::io;
@@ -13,51 +13,48 @@ use crate::Meta;
 use crate::create::no_surprises;
 use crate::format::{HEADER, HEADER_SIZE, Header, PREFIX, Prefix, Slots};
 
-/// How often a header that is just being written is looked at again. A slot stays half written only if its writer died.
-const LOOKS: usize = 16;
-/// How often [`Reader::wait`] looks for new records.
+/// How often a header that is just being written is read again. A slot stays incomplete only if its writer
+/// died.
+const RETRIES: usize = 16;
+/// The polling interval of [`Reader::wait`].
 const POLL: Duration = Duration::from_millis(50);
 
 /// The log cannot be read.
 #[derive(Debug, Error)]
 pub enum ReaderError {
-    /// The file cannot be opened.
     #[error("Cannot open the log {0}")]
     Open(PathBuf, #[source] io::Error),
-    /// It is something else.
+    /// The path is not a regular file.
     #[error("{0} is not a regular file")]
     NotAFile(PathBuf),
-    /// It has no valid header.
+    /// The file has no valid header.
     #[error("{0} is not a log, or it is damaged")]
     Damaged(PathBuf),
-    /// Reading fails.
     #[error("Cannot read the log")]
     Read(#[source] io::Error),
 }
 
-/// A piece of output.
+/// A piece of output with its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// What it is.
+pub struct LogRecord {
     pub meta: Meta,
-    /// The bytes: anything at all, straight from the guest.
+    /// The bytes, straight from the guest: escape them before printing.
     pub bytes: Vec<u8>,
-    /// Where it is.
     pub position: u64,
-    /// Where the next one will be; see [`Reader::from`].
+    /// The position of the next record; see [`Reader::from`].
     pub next_position: u64,
 }
 
-/// Reads a ring, from its oldest record to its newest, also while it is written.
+/// Reads a ring from its oldest record to its newest, also while it is written.
 ///
-/// Every call does a bounded amount of work and stores at most one record, whatever is in the file. The position only
-/// ever grows.
+/// Every call does a bounded amount of work and buffers at most one record, whatever is in the file. The
+/// position never decreases.
 #[derive(Debug)]
 pub struct Reader {
     file: File,
     capacity: u64,
     position: u64,
-    /// Where to stop, if not at the end as it is then.
+    /// Where to stop; none to continue with records that are written later.
     until: Option<u64>,
     lost: u64,
 }
@@ -70,11 +67,12 @@ impl Reader {
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(ReaderError::NotAFile(path.to_owned()));
         }
-        let header = look(&file)?.ok_or_else(|| ReaderError::Damaged(path.to_owned()))?;
+        let header = read_header(&file)?.ok_or_else(|| ReaderError::Damaged(path.to_owned()))?;
         Ok(Self { file, capacity: header.capacity, position: header.start, until: None, lost: 0 })
     }
 
-    /// Goes on from a position that an earlier record named. One that is not there any more counts as lost.
+    /// Continues from a position that an earlier record named. Bytes that were overwritten since count as
+    /// lost.
     #[must_use]
     pub fn from(mut self, position: u64) -> Self {
         self.position = position;
@@ -87,27 +85,27 @@ impl Reader {
         Ok(self)
     }
 
-    /// Where the next record will be looked for.
+    /// The position of the next record.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// How many bytes of the ring were skipped, because the writer was faster or because they were damaged. Includes the
-    /// few bytes that each record takes besides its content.
+    /// How many bytes of the ring were skipped, because they were overwritten or damaged. Includes the
+    /// records' headers.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// How many bytes of output the writer dropped so far, by its own account.
+    /// How many bytes of output the writer has dropped, as it reports.
     pub fn dropped(&self) -> Result<u64, ReaderError> {
         Ok(self.header()?.map_or(0, |header| header.dropped))
     }
 
-    /// The next record, if there is one by now.
+    /// The next record, if there is one already.
     #[expect(clippy::should_implement_trait, reason = "it fails, and after None there may be more")]
-    pub fn next(&mut self) -> Result<Option<Record>, ReaderError> {
-        // A reader that was overtaken goes on where the ring begins now, where it may be overtaken again.
-        for _ in 0..LOOKS {
+    pub fn next(&mut self) -> Result<Option<LogRecord>, ReaderError> {
+        // A reader that was overtaken continues at the oldest record, where it may be overtaken again.
+        for _ in 0..RETRIES {
             let Some(header) = self.header()? else { return Ok(None) };
             if self.position < header.start {
                 self.skip_to(header.start);
@@ -122,7 +120,7 @@ impl Reader {
                     self.position = record.next_position;
                     return Ok(Some(record));
                 }
-                // Where the next record begins cannot be known.
+                // The position of the next record is unknown.
                 None if still_there => self.skip_to(header.end),
                 _ => {}
             }
@@ -130,8 +128,8 @@ impl Reader {
         Ok(None)
     }
 
-    /// The next record, waiting for it if need be.
-    pub fn wait(&mut self, at_most: Duration) -> Result<Option<Record>, ReaderError> {
+    /// The next record, waiting for it if necessary.
+    pub fn wait(&mut self, at_most: Duration) -> Result<Option<LogRecord>, ReaderError> {
         let began = Instant::now();
         loop {
             if let Some(record) = self.next()? {
@@ -150,13 +148,13 @@ impl Reader {
         self.position = position;
     }
 
-    /// The header, unless it is not this ring's any more.
+    /// The header, unless it belongs to another ring now.
     fn header(&self) -> Result<Option<Header>, ReaderError> {
-        Ok(look(&self.file)?.filter(|header| header.capacity == self.capacity))
+        Ok(read_header(&self.file)?.filter(|header| header.capacity == self.capacity))
     }
 
     /// Copies what is at the position, which may be overwritten meanwhile.
-    fn copy(&self, header: &Header) -> Result<Option<Record>, ReaderError> {
+    fn copy(&self, header: &Header) -> Result<Option<LogRecord>, ReaderError> {
         let mut prefix = [0; PREFIX];
         if !self.read(&mut prefix, self.position)? {
             return Ok(None);
@@ -171,30 +169,30 @@ impl Reader {
             return Ok(None);
         }
         let next_position = self.position + prefix.size();
-        Ok(Some(Record { meta: prefix.meta, bytes, position: self.position, next_position }))
+        Ok(Some(LogRecord { meta: prefix.meta, bytes, position: self.position, next_position }))
     }
 
-    /// Fills `bytes` from a position; false if the file is too short for it.
+    /// Reads from a position. False if the file is too short.
     fn read(&self, bytes: &mut [u8], position: u64) -> Result<bool, ReaderError> {
-        let place = position % self.capacity;
-        let until_edge = usize::try_from(self.capacity - place).unwrap_or(usize::MAX).min(bytes.len());
+        let offset = position % self.capacity;
+        let until_edge = usize::try_from(self.capacity - offset).unwrap_or(usize::MAX).min(bytes.len());
         let (before, behind) = bytes.split_at_mut(until_edge);
-        Ok(read_all(&self.file, before, HEADER + place)? && read_all(&self.file, behind, HEADER)?)
+        Ok(read_all(&self.file, before, HEADER + offset)? && read_all(&self.file, behind, HEADER)?)
     }
 }
 
-fn read_all(file: &File, bytes: &mut [u8], place: u64) -> Result<bool, ReaderError> {
-    match file.read_exact_at(bytes, place) {
+fn read_all(file: &File, bytes: &mut [u8], offset: u64) -> Result<bool, ReaderError> {
+    match file.read_exact_at(bytes, offset) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(ReaderError::Read(error)),
     }
 }
 
-/// The newest header of a file.
-fn look(file: &File) -> Result<Option<Header>, ReaderError> {
+/// Reads the newest header of a file.
+fn read_header(file: &File) -> Result<Option<Header>, ReaderError> {
     let mut newest = None;
-    for _ in 0..LOOKS {
+    for _ in 0..RETRIES {
         let mut page = [0; HEADER_SIZE];
         if !read_all(file, &mut page, 0)? {
             return Ok(None);

@@ -3,7 +3,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::format::{MAX_CHUNK, SLOT_PLACES};
+use crate::format::{MAX_CHUNK, SLOT_OFFSETS};
 use crate::{Ring, create};
 
 const META: Meta = Meta { unix_ns: 0, source: 3, channel: crate::STDOUT };
@@ -40,7 +40,7 @@ fn a_reader_that_was_overtaken_says_so() {
     assert_eq!(reader.dropped().unwrap() % 100, 0);
 }
 
-/// Each record is filled with one byte of its own, so a mixture of two would show.
+/// Each record is filled with one distinct byte, so that a mixture of two would show.
 #[test]
 fn a_reader_beside_a_fast_writer_sees_whole_records_in_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,20 +93,20 @@ fn hostile_files_neither_stop_nor_bloat_a_reader() {
     for round in 0..400 {
         let capacity = 4096 + roll() % 5000;
         let mut file: Vec<u8> = (0..HEADER + capacity).map(|_| roll().to_le_bytes()[3]).collect();
-        // Otherwise nothing behind the header would ever be looked at.
+        // Otherwise nothing after the header would be read.
         let end = roll() % (1 << 40);
         let start = end - end.min(roll() % (capacity + 1));
         let header = Header { turn: 2, capacity, start, end, dropped: roll() };
-        for place in SLOT_PLACES {
-            let place = usize::try_from(place).unwrap();
-            file[place..place + 64].copy_from_slice(&header.encode());
+        for offset in SLOT_OFFSETS {
+            let offset = usize::try_from(offset).unwrap();
+            file[offset..offset + 64].copy_from_slice(&header.encode());
         }
         // A valid prefix that claims more than there is.
-        let place = usize::try_from(HEADER + start % capacity).unwrap();
-        if round % 2 == 0 && place + PREFIX <= file.len() {
+        let offset = usize::try_from(HEADER + start % capacity).unwrap();
+        if round % 2 == 0 && offset + PREFIX <= file.len() {
             let length = u32::try_from(roll() % 70_000).unwrap();
             let prefix = Prefix { length, meta: META, position: start };
-            file[place..place + PREFIX].copy_from_slice(&prefix.encode());
+            file[offset..offset + PREFIX].copy_from_slice(&prefix.encode());
         }
         file.truncate(usize::try_from(HEADER + roll() % capacity).unwrap());
         fs::write(&path, &file).unwrap();
@@ -133,7 +133,7 @@ fn files_that_are_no_rings_are_refused() {
     assert!(matches!(Reader::open(&folder.path().join("none")), Err(ReaderError::Open(..))));
 }
 
-/// Headers that go back and forth must not make a reader see a record twice.
+/// Headers that go back and forth must not make a reader return a record twice.
 #[test]
 fn a_header_that_goes_back_does_not_take_the_reader_with_it() {
     let folder = tempfile::tempdir().unwrap();

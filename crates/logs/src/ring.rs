@@ -1,4 +1,4 @@
-//! The writing side.
+//! Writes a ring.
 
 use std::fs::File;
 use std::io;
@@ -11,16 +11,16 @@ use crate::format::{
     HEADER, HEADER_SIZE, Header, MAX_CAPACITY, MAX_CHUNK, MIN_CAPACITY, PREFIX, Prefix, Slots,
 };
 
-/// Room is made for more than the next record, this part of the capacity, so that most writes need not move `start`.
+/// More space is freed than the next record needs (capacity divided by this), so that most writes do not move
+/// `start`.
 const SLACK_PART: u64 = 16;
 
 /// Output is not logged.
 #[derive(Debug, Error)]
 pub enum RingError {
-    /// A size that no ring has.
-    #[error("A log of {0} bytes is not possible: it has to have {MIN_CAPACITY} to {MAX_CAPACITY}")]
+    /// The capacity is out of range.
+    #[error("A log of {0} bytes is not possible: the size must be {MIN_CAPACITY} to {MAX_CAPACITY}")]
     Capacity(u64),
-    /// The host's disk is full.
     #[error("The host's disk is full: output is not logged")]
     Full(#[source] io::Error),
     /// The file cannot be read or written.
@@ -37,60 +37,59 @@ impl From<io::Error> for RingError {
     }
 }
 
-/// What a ring writes to. Tests have one that remembers.
+/// The storage of a ring. Tests use one that records the writes.
 pub(crate) trait Store {
-    /// Fills `bytes` from `place`.
-    fn read(&self, bytes: &mut [u8], place: u64) -> io::Result<()>;
-    /// Writes all of `bytes` at `place`.
-    fn write(&mut self, bytes: &[u8], place: u64) -> io::Result<()>;
+    /// Reads from the offset `offset`.
+    fn read(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `bytes` at the offset `offset`.
+    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
 }
 
 impl Store for File {
-    fn read(&self, bytes: &mut [u8], place: u64) -> io::Result<()> {
-        self.read_exact_at(bytes, place)
+    fn read(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_exact_at(bytes, offset)
     }
 
-    fn write(&mut self, bytes: &[u8], place: u64) -> io::Result<()> {
-        self.write_all_at(bytes, place)
+    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all_at(bytes, offset)
     }
 }
 
-/// A ring that is written. There must be one writer of a file at a time.
+/// The writing side of a ring. A file must have only one writer at a time.
 #[derive(Debug)]
 pub struct Ring {
     inner: Writer<File>,
 }
 
 impl Ring {
-    /// Writes a ring of `capacity` bytes to `file`, which is only ever read and written at places within its bound.
+    /// Opens a ring of `capacity` bytes in `file` for writing.
     ///
-    /// What a ring of the same capacity holds already is kept. Anything else in the file is taken for empty.
+    /// The content of a ring with the same capacity is preserved. Any other content is overwritten.
     pub fn writer(file: File, capacity: u64) -> Result<Self, RingError> {
         Ok(Self { inner: Writer::new(file, capacity)? })
     }
 
-    /// Adds `bytes`. After an error they count as dropped, and the ring holds what it held.
+    /// Appends `bytes`. After an error they count as dropped, and the content of the ring is unchanged.
     pub fn write(&mut self, meta: &Meta, bytes: &[u8]) -> Result<(), RingError> {
         self.inner.write(meta, bytes)
     }
 
-    /// How many bytes of output this file does not have any more.
+    /// How many bytes of output are no longer in this file.
     pub fn dropped(&self) -> u64 {
         self.inner.header.dropped
     }
 
-    /// The position behind the newest record.
+    /// The position after the newest record.
     pub fn end(&self) -> u64 {
         self.inner.header.end
     }
 }
 
-/// See [`Ring`].
 #[derive(Debug)]
 pub(crate) struct Writer<S> {
     store: S,
     header: Header,
-    /// Prefix and bytes of one record, for one call of the system.
+    /// The buffer for prefix and bytes of one record, so that it is written with one system call.
     scratch: Vec<u8>,
 }
 
@@ -108,7 +107,7 @@ impl<S: Store> Writer<S> {
         let mut ring =
             Self { store, header: found.unwrap_or_else(|| Header::new(capacity)), scratch: vec![] };
         if found.is_none() {
-            // A slot of another ring may be left, with a larger turn: both are written.
+            // The other slot may belong to another ring, with a larger turn, so both are written.
             ring.publish(ring.header)?;
         }
         ring.publish(ring.header)?;
@@ -133,22 +132,22 @@ impl<S: Store> Writer<S> {
     fn write_record(&mut self, meta: &Meta, bytes: &[u8]) -> Result<(), RingError> {
         let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
         let prefix = Prefix { length, meta: *meta, position: self.header.end };
-        self.make_room(prefix.size())?;
+        self.free_space(prefix.size())?;
         self.scratch.clear();
         self.scratch.extend_from_slice(&prefix.encode());
         self.scratch.extend_from_slice(bytes);
-        let place = self.header.end % self.header.capacity;
-        let until_edge = usize::try_from(self.header.capacity - place).unwrap_or(usize::MAX);
+        let offset = self.header.end % self.header.capacity;
+        let until_edge = usize::try_from(self.header.capacity - offset).unwrap_or(usize::MAX);
         let (before, behind) = self.scratch.split_at(until_edge.min(self.scratch.len()));
-        self.store.write(before, HEADER + place)?;
+        self.store.write(before, HEADER + offset)?;
         if !behind.is_empty() {
             self.store.write(behind, HEADER)?;
         }
         self.publish(Header { end: self.header.end + prefix.size(), ..self.header })
     }
 
-    /// Gives up the oldest records until `size` bytes are free.
-    fn make_room(&mut self, size: u64) -> Result<(), RingError> {
+    /// Frees at least `size` bytes by dropping the oldest records.
+    fn free_space(&mut self, size: u64) -> Result<(), RingError> {
         let Header { capacity, end, .. } = self.header;
         if capacity - (end - self.header.start) >= size {
             return Ok(());
@@ -156,24 +155,24 @@ impl<S: Store> Writer<S> {
         let wanted = (size + capacity / SLACK_PART).min(capacity);
         let mut header = self.header;
         while capacity - (end - header.start) < wanted {
-            let (gone, dropped) = match self.prefix(&header)? {
+            let (removed, dropped) = match self.prefix(&header)? {
                 Some(prefix) => (prefix.size(), u64::from(prefix.length)),
-                // Somebody damaged the data: where the next record begins is not known.
+                // The data is damaged, so the start of the next record is unknown.
                 None => (end - header.start, end - header.start),
             };
-            header.start += gone;
+            header.start += removed;
             header.dropped = header.dropped.saturating_add(dropped);
         }
         self.publish(header)
     }
 
-    /// The oldest record's prefix.
+    /// Reads the oldest record's prefix.
     fn prefix(&self, header: &Header) -> Result<Option<Prefix>, RingError> {
         let mut bytes = [0; PREFIX];
-        let place = header.start % header.capacity;
-        let until_edge = usize::try_from(header.capacity - place).unwrap_or(usize::MAX).min(PREFIX);
+        let offset = header.start % header.capacity;
+        let until_edge = usize::try_from(header.capacity - offset).unwrap_or(usize::MAX).min(PREFIX);
         let (before, behind) = bytes.split_at_mut(until_edge);
-        let read = self.store.read(before, HEADER + place).and_then(|()| self.store.read(behind, HEADER));
+        let read = self.store.read(before, HEADER + offset).and_then(|()| self.store.read(behind, HEADER));
         match read {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -184,7 +183,7 @@ impl<S: Store> Writer<S> {
 
     fn publish(&mut self, header: Header) -> Result<(), RingError> {
         let header = Header { turn: self.header.turn + 1, ..header };
-        self.store.write(&header.encode(), header.place())?;
+        self.store.write(&header.encode(), header.offset())?;
         self.header = header;
         Ok(())
     }

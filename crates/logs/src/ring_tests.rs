@@ -3,40 +3,40 @@ use std::fs;
 use std::rc::Rc;
 
 use super::*;
-use crate::{Reader, Record, create};
+use crate::{LogRecord, Reader, create};
 
-/// Where something was written, and what.
+/// The offset and content of a write.
 type Call = (u64, Vec<u8>);
 
-/// A file in memory that remembers how it came about.
+/// A file in memory that records all writes.
 #[derive(Clone, Default)]
-struct Tape {
+struct RecordingFile {
     bytes: Vec<u8>,
     writes: Rc<RefCell<Vec<Call>>>,
 }
 
-impl Tape {
-    fn apply(file: &mut [u8], place: u64, bytes: &[u8]) {
-        let place = usize::try_from(place).unwrap();
-        file[place..place + bytes.len()].copy_from_slice(bytes);
+impl RecordingFile {
+    fn apply(file: &mut [u8], offset: u64, bytes: &[u8]) {
+        let offset = usize::try_from(offset).unwrap();
+        file[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 }
 
-impl Store for Tape {
-    fn read(&self, bytes: &mut [u8], place: u64) -> io::Result<()> {
-        let place = usize::try_from(place).unwrap();
-        bytes.copy_from_slice(&self.bytes[place..place + bytes.len()]);
+impl Store for RecordingFile {
+    fn read(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let offset = usize::try_from(offset).unwrap();
+        bytes.copy_from_slice(&self.bytes[offset..offset + bytes.len()]);
         Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8], place: u64) -> io::Result<()> {
-        Self::apply(&mut self.bytes, place, bytes);
-        self.writes.borrow_mut().push((place, bytes.to_vec()));
+    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        Self::apply(&mut self.bytes, offset, bytes);
+        self.writes.borrow_mut().push((offset, bytes.to_vec()));
         Ok(())
     }
 }
 
-/// Numbers that are as good as random, and the same each time.
+/// A pseudo-random number generator with a fixed seed.
 struct Dice(u64);
 
 impl Dice {
@@ -57,7 +57,7 @@ fn meta(number: u64) -> Meta {
     Meta { unix_ns: number, source: u32::try_from(number % 7).unwrap(), channel: crate::STDERR }
 }
 
-fn read(path: &std::path::Path) -> Vec<Record> {
+fn read(path: &std::path::Path) -> Vec<LogRecord> {
     let mut reader = Reader::open(path).unwrap();
     let records: Vec<_> = std::iter::from_fn(|| reader.next().unwrap()).collect();
     assert_eq!(reader.lost(), 0);
@@ -82,20 +82,23 @@ fn random_writes_leave_the_newest_of_them_in_order() {
                     ring = Ring::writer(create(&path, capacity).unwrap(), capacity).unwrap();
                 }
                 total += bytes.len() as u64;
-                // Nothing at all makes no record.
+                // An empty write makes no record.
                 if !bytes.is_empty() {
                     model.push((meta(number), bytes));
                 }
             }
             let records = read(&path);
-            let kept: u64 = records.iter().map(|record| record.bytes.len() as u64).sum();
-            assert_eq!(total - kept, ring.dropped());
+            let found: u64 = records.iter().map(|record| record.bytes.len() as u64).sum();
+            assert_eq!(total - found, ring.dropped());
             let first = model.len() - records.len();
             for (record, (meta, bytes)) in records.iter().zip(&model[first..]) {
                 assert_eq!((&record.meta, &record.bytes), (meta, bytes));
             }
             let used: u64 = records.iter().map(|record| record.next_position - record.position).sum();
-            assert!(first == 0 || used >= capacity / 2, "{used} of {capacity} used though {first} are gone");
+            assert!(
+                first == 0 || used >= capacity / 2,
+                "{used} of {capacity} used though {first} are removed"
+            );
             assert_eq!(fs::metadata(&path).unwrap().len(), HEADER + capacity);
         }
     }
@@ -113,19 +116,19 @@ fn long_output_is_split_and_comes_back_whole() {
     assert_eq!(records.into_iter().flat_map(|record| record.bytes).collect::<Vec<_>>(), bytes);
 }
 
-/// Kills the writer in the middle of every call it makes, and lets a reader and another writer go on from there.
+/// Kills the writer in the middle of every write, and lets a reader and another writer continue from there.
 #[test]
 fn a_writer_killed_anywhere_leaves_whole_records() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ring");
     let capacity = 4096;
     let empty = vec![0; usize::try_from(HEADER + capacity).unwrap()];
-    let tape = Tape { bytes: empty.clone(), ..Tape::default() };
+    let tape = RecordingFile { bytes: empty.clone(), ..RecordingFile::default() };
     let writes = tape.writes.clone();
     let mut dice = Dice(77);
     let mut ring = Writer::new(tape, capacity).unwrap();
     let mut model = vec![];
-    // How many records were written before each call.
+    // How many records were written before each write.
     let mut progress = vec![0; writes.borrow().len()];
     for number in 0..120 {
         let bytes = [vec![b'x'], dice.bytes(200)].concat();
@@ -134,13 +137,13 @@ fn a_writer_killed_anywhere_leaves_whole_records() {
         model.push((meta(number), bytes));
     }
     let mut file = empty;
-    for ((place, bytes), done) in writes.borrow().iter().zip(progress) {
+    for ((offset, bytes), done) in writes.borrow().iter().zip(progress) {
         for part in [0, 1, 9, bytes.len() / 2, bytes.len() - 1, bytes.len()] {
             let mut killed = file.clone();
-            Tape::apply(&mut killed, *place, &bytes[..part.min(bytes.len())]);
+            RecordingFile::apply(&mut killed, *offset, &bytes[..part.min(bytes.len())]);
             fs::write(&path, &killed).unwrap();
             let Ok(mut reader) = Reader::open(&path) else {
-                assert_eq!(done, 0, "only a ring that was never finished is no ring");
+                assert_eq!(done, 0, "only an unfinished ring is invalid");
                 continue;
             };
             let records: Vec<_> = std::iter::from_fn(|| reader.next().unwrap()).collect();
@@ -155,12 +158,12 @@ fn a_writer_killed_anywhere_leaves_whole_records() {
             next.write(&meta(9999), b"after").unwrap();
             assert_eq!(read(&path).last().unwrap().bytes, b"after");
         }
-        Tape::apply(&mut file, *place, bytes);
+        RecordingFile::apply(&mut file, *offset, bytes);
     }
 }
 
 #[test]
-fn a_damaged_ring_starts_anew() {
+fn a_damaged_ring_starts_empty() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ring");
     fs::write(&path, vec![0xa5; 20_000]).unwrap();
@@ -173,7 +176,7 @@ fn a_damaged_ring_starts_anew() {
 }
 
 #[test]
-fn damaged_data_is_given_up_when_room_is_needed() {
+fn damaged_data_is_given_up_when_space_is_needed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ring");
     let file = create(&path, 4096).unwrap();
@@ -191,21 +194,21 @@ fn damaged_data_is_given_up_when_room_is_needed() {
 
 #[test]
 fn a_full_disk_drops_output_and_harms_nothing() {
-    struct Full(Tape, bool);
+    struct Full(RecordingFile, bool);
     impl Store for Full {
-        fn read(&self, bytes: &mut [u8], place: u64) -> io::Result<()> {
-            self.0.read(bytes, place)
+        fn read(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+            self.0.read(bytes, offset)
         }
-        fn write(&mut self, bytes: &[u8], place: u64) -> io::Result<()> {
+        fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
             if self.1 {
-                // A disk takes a part of the last write.
-                self.0.write(&bytes[..bytes.len() / 2], place)?;
+                // The disk accepts a part of the last write.
+                self.0.write(&bytes[..bytes.len() / 2], offset)?;
                 return Err(io::ErrorKind::StorageFull.into());
             }
-            self.0.write(bytes, place)
+            self.0.write(bytes, offset)
         }
     }
-    let tape = Tape { bytes: vec![0; 8192], ..Tape::default() };
+    let tape = RecordingFile { bytes: vec![0; 8192], ..RecordingFile::default() };
     let mut ring = Writer::new(Full(tape, false), 4096).unwrap();
     ring.write(&meta(1), b"one").unwrap();
     ring.store.1 = true;
@@ -216,6 +219,6 @@ fn a_full_disk_drops_output_and_harms_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ring");
     fs::write(&path, &ring.store.0.bytes).unwrap();
-    let kept: Vec<_> = read(&path).into_iter().map(|record| record.bytes).collect();
-    assert_eq!(kept, [b"one".to_vec(), b"three".to_vec()]);
+    let found: Vec<_> = read(&path).into_iter().map(|record| record.bytes).collect();
+    assert_eq!(found, [b"one".to_vec(), b"three".to_vec()]);
 }

@@ -1,4 +1,4 @@
-//! Sandboxes around one command or one piece of code: made for it, recorded, and ended with it.
+//! Ephemeral sandboxes: created for one command or one cell, recorded, and ended with it.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use bathy_runtime::ephemeral::Reservation;
 use bathy_runtime::launch::{LaunchError, Resources, Sandbox};
 use bathy_runtime::resource_group::ResourceGroup;
 use bathy_runtime::supervisor::network::SandboxGateways;
-use bathy_runtime::supervisor::{Background, Journal, Observer, Subject, Unrecorded};
+use bathy_runtime::supervisor::{BackgroundSupervisor, Journal, Observer, Subject, Unrecorded};
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, SandboxSpec, name};
@@ -23,62 +23,58 @@ use thiserror::Error;
 
 use crate::reserve::{ReserveError, reserve};
 
-/// How much of a refusal is recorded.
-const MOST_REASON: usize = 500;
+/// The most characters of a refusal that are recorded.
+const MAX_REASON: usize = 500;
 
-/// An ephemeral sandbox could not be made.
+/// An ephemeral sandbox could not be started.
 #[derive(Debug, Error)]
 pub enum EphemeralError {
-    /// There may be no more sandboxes.
+    /// The operator's limit on sandboxes is reached.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
-    /// The audit log: what cannot be recorded is not done.
+    /// The audit log cannot be written, so nothing was started.
     #[error(transparent)]
     Audit(#[from] LogError),
-    /// The host gives no random numbers.
+    /// The host provides no random numbers.
     #[error("Cannot make an id for the sandbox")]
     Id(#[from] io::Error),
-    /// Its start.
     #[error(transparent)]
     Launch(LaunchError),
-    /// Its end is not recorded, either.
+    /// The launch failed, and its end could not be recorded either.
     #[error("{}. {}", .0, .1)]
     LaunchUnrecorded(LaunchError, String),
 }
 
-/// What an ephemeral sandbox is made of.
+/// The inputs of an ephemeral sandbox.
 pub struct NewEphemeral<'a> {
-    /// The command that makes it, as the audit log has it.
+    /// The command that creates the sandbox, as the audit log names it.
     pub program: &'static str,
-    /// Its description, which has been checked.
+    /// The specification, already validated.
     pub spec: &'a SandboxSpec,
-    /// What runs it.
     pub engine: Chosen,
-    /// What every sandbox is made of.
+    /// Kernel, initramfs, root image and programs.
     pub assets: &'a Assets,
-    /// The user's folders.
     pub paths: &'a Paths,
-    /// What the operator allows.
     pub operator: &'a Operator,
 }
 
-/// A running ephemeral sandbox. Dropping it ends it, without a record of that; see [`Self::end`].
+/// A running ephemeral sandbox. Dropping it ends it without a record; see [`Self::end`].
 #[derive(Debug)]
 pub struct Ephemeral {
     sandbox: Sandbox,
-    background: Background,
+    background: BackgroundSupervisor,
     id: String,
     tag: u64,
-    /// It counts among the operator's sandboxes for as long as this.
+    /// Counts this sandbox towards the operator's limit until it is dropped.
     _reservation: Reservation,
 }
 
 impl Ephemeral {
-    /// Records that a sandbox is made for one piece of work, if the operator allows one more, and starts it. `work` is what
-    /// is recorded of the work, whose number it is given; `observer` sees everything that is recorded.
+    /// Records and starts an ephemeral sandbox, if the operator's limit allows one more. `work` makes the
+    /// event of the work from its tag; `observer` sees every recorded event.
     ///
     /// # Errors
-    /// When there may be no more sandboxes, when it cannot be recorded, or cannot be started.
+    /// The limit is reached, the start cannot be recorded, or the sandbox cannot be started.
     pub fn start(
         new: NewEphemeral<'_>,
         work: &dyn Fn(u64) -> What,
@@ -88,7 +84,8 @@ impl Ephemeral {
         let reservation = reserve(paths, operator)?;
         let (id, tag) = (name::new_id()?, command::new_tag()?);
         let subject = Subject { program, id: id.clone(), name: None };
-        let mut background = Background::new(Journal::new(audit_log(paths, operator)?, subject, observer));
+        let mut background =
+            BackgroundSupervisor::new(Journal::new(audit_log(paths, operator)?, subject, observer));
         background.begin([sandbox_created(spec, engine, None), work(tag)])?;
         let started = launch(&id, new).and_then(|(sandbox, network)| {
             background.watch(network).map_err(LaunchError::Prepare)?;
@@ -107,33 +104,32 @@ impl Ephemeral {
         }
     }
 
-    /// Its id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The number of its work.
+    /// The tag of the sandbox's work, as in the audit log.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// How to speak to it.
+    /// The connection to the sandbox's keeper.
     pub fn connection(&mut self) -> &mut Connection {
         &mut self.sandbox.connection
     }
 
-    /// When its keeper was started: wall clock, nanoseconds since 1970.
+    /// When the keeper was started, in nanoseconds since 1970.
     pub fn spawned_unix_ns(&self) -> u64 {
         self.sandbox.spawned_unix_ns
     }
 
-    /// Why its keeper did not run, if it did not. For a keeper whose connection is closed.
+    /// Why the keeper failed, once its connection is closed. None if it did not fail.
     pub fn failure(&self) -> Option<String> {
         self.sandbox.failure()
     }
 
-    /// Ends it, and records that. The sandbox has ended when this returns, whether or not that can be recorded: what is not
-    /// is a sentence for the caller.
+    /// Ends the sandbox and records that. The sandbox has ended when this returns, even if the end cannot be
+    /// recorded. In that case the returned sentence is for the user.
     #[must_use]
     pub fn end(self, ended: Ended) -> Option<String> {
         let Self { sandbox, background, id, tag, _reservation } = self;
@@ -153,12 +149,12 @@ fn launch(id: &str, new: NewEphemeral<'_>) -> Result<(Sandbox, Option<SandboxGat
         persistent: None,
         group: ResourceGroup::ephemeral(id, spec, engine, &paths.state)?,
         ceilings: operator.network(),
-        cure: format!("bathy run --net {} --allow", spec.network.preset),
+        allow_command: format!("bathy run --net {} --allow", spec.network.preset),
     };
     Sandbox::start(spec, resources)
 }
 
-/// What is not in the audit log, for the caller.
+/// A sentence about events that are not in the audit log.
 fn unrecorded(id: &str, unrecorded: Unrecorded) -> Option<String> {
     let Unrecorded { events, failure } = unrecorded;
     match events {
@@ -171,22 +167,21 @@ fn unrecorded(id: &str, unrecorded: Unrecorded) -> Option<String> {
 /// How an ephemeral sandbox and its work ended, for the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// How the work did.
+    /// How the work ended.
     pub exit: String,
-    /// Why the sandbox did.
+    /// Why the sandbox ended.
     pub cause: String,
-    /// Whether the work's time was up.
+    /// Whether the work hit its time limit.
     pub timed_out: bool,
 }
 
 impl Ended {
-    /// What is not known.
+    /// The outcome when nothing is known but that the keeper exited.
     pub fn unknown() -> Self {
-        let cause = "its keeper was gone".to_owned();
+        let cause = "its keeper exited".to_owned();
         Self { exit: "the sandbox ended".to_owned(), cause, timed_out: false }
     }
 
-    /// A command's.
     pub fn of_command(outcome: &Outcome) -> Self {
         let exit = match outcome {
             Outcome::Exited(exit) => command::exit_text(&WorkEnd::Exited(*exit)),
@@ -203,18 +198,19 @@ impl Ended {
         Self { exit, cause, timed_out: matches!(outcome, Outcome::TimedOut) }
     }
 
-    /// That of code.
     pub fn of_cell(outcome: &Result<CellOutcome, InterpreterError>) -> Self {
         let done = "its code was done".to_owned();
         let (exit, cause) = match outcome {
             Ok(outcome) => (cell_exit(outcome), done),
             Err(InterpreterError::Refused(why)) => {
-                (format!("refused: {}", why.chars().take(MOST_REASON).collect::<String>()), done)
+                (format!("refused: {}", why.chars().take(MAX_REASON).collect::<String>()), done)
             }
             Err(InterpreterError::SandboxEnded { cause, .. }) => {
                 ("the sandbox ended".to_owned(), cause.to_string())
             }
-            Err(_) => ("unknown".to_owned(), "its keeper was gone, or its client".to_owned()),
+            Err(_) => {
+                ("unknown".to_owned(), "its keeper exited, or its client closed the connection".to_owned())
+            }
         };
         let timeout = Some(Interrupter::Timeout);
         let timed_out = outcome.as_ref().is_ok_and(|outcome| outcome.ended.interrupted == timeout);

@@ -1,12 +1,12 @@
-//! What every face of the product does with sandboxes: those that outlive their first client, and those that do not.
+//! Sandboxes as every front end uses them, persistent and ephemeral.
 //!
-//! * [`store`]: what is known about them.
-//! * [`Manager`]: the verbs: making them, entering them, finding and removing them.
-//! * [`monitor`]: the process that watches each.
-//! * [`stats`]: what they use.
-//! * [`pool`]: managers and connections that are used again.
-//! * [`ephemeral`]: sandboxes around one piece of work.
-//! * [`reserve`]: how these count beside the others.
+//! * [`store`]: the records of persistent sandboxes.
+//! * [`Manager`]: creates, starts, enters, finds and removes them.
+//! * [`monitor`]: the process that supervises each running sandbox.
+//! * [`stats`]: resource usage.
+//! * [`pool`]: reuse of managers and connections.
+//! * [`ephemeral`]: sandboxes for one command or one cell.
+//! * [`reserve`]: the operator's limit on the number of sandboxes.
 
 pub mod ephemeral;
 mod manager;
@@ -17,12 +17,12 @@ pub mod stats;
 pub mod store;
 
 pub use manager::{
-    Adopted, Begun, BegunCell, ChangedPolicy, CopyOptions, ExecRequest, Manager, ManagerError, NewRepl,
-    NewSandbox, Repl, ReplOutcome, ReplStatus, Sandboxed, Status, collect_ended,
+    Adopted, ChangedPolicy, CopyOptions, ExecRequest, Manager, ManagerError, NewRepl, NewSandbox,
+    PreparedExec, Repl, ReplOutcome, ReplStatus, Sandboxed, Status, collect_ended,
 };
 pub use reserve::{ReserveError, reserve};
 
-/// What this thread has used, which does not depend on what else the machine does.
+/// The CPU time of this thread, which does not depend on the load of the machine.
 #[cfg(test)]
 fn processor_time() -> std::time::Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

@@ -1,4 +1,4 @@
-//! Managers and connections that are used again, for programs that make many calls: MCP and servers.
+//! Reuse of managers and connections, for programs with many calls such as the MCP server.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,14 +9,15 @@ use bathy_client::interpreter::{self, CellEvent, CellOptions, CellOutcome, CellR
 
 use crate::manager::{Manager, ManagerError, Sandboxed};
 
-/// How long a manager is used before the operator's settings are read anew.
+/// How long a manager is used before the operator's configuration is read again.
 const MANAGER_AGE: Duration = Duration::from_secs(10);
-/// How many idle managers are kept.
+/// The most idle managers in the pool.
 const IDLE_MANAGERS: usize = 4;
-/// How long a connection is kept for the next call. A sandbox with a connection is not idle, so not for long.
+/// How long a connection is pooled for the next call. A sandbox with a connection is not idle, so not for
+/// long.
 pub const CONNECTION_AGE: Duration = Duration::from_secs(2);
 
-/// A connection to a sandbox, and the next stream on it that is free.
+/// A connection to a sandbox and its next unused stream.
 struct Pooled {
     connection: Connection,
     next: u32,
@@ -27,14 +28,14 @@ impl Pooled {
         Self { connection, next: 1 }
     }
 
-    /// A stream that was never used.
+    /// A stream that was not used before.
     fn stream(&mut self) -> u32 {
         let stream = self.next;
         self.next += 1;
         stream
     }
 
-    /// Whether it has streams left.
+    /// Whether it has unused streams.
     fn is_useful(&self) -> bool {
         self.next < u32::MAX / 2
     }
@@ -45,7 +46,7 @@ struct Idle<T> {
     what: T,
 }
 
-/// Which run of a sandbox a connection belongs to.
+/// The run of a sandbox that a connection belongs to.
 type Run = (String, Option<u64>);
 
 /// Shared by all calls of a program.
@@ -56,43 +57,43 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty one, whose managers are opened like this.
+    /// An empty pool whose managers are opened with `open`.
     pub fn new(open: fn() -> Result<Manager, ManagerError>) -> Self {
         Self { open, managers: Mutex::default(), connections: Mutex::default() }
     }
 
-    /// Does something with a manager of one's own.
+    /// Calls `act` with a manager that no other call uses.
     ///
     /// # Errors
-    /// When there is no manager, or `act` fails.
+    /// The manager cannot be opened, or `act` fails.
     pub fn with<T, E: From<ManagerError>>(
         &self,
         act: impl FnOnce(&mut Manager) -> Result<T, E>,
     ) -> Result<T, E> {
-        let kept = {
+        let idle = {
             let mut managers = lock(&self.managers);
             managers.retain(|manager| manager.since.elapsed() < MANAGER_AGE);
             managers.pop()
         };
-        let mut manager = match kept {
+        let mut manager = match idle {
             Some(manager) => manager,
             None => Idle { since: Instant::now(), what: (self.open)()? },
         };
-        // Warnings about other calls do not concern this one.
+        // Warnings of other calls do not concern this one.
         drop(manager.what.take_warnings());
         let result = act(&mut manager.what);
         let mut managers = lock(&self.managers);
-        if managers.len() < IDLE_MANAGERS && manager.what.may_be_kept() {
+        if managers.len() < IDLE_MANAGERS && manager.what.is_reusable() {
             managers.push(manager);
         }
         result
     }
 
-    /// Runs code in a running sandbox and hands over what it does, as it does it: on a connection that is open already, if
-    /// there is one.
+    /// Runs a cell in a running sandbox, on a pooled connection if there is one, and passes its output on as
+    /// it arrives.
     ///
     /// # Errors
-    /// When the code could not be run. A connection that breaks may have carried it: it is not run a second time.
+    /// The cell could not be run. If the connection broke, the cell may have run; it is not retried.
     pub fn run_code(
         &self,
         sandbox: &Sandboxed,
@@ -100,14 +101,14 @@ impl Pool {
         options: &CellOptions<'_>,
         on_event: &mut dyn FnMut(CellEvent),
     ) -> Result<CellOutcome, ManagerError> {
-        let (mut pooled, begun) = self.with(|manager| {
-            let begun = manager.begin_cell(sandbox, request)?;
-            Ok::<_, ManagerError>((self.connection(manager, sandbox)?, begun))
+        let (mut pooled, cell) = self.with(|manager| {
+            let cell = manager.begin_cell(sandbox, request)?;
+            Ok::<_, ManagerError>((self.connection(manager, sandbox)?, cell))
         })?;
         let stream = pooled.stream();
         let connection = &mut pooled.connection;
-        let outcome = interpreter::run_cell(connection, stream, begun.cell, begun.tag, options, on_event);
-        // A refusal leaves the connection as it was.
+        let outcome = interpreter::run_cell(connection, stream, cell, options, on_event);
+        // After a refusal the connection is still usable.
         if matches!(outcome, Ok(_) | Err(InterpreterError::Refused(_))) && pooled.is_useful() {
             let idle = Idle { since: Instant::now(), what: pooled };
             lock(&self.connections).entry(run(sandbox)).or_default().push(idle);
@@ -115,27 +116,27 @@ impl Pool {
         Ok(outcome?)
     }
 
-    /// A connection to a sandbox: one that is open already and was not closed by the other side since, or a new one.
+    /// A pooled connection that the keeper has not closed, or a new one.
     fn connection(&self, manager: &mut Manager, sandbox: &Sandboxed) -> Result<Pooled, ManagerError> {
-        let kept = {
+        let pooled = {
             let mut connections = lock(&self.connections);
             close_old(&mut connections);
             let open = connections.get_mut(&run(sandbox)).map(std::mem::take);
             let is_quiet = |idle: &Idle<Pooled>| idle.what.connection.is_quiet();
             let mut open: Vec<_> = open.into_iter().flatten().filter(is_quiet).collect();
-            let kept = open.pop();
+            let pooled = open.pop();
             if !open.is_empty() {
                 connections.insert(run(sandbox), open);
             }
-            kept
+            pooled
         };
-        match kept {
+        match pooled {
             Some(idle) => Ok(idle.what),
             None => Ok(Pooled::new(manager.connect(sandbox)?)),
         }
     }
 
-    /// Closes connections that were not used for a while.
+    /// Closes connections that have been idle for too long.
     pub fn close_idle(&self) {
         close_old(&mut lock(&self.connections));
     }
@@ -145,7 +146,6 @@ impl Pool {
         lock(&self.connections).retain(|(id, _), _| *id != sandbox.record.id);
     }
 
-    /// Closes all connections.
     pub fn close_all(&self) {
         lock(&self.connections).clear();
     }

@@ -1,4 +1,4 @@
-//! How ephemeral sandboxes count beside persistent ones, where the operator limits how many there may be.
+//! Counts ephemeral and persistent sandboxes together, where the operator limits their number.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,21 +10,20 @@ use thiserror::Error;
 
 use crate::store::{Store, StoreError};
 
-/// One more ephemeral sandbox cannot be had.
+/// No further ephemeral sandbox can be started.
 #[derive(Debug, Error)]
 pub enum ReserveError {
-    /// The file.
     #[error("Cannot use {0}")]
     File(PathBuf, #[source] io::Error),
-    /// There are as many sandboxes as there may be.
+    /// The operator's limit is reached.
     #[error(transparent)]
     Operator(#[from] OperatorError),
-    /// The store has the persistent ones.
+    /// The store, which holds the persistent sandboxes, failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Counts one more ephemeral sandbox beside the others, ephemeral and persistent, if the operator allows that many.
+/// Reserves a place for one more ephemeral sandbox, if the operator's limit allows it.
 pub fn reserve(paths: &Paths, operator: &Operator) -> Result<Reservation, ReserveError> {
     let take = || {
         Reservation::take(&paths.state)
@@ -78,7 +77,7 @@ mod tests {
         assert!(matches!(refused, Err(StoreError::TooMany { count: 3 })), "{refused:?}");
         let error = reserve(&paths, &policy).unwrap_err().to_string();
         assert!(error.contains("the operator allows 3") && error.contains("[ceiling]"), "{error}");
-        // Whoever is not limited counts all the same.
+        // A sandbox without a limit is counted as well.
         let beside = reserve(&paths, &Operator::default()).unwrap();
         assert_eq!(count(&paths.state).unwrap(), 3);
         let [first, second] = places;

@@ -1,52 +1,51 @@
-//! What a sandbox uses, beside what it may use.
+//! A sandbox's resource usage and its limits.
 
 use std::time::Duration;
 
 use bathy_jail::{Cgroup, CgroupUsage};
 use bathy_protocol::{Usage, unix_ns};
-use bathy_runtime::processes::{Processes, SandboxProcesses};
+use bathy_runtime::processes::{HostProcesses, SandboxProcesses};
 use bathy_spec::Chosen;
 use serde::{Serialize, Serializer};
 
 use crate::store::Record;
 
-/// A sandbox's use of the machine at one moment.
+/// Resource usage of a sandbox at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stats {
-    /// CPU time of all its processes since it started, in nanoseconds; its gateway's included.
+    /// CPU time of all its processes since it started, gateway included, in nanoseconds.
     pub cpu_ns: u64,
-    /// Bytes of guest memory that are occupied.
+    /// Guest memory in use, in bytes.
     pub memory: u64,
-    /// Bytes of guest memory that there are.
+    /// Guest memory in total, in bytes.
     pub memory_limit: u64,
-    /// Bytes of the host's memory that its processes have, guest memory and its gateway's included.
+    /// Host memory of all its processes, guest memory and gateway included, in bytes.
     pub host_memory: u64,
     /// Bytes that its disk occupies on the host.
     pub disk: u64,
-    /// The size of its disk.
+    /// The size of its disk in bytes.
     pub disk_limit: u64,
     /// Bytes read from its disks since it started.
     pub disk_read: u64,
     /// Bytes written to its disk since it started.
     pub disk_written: u64,
-    /// Host processes that the guest consists of, where it does: those of the kvm engine are the guest's own.
+    /// Host processes of the guest. Absent with the kvm engine, where guest processes are not host processes.
     pub processes: Option<u64>,
-    /// How many of them there may be.
+    /// The limit on these processes.
     pub processes_limit: u64,
-    /// Commands and jobs that run.
+    /// Running commands and jobs.
     pub commands: u32,
-    /// Connected clients.
     pub clients: u32,
-    /// How long it has been running; in seconds where it is written.
+    /// How long it has been running; serialised in seconds.
     #[serde(serialize_with = "seconds")]
     pub uptime: Duration,
 }
 
 impl Stats {
-    /// Looks at the processes of a running sandbox, and adds what its keeper says.
+    /// Reads the processes of a running sandbox and adds the keeper's statistics.
     pub fn gather(record: &Record, usage: &Usage) -> Self {
-        // Where they cannot be seen, there is nothing to say about them.
-        let processes = record.keeper_pid.zip(Processes::read().ok());
+        // If they cannot be read, their figures are left out.
+        let processes = record.keeper_pid.zip(HostProcesses::read().ok());
         let processes =
             processes.map(|(keeper, all)| all.sandbox(keeper, record.monitor_pid)).unwrap_or_default();
         let group = record.keeper_pid.and_then(|keeper| Cgroup::usage_of(&record.id, keeper).ok());
@@ -62,7 +61,7 @@ impl Stats {
     ) -> Self {
         let spec = &record.spec;
         Self {
-            // The group knows of processes that nobody waited for, and counts finer.
+            // The cgroup also counts processes that were not waited for, and is more precise.
             cpu_ns: group.cpu_ns.unwrap_or(processes.cpu_ns),
             memory: usage.memory,
             memory_limit: spec.memory.0,
@@ -80,7 +79,7 @@ impl Stats {
         }
     }
 
-    /// The share of one CPU that was used since an earlier look, in percent. Zero if no time has passed.
+    /// The share of one CPU used since `earlier`, in percent. Zero if no time has passed.
     pub fn cpu_percent(&self, earlier: &Self) -> f64 {
         let elapsed = self.uptime.saturating_sub(earlier.uptime).as_secs_f64();
         let used = Duration::from_nanos(self.cpu_ns.saturating_sub(earlier.cpu_ns)).as_secs_f64();
@@ -149,7 +148,7 @@ mod tests {
         let stats = Stats::gather(&record, &USAGE);
         keeper.kill().unwrap();
         keeper.wait().unwrap();
-        // Its processes are nobody's business; its time and memory are those of the one process that there is.
+        // There is no count of processes; time and memory are those of the keeper.
         assert_eq!((stats.processes, stats.memory), (None, USAGE.memory));
         assert!(stats.cpu_ns > 0 && stats.host_memory > 0, "{stats:?}");
     }
@@ -168,7 +167,7 @@ mod tests {
         };
         let (first, second) = (look(100_000_000, 1_000_000_000), look(600_000_000, 2_000_000_000));
         assert!((second.cpu_percent(&first) - 50.0).abs() < 1e-9);
-        // A clock that was set back, or the same look twice.
+        // A clock that was set back, or the same sample twice.
         assert!(first.cpu_percent(&second).abs() < 1e-9 && first.cpu_percent(&first).abs() < 1e-9);
     }
 
@@ -179,7 +178,7 @@ mod tests {
         let record = record(Some(keeper.id()), unix_ns());
         let begun = Instant::now();
         let look = || Stats::gather(&record, &USAGE);
-        // On a busy machine both take a while: until the processes are there, and until one had its turn.
+        // On a busy machine it takes a while until the processes exist and one has run.
         let until = |is_enough: &dyn Fn(&Stats) -> bool| loop {
             let stats = look();
             if is_enough(&stats) || begun.elapsed() > Duration::from_secs(60) {
@@ -190,7 +189,7 @@ mod tests {
         let first = until(&|stats| stats.processes == Some(1));
         let second = until(&|stats| stats.cpu_ns > first.cpu_ns + 50_000_000);
         let elapsed = begun.elapsed();
-        for process in Processes::read().unwrap().below(keeper.id()) {
+        for process in HostProcesses::read().unwrap().below(keeper.id()) {
             let pid = i32::try_from(process.pid).ok().and_then(rustix::process::Pid::from_raw).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         }
@@ -199,7 +198,7 @@ mod tests {
         assert_eq!(first.processes, Some(1));
         assert!(first.host_memory > 0);
         let used = Duration::from_nanos(second.cpu_ns - first.cpu_ns);
-        // One process at work has no more than all of the time, and a tick of the clock.
+        // One busy process has at most the whole time, plus one clock tick.
         assert!(used >= Duration::from_millis(50) && used <= elapsed + Duration::from_millis(20), "{used:?}");
         assert!(second.cpu_percent(&first) > 0.0);
     }

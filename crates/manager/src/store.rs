@@ -1,11 +1,11 @@
-//! What is known about sandboxes, on disk, for every process of one user.
+//! The records of sandboxes on disk, shared by all processes of one user.
 //!
-//! One SQLite file with a write-ahead log: a process that is killed at any point leaves the last finished change, and readers
-//! never wait. What a person relies on (that a sandbox is there, that it was removed, what it may reach) is on the disk when
-//! the change has returned. Other changes cost no disk flush: a machine that loses power may lose the last of them, and with
-//! its power it has lost the processes that they tell of.
+//! The store is one SQLite file with a write-ahead log: a process that is killed at any point leaves the last
+//! committed change, and readers never wait. Changes that a user relies on (a sandbox exists, was removed,
+//! may reach a destination) are durable when they return. Other changes are not flushed: a power failure may
+//! lose the last of them, but it also ends the processes that they describe.
 //!
-//! The store says what was last written down. Whether a sandbox runs *now* is what its [`life`] lock says.
+//! The store can be stale. Whether a sandbox is running is decided by its [`life`] lock.
 
 mod ballast;
 mod jobs;
@@ -37,94 +37,76 @@ pub use record::{Change, NewRecord, Record, State};
 pub use repls::ReplRow;
 
 /// How long a change waits for the changes of other processes.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const COLUMNS: &str = "id, name, spec, created_ns, state, started_ns, ended_ns, end_cause, exit_code, monitor_pid, \
     keeper_pid, enforcement, idle_paused, engine, engine_reason";
 
-/// The store cannot do what was asked.
+/// A store operation failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// Another sandbox has the name.
     #[error(
         "There is a sandbox `{name}` already. Take another name, or remove that one with `bathy rm {name}`"
     )]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// No more sandboxes are allowed.
+    NameTaken { name: String },
+    /// The operator's limit on sandboxes is reached.
     #[error("There are {count} sandboxes already, which is as many as there may be")]
-    TooMany {
-        /// There are.
-        count: u32,
-    },
-    /// Not a name, or nobody's.
+    TooMany { count: u32 },
+    /// The name is invalid or unknown.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// Nothing is called that, or it is no REPL.
+    /// There is no such REPL.
     #[error("There is no REPL `{wanted}`{hint}")]
     NoRepl {
-        /// What was asked for, harmless for a terminal.
+        /// The requested name, escaped for a terminal.
         wanted: String,
-        /// What may have been meant.
+        /// A suggestion, or empty.
         hint: String,
     },
     /// The sandbox has been removed.
     #[error("The sandbox {0} has been removed")]
     Removed(String),
-    /// The folder or file cannot be made or used.
     #[error("Cannot use {0}")]
     File(PathBuf, #[source] io::Error),
-    /// Not a database, or no longer one.
     #[error(
-        "The store {path} is damaged. Move it away to start with an empty one: the disks of sandboxes stay in the folder `sandboxes` beside it, `bathy ls` lists them, and `bathy adopt` takes them back"
+        "The store {path} is damaged. Move it away to start with an empty one: the disks of sandboxes stay in the folder `sandboxes` beside it, `bathy ls` lists them, and `bathy adopt` restores them"
     )]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         source: rusqlite::Error,
     },
-    /// A record that this program cannot read.
+    /// The record cannot be read.
     #[error(
-        "The record of sandbox {id} in {path} cannot be read. `bathy adopt {id}` makes a new one by what stands beside its disk, `bathy rm {id}` removes the sandbox"
+        "The record of sandbox {id} in {path} cannot be read. `bathy adopt {id}` makes a new one from the description beside its disk, `bathy rm {id}` removes the sandbox"
     )]
     Record {
-        /// The sandbox.
         id: String,
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
-    /// Made by a later version.
+    /// The store was written by a later version.
     #[error(
         "The store {path} was made by a later version of bathy (its format is {found}, this one knows {known}). Use that version"
     )]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its format.
         found: usize,
-        /// The latest format of this version.
+        /// The latest format that this version knows.
         known: usize,
     },
-    /// Other processes did not let it go.
-    #[error("The store {0} was busy for {seconds} seconds; is some process stopped in the middle of a change?", seconds = PATIENCE.as_secs())]
+    /// Another process held the lock for too long.
+    #[error("The store {0} was busy for {seconds} seconds; is some process stopped in the middle of a change?", seconds = TIMEOUT.as_secs())]
     Busy(PathBuf),
-    /// The disk is full.
     #[error(
-        "The host's disk is full: no room for a change in {0}. Free some space; `bathy rm` frees that of a sandbox"
+        "The host's disk is full: no space for a change in {0}. Free some space; `bathy rm` frees that of a sandbox"
     )]
     Full(PathBuf),
-    /// The disk is not to be written to, and the like.
+    /// Any other database error.
     #[error("Cannot use the store {path}")]
     Database {
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         source: rusqlite::Error,
     },
@@ -133,37 +115,36 @@ pub enum StoreError {
 /// How the store is shared with other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Locking {
-    /// By an index in a file beside it, which takes some space unless another process has made it already.
+    /// Through an index file beside it, which needs some disk space unless another process has created it.
     Shared,
-    /// Not at all: others wait. Looking something up takes no space then.
+    /// Not at all: other processes wait. Reading then needs no disk space.
     Exclusive,
 }
 
-/// The open store.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
     path: PathBuf,
-    /// Whether changes are waited for to reach the disk at present.
+    /// Whether commits are flushed to the disk at present.
     durable: bool,
     locking: Locking,
 }
 
 impl Store {
-    /// Opens the store in the state folder, and makes it if it is not there. On a full disk it takes the space that is kept for
-    /// that, so that a sandbox can be found, ended and removed.
+    /// Opens the store in the state folder and creates it if necessary. On a full disk it releases the
+    /// reserved space, so that sandboxes can be found, ended and removed.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let opened = match Self::try_open(state, Locking::Shared) {
             Err(StoreError::Full(_)) if ballast::release(state) => Self::try_open(state, Locking::Shared),
             opened => opened,
         };
-        // Others may have taken that space, too.
+        // Another process may have used that space as well.
         let opened = match opened {
             Err(StoreError::Full(_)) => Self::try_open(state, Locking::Exclusive),
             opened => opened,
         };
         if opened.is_ok() {
-            ballast::keep(state);
+            ballast::reserve(state);
         }
         opened
     }
@@ -180,7 +161,7 @@ impl Store {
         );
         let connection = opened.map_err(|error| failure(&path, error))?;
         let prepared = || {
-            connection.busy_timeout(PATIENCE)?;
+            connection.busy_timeout(TIMEOUT)?;
             if locking == Locking::Exclusive {
                 connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
             }
@@ -193,8 +174,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Does `change`; on a full disk, with the space that is kept for what must be possible there.
-    pub fn at_any_price<T>(
+    /// Makes a change; on a full disk, with the reserved space.
+    pub fn with_reserve<T>(
         &mut self,
         mut change: impl FnMut(&mut Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
@@ -204,41 +185,41 @@ impl Store {
         }
     }
 
-    /// Whether other processes can use the store beside this one.
+    /// Whether other processes can use the store at the same time.
     pub fn is_shared(&self) -> bool {
         self.locking == Locking::Shared
     }
 
-    /// Fails on a disk that has not even room for other processes to use the store beside this one.
-    pub fn needs_room(&self) -> Result<(), StoreError> {
+    /// Fails if the disk is too full for other processes to use the store at the same time.
+    pub fn require_shared(&self) -> Result<(), StoreError> {
         if self.is_shared() { Ok(()) } else { Err(StoreError::Full(self.path.clone())) }
     }
 
-    /// On a full disk, gives back the space that is kept for what must be possible there.
-    pub fn make_room(&self) {
+    /// On a full disk, releases the reserved space.
+    pub fn release_reserve(&self) {
         if let Some(state) = self.path.parent().filter(|_| ballast::is_full(&self.path)) {
             ballast::release(state);
         }
     }
 
-    /// Writes a new sandbox down.
+    /// Inserts the record of a new sandbox.
     pub fn insert(&mut self, new: &NewRecord) -> Result<(), StoreError> {
         self.insert_at_most(new, None)
     }
 
-    /// Writes a new sandbox down, unless there are `most` already.
+    /// Inserts the record of a new sandbox, unless there are `most` already.
     pub fn insert_at_most(&mut self, new: &NewRecord, most: Option<u32>) -> Result<(), StoreError> {
         if let Some(name) = &new.name {
             name::check(name)?;
         }
-        // Ids become folders.
+        // Ids become folder names.
         if !name::is_id(&new.id) {
             return Err(NameError::Form(new.id.clone()).into());
         }
         let spec = serde_json::to_string(&new.spec).map_err(|source| self.bad_record(&new.id, source))?;
         let change = self.durable_change()?;
         most.map_or(Ok(()), |most| change.fewer_than(most))?;
-        // A name that is another's id would make one word mean two sandboxes.
+        // A name equal to another sandbox's id would be ambiguous.
         let taken = "SELECT count(*) FROM sandboxes WHERE name = ?1 OR id = ?1";
         for word in new.name.iter().chain([&new.id]) {
             if change.number(taken, [word])? > 0 {
@@ -252,8 +233,8 @@ impl Store {
         change.finish()
     }
 
-    /// Does something for one more ephemeral sandbox, unless there are `most` sandboxes already. Nothing is added to the
-    /// store meanwhile, nor does another process get here.
+    /// Runs `run` for one more ephemeral sandbox, unless there are `most` sandboxes already. The store stays
+    /// locked meanwhile, so no other process can add one.
     pub fn while_fewer_than<T>(&mut self, most: u32, run: impl FnOnce() -> T) -> Result<T, StoreError> {
         let change = self.change()?;
         change.fewer_than(most)?;
@@ -265,7 +246,7 @@ impl Store {
         self.one("id", id)
     }
 
-    /// Whether there is a record of the sandbox with this id that can be read.
+    /// Whether the sandbox with this id has a readable record.
     pub fn knows(&self, id: &str) -> Result<bool, StoreError> {
         match self.get(id) {
             Ok(found) => Ok(found.is_some()),
@@ -279,13 +260,13 @@ impl Store {
         self.one("name", name)
     }
 
-    /// The sandbox that somebody means by `wanted`: its name, its id, or the beginning of its id.
+    /// Finds a sandbox by its name, its id or the beginning of its id.
     pub fn find(&self, wanted: &str) -> Result<Record, StoreError> {
         if let Some(found) = self.by_name(wanted)? {
             return Ok(found);
         }
         if name::is_prefix(wanted) {
-            // '{' follows 'z': the range is every id that begins with `wanted`.
+            // '{' follows 'z': the range covers every id that begins with `wanted`.
             let past = format!("{wanted}{{");
             let query = format!("SELECT {COLUMNS} FROM sandboxes WHERE id >= ? AND id < ? ORDER BY id");
             let mut found = self.records(&query, [wanted, &past])?;
@@ -304,15 +285,15 @@ impl Store {
         Err(name::unknown(wanted, words.iter().flatten().flatten().map(String::as_str)).into())
     }
 
-    /// Every sandbox whose record can be read, the oldest first.
+    /// All sandboxes whose records are readable, the oldest first.
     pub fn list(&self) -> Result<Vec<Record>, StoreError> {
         let query = format!("SELECT {COLUMNS} FROM sandboxes ORDER BY created_ns, id");
-        let raw = self.query(&query, (), record::Raw::read)?;
+        let raw = self.query(&query, (), record::RawRecord::read)?;
         Ok(raw.into_iter().filter_map(|raw| raw.parse().ok()).collect())
     }
 
-    /// Moves a sandbox from one of the states `from` to the state `to`, with what else changes. Nothing happens, and the
-    /// answer is false, if it is in no such state or is gone.
+    /// Moves a sandbox from one of the states `from` to the state `to` and applies `changes`. Returns false
+    /// and changes nothing if it is in another state or was removed.
     pub fn transition(
         &mut self,
         id: &str,
@@ -333,7 +314,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Changes what is known about a sandbox in whatever state it is. The answer is false if it is gone.
+    /// Applies changes to a sandbox in any state. False if it was removed.
     pub fn update(&mut self, id: &str, changes: &[Change]) -> Result<bool, StoreError> {
         let change = self.change()?;
         if change.number("SELECT count(*) FROM sandboxes WHERE id = ?", [id])? == 0 {
@@ -346,8 +327,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Changes a sandbox's description by what it is at this moment: of two who do so at once, the later one goes on from
-    /// what the earlier one made of it. None if the sandbox is gone.
+    /// Updates a sandbox's specification in one transaction, so that concurrent updates do not overwrite each
+    /// other. None if the sandbox was removed.
     pub fn change_spec<E: From<StoreError>>(
         &mut self,
         id: &str,
@@ -366,7 +347,7 @@ impl Store {
         Ok(Some(spec))
     }
 
-    /// Forgets a sandbox and its jobs. Of several who do, one is told true.
+    /// Deletes a sandbox and its jobs. Of several concurrent calls, one returns true.
     pub fn delete(&mut self, id: &str) -> Result<bool, StoreError> {
         let change = self.durable_change()?;
         let deleted = change.run("DELETE FROM sandboxes WHERE id = ?", [id])?;
@@ -374,14 +355,15 @@ impl Store {
         Ok(deleted > 0)
     }
 
-    /// Deletes the record of a sandbox that is being removed, and of which `rest` is left. Where the host's disk is too full for that,
-    /// the sandbox's disk goes first. False if another process deleted it: that one records the removal.
+    /// Deletes the record of a sandbox that is being removed; `rest` is its folder. If the host's disk is
+    /// full, the sandbox's disk is deleted first. False if another process deleted the record: that process
+    /// records the removal.
     pub fn delete_removed(&mut self, id: &str, rest: &Folder) -> Result<bool, StoreError> {
         match self.delete(id) {
             Err(StoreError::Full(_)) => {
-                // The folder stays until the record is deleted: by it the next command knows what to go on with.
+                // The folder stays until the record is deleted: the next command completes the removal by it.
                 rest.free_disk();
-                self.at_any_price(|store| store.delete(id))
+                self.with_reserve(|store| store.delete(id))
             }
             deleted => deleted,
         }
@@ -392,8 +374,8 @@ impl Store {
     }
 
     fn records(&self, query: &str, values: impl Params) -> Result<Vec<Record>, StoreError> {
-        let raw = self.query(query, values, record::Raw::read)?;
-        let parse = |raw: record::Raw| {
+        let raw = self.query(query, values, record::RawRecord::read)?;
+        let parse = |raw: record::RawRecord| {
             let id = raw.id.clone();
             raw.parse().map_err(|source| self.bad_record(&id, source))
         };
@@ -412,19 +394,19 @@ impl Store {
         rows().map_err(|error| failure(&self.path, error))
     }
 
-    /// Makes a record one that cannot be read.
+    /// Makes a record unreadable.
     #[cfg(test)]
     pub(crate) fn damage_record(&self, id: &str) {
         self.connection.execute("UPDATE sandboxes SET spec = '{' WHERE id = ?", [id]).unwrap();
     }
 
-    /// Begins a change that waits for those of others first: one that begins as a reader could not become a writer
-    /// after somebody else was.
+    /// Begins a transaction as a writer: a transaction that begins as a reader cannot be upgraded once
+    /// another process has written.
     fn change(&mut self) -> Result<Changing<'_>, StoreError> {
         self.begin(false)
     }
 
-    /// The same, for a change that is on the disk when it is finished.
+    /// Like [`Self::change`], but flushed to the disk on commit.
     fn durable_change(&mut self) -> Result<Changing<'_>, StoreError> {
         self.begin(true)
     }
@@ -446,7 +428,7 @@ impl Store {
     }
 }
 
-/// A change under way. Dropping it undoes it.
+/// An open transaction. Dropping it rolls it back.
 struct Changing<'a> {
     transaction: Transaction<'a>,
     path: &'a Path,
@@ -463,7 +445,7 @@ impl Changing<'_> {
         ask().map_err(|error| failure(self.path, error))
     }
 
-    /// Fails if there are as many sandboxes already, persistent and ephemeral ones together.
+    /// Fails if there are `most` sandboxes already, persistent and ephemeral together.
     fn fewer_than(&self, most: u32) -> Result<(), StoreError> {
         let persistent = self.number("SELECT count(*) FROM sandboxes", ())?;
         let state = self.path.parent().unwrap_or(self.path);
@@ -483,17 +465,18 @@ impl Changing<'_> {
     }
 }
 
-/// Makes an empty file that only its owner reads, which is a valid empty database; SQLite gives its log the same mode.
+/// Creates an empty file that only its owner can read, which is a valid empty database. SQLite gives its log
+/// the same mode.
 fn make_file(state: &Path, path: &Path) -> io::Result<()> {
-    // Closing any descriptor of a file drops this process's record locks on it. Nobody in this process may have the
-    // database open while this one is: they all come through here first.
+    // Closing any descriptor of a file drops this process's record locks on it. The mutex makes sure that no
+    // other thread has the database open while this one is.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if path.try_exists()? {
         return Ok(());
     }
     make_durable_folder(state)?;
-    // Of several processes that find none, one makes it: what the others set aside would be its log.
+    // One process creates the file: otherwise another would move its new log aside.
     let folder = std::fs::File::open(state)?;
     rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)?;
     if path.try_exists()? {
@@ -506,7 +489,8 @@ fn make_file(state: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// A database that was moved away may have left its log, which belongs to no other: SQLite would take it for the new one's.
+/// A database that was moved away may have left its log behind, and SQLite would apply it to the new
+/// database.
 fn set_logs_aside(path: &Path) -> io::Result<()> {
     for end in ["-wal", "-shm"] {
         let mut log = path.as_os_str().to_owned();
@@ -525,7 +509,7 @@ fn failure(path: &Path, source: rusqlite::Error) -> StoreError {
     let path = path.to_owned();
     match source.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => StoreError::Full(path),
-        // A log or an index that cannot grow is told as one of these.
+        // A log or index file that cannot grow is reported as one of these errors.
         Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if ballast::is_full(&path) => {
             StoreError::Full(path)
         }

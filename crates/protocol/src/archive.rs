@@ -1,11 +1,11 @@
 //! Files and folders as a stream of records, for copies into and out of a guest.
 //!
-//! A record is a little-endian `u32` length and an encoded [`Record`] of at most [`MAX_RECORD`] bytes. The order is a walk
-//! of the tree: a folder is entered and left, so that every name is one plain component and no path is ever joined
-//! from what the other side said. An archive holds exactly one item, then [`Record::End`]. Both sides expect the other
-//! to lie.
+//! A record is a little-endian `u32` length and an encoded [`ArchiveRecord`] of at most [`MAX_RECORD`] bytes. The
+//! records are a depth-first walk of the tree, in which folders are entered and left. So every name is a
+//! single component, and no path is built from what the peer sent. An archive holds exactly one item, then
+//! [`ArchiveRecord::End`]. Neither side trusts the other.
 //!
-//! A folder's [`listing`] is another stream of records.
+//! A [`listing`] of a folder is another stream of records.
 
 pub mod listing;
 
@@ -15,34 +15,35 @@ use thiserror::Error;
 
 /// The most bytes of one encoded record.
 pub const MAX_RECORD: u32 = 48 * 1024;
-/// The most bytes of file content in one [`Record::Data`].
+/// The most bytes of file content in one [`ArchiveRecord::Data`].
 pub const MAX_DATA: usize = 32 * 1024;
-/// The longest name.
+/// The longest name in bytes.
 pub const MAX_NAME: usize = 255;
-/// The deepest folder.
+/// The maximum nesting depth of folders.
 pub const MAX_DEPTH: usize = 128;
 
-/// What is wanted of an item in the guest.
+/// Which part of an item in the guest is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// All of it, as an archive.
+pub enum ItemPart {
+    /// The whole item, as an archive.
     Whole,
-    /// Some content of a file, as an archive of that one file. Its size is that of the whole file.
+    /// A range of a file's content, as an archive of that file. Its size is that of the whole file.
     Range {
-        /// How many bytes are left out before it.
+        /// How many bytes to skip.
         offset: u64,
-        /// The most bytes.
+        /// The maximum number of bytes.
         limit: u64,
     },
-    /// What is in a folder, as a [`listing`].
+    /// The entries of a folder, as a [`listing`].
     Listing {
-        /// The most entries: the first ones by name.
+        /// The maximum number of entries, sorted by name.
         limit: u64,
     },
 }
 
-impl Part {
-    /// As it is written in [`crate::Transfer::name`]: as text, because a program in the guest gets it as an argument.
+impl ItemPart {
+    /// The encoding in [`crate::Transfer::name`]: text, because a program in the guest gets it as an
+    /// argument.
     pub fn to_name(self) -> Vec<u8> {
         match self {
             Self::Whole => Vec::new(),
@@ -51,12 +52,12 @@ impl Part {
         }
     }
 
-    /// The part that was written so, if it is one.
+    /// Decodes what [`Self::to_name`] encoded.
     pub fn from_name(name: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(name).ok()?;
-        let mut words = name.split(' ');
-        let kind = words.next()?;
-        let numbers = words.map(str::parse).collect::<Result<Vec<u64>, _>>().ok()?;
+        let mut parts = name.split(' ');
+        let kind = parts.next()?;
+        let numbers = parts.map(str::parse).collect::<Result<Vec<u64>, _>>().ok()?;
         match (kind, numbers.as_slice()) {
             ("", []) => Some(Self::Whole),
             ("range", [offset, limit]) => Some(Self::Range { offset: *offset, limit: *limit }),
@@ -68,71 +69,71 @@ impl Part {
 
 /// One step of the walk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Record {
-    /// A folder begins; what follows is inside it.
+pub enum ArchiveRecord {
+    /// A folder begins; the following records are inside it.
     Enter {
-        /// One component; ignored for the archive's first item, whose name the receiver knows.
+        /// A single component; ignored for the first item, whose name the receiver chooses.
         name: Vec<u8>,
-        /// Permission bits.
+        /// The permission bits of the folder.
         mode: u32,
     },
-    /// The folder ends.
+    /// The innermost open folder ends.
     Leave,
     /// A file begins; its content follows.
     File {
-        /// As in [`Record::Enter`].
+        /// A single component, as in [`ArchiveRecord::Enter`].
         name: Vec<u8>,
-        /// Permission bits.
+        /// The permission bits of the file.
         mode: u32,
-        /// Its size when it was opened; what is really sent may differ if it changes meanwhile.
+        /// Its size when it was opened; the content differs if the file changes meanwhile.
         size: u64,
         /// Modification time, seconds since 1970.
         modified: i64,
     },
-    /// Content of the open file.
+    /// The next content of the open file.
     Data(Vec<u8>),
-    /// The file ends.
+    /// The open file is complete.
     FileEnd,
-    /// A symbolic link.
+    /// A symbolic link in the innermost open folder.
     Link {
-        /// As in [`Record::Enter`].
+        /// A single component, as in [`ArchiveRecord::Enter`].
         name: Vec<u8>,
-        /// Where it points, as it is written.
+        /// The target, exactly as stored in the link.
         target: Vec<u8>,
     },
-    /// Something that is left out, with the reason: a socket, a device, a file that cannot be read.
+    /// An entry that is left out: a socket, a device, an unreadable file.
     Skipped {
-        /// As in [`Record::Enter`].
+        /// A single component, as in [`ArchiveRecord::Enter`].
         name: Vec<u8>,
-        /// Why. Guest-controlled text if it comes from a guest.
+        /// The reason. Controlled by the guest if it comes from one.
         reason: String,
     },
-    /// All of it was sent.
+    /// The archive is complete.
     End,
 }
 
-/// What is wrong with an archive.
+/// A violation of the archive format.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ArchiveError {
-    /// A record that is too long.
+    /// A record exceeds the maximum length.
     #[error("The archive has a record of {0} bytes; at most {MAX_RECORD} are accepted")]
     TooLong(u32),
-    /// Bytes that are no record.
+    /// The bytes of a record do not decode.
     #[error("The archive has a record that does not decode")]
     Malformed,
-    /// A name that is not one plain component.
+    /// A name is not a single component.
     #[error("The archive has the name {0:?}, which is not a plain file name")]
     Name(String),
-    /// A record where it does not belong.
+    /// A record is not allowed at its position.
     #[error("The archive has a record where it does not belong: {0}")]
     Order(&'static str),
-    /// Folders in folders in folders.
+    /// Folders are nested too deeply.
     #[error("The archive is more than {MAX_DEPTH} folders deep")]
     Depth,
 }
 
 /// Appends `record` to `out`.
-pub fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
+pub fn encode(record: &ArchiveRecord, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
     write(record, out)
 }
 
@@ -147,14 +148,15 @@ fn write<R: Serialize>(record: &R, out: &mut Vec<u8>) -> Result<(), ArchiveError
     Ok(())
 }
 
-/// Cuts a byte stream into records of any kind. It keeps no more than what was pushed since the last whole record.
+/// Splits a byte stream into records of any kind. It buffers no more than what was pushed since the last
+/// complete record.
 #[derive(Debug, Default)]
-struct Cutter {
+struct RecordSplitter {
     buffer: Vec<u8>,
     start: usize,
 }
 
-impl Cutter {
+impl RecordSplitter {
     fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.buffer.drain(..self.start);
@@ -180,29 +182,29 @@ impl Cutter {
     }
 }
 
-/// Cuts a byte stream into records, and checks names and their order.
+/// Splits a byte stream into records and validates names and order.
 #[derive(Debug, Default)]
-pub struct Decoder {
-    cutter: Cutter,
+pub struct ArchiveDecoder {
+    cutter: RecordSplitter,
     depth: usize,
     in_file: bool,
     begun: bool,
     ended: bool,
 }
 
-impl Decoder {
-    /// Adds bytes that arrived.
+impl ArchiveDecoder {
+    /// Adds bytes that arrived from the peer.
     pub fn push(&mut self, bytes: &[u8]) {
         self.cutter.push(bytes);
     }
 
-    /// Whether the archive came to its end.
+    /// Whether the end of the archive was reached.
     pub fn is_complete(&self) -> bool {
         self.ended
     }
 
-    /// The next whole record, or `None` until more bytes arrive.
-    pub fn next_record(&mut self) -> Result<Option<Record>, ArchiveError> {
+    /// The next complete record, or `None` until more bytes arrive.
+    pub fn next_record(&mut self) -> Result<Option<ArchiveRecord>, ArchiveError> {
         let record = self.cutter.next()?;
         if let Some(record) = &record {
             self.check(record)?;
@@ -210,47 +212,49 @@ impl Decoder {
         Ok(record)
     }
 
-    fn check(&mut self, record: &Record) -> Result<(), ArchiveError> {
+    fn check(&mut self, record: &ArchiveRecord) -> Result<(), ArchiveError> {
         if self.ended {
             return Err(ArchiveError::Order("something follows the end"));
         }
-        let data = matches!(record, Record::Data(_) | Record::FileEnd);
+        let data = matches!(record, ArchiveRecord::Data(_) | ArchiveRecord::FileEnd);
         if data != self.in_file {
             return Err(ArchiveError::Order("content without a file, or a file without its end"));
         }
         let whole = self.begun && self.depth == 0;
         match record {
-            Record::Enter { name, .. } | Record::File { name, .. } | Record::Link { name, .. } => {
+            ArchiveRecord::Enter { name, .. }
+            | ArchiveRecord::File { name, .. }
+            | ArchiveRecord::Link { name, .. } => {
                 if whole {
                     return Err(ArchiveError::Order("a second item"));
                 }
                 self.check_name(name)?;
                 self.begun = true;
                 match record {
-                    Record::Enter { .. } => self.depth += 1,
-                    Record::File { .. } => self.in_file = true,
+                    ArchiveRecord::Enter { .. } => self.depth += 1,
+                    ArchiveRecord::File { .. } => self.in_file = true,
                     _ => {}
                 }
                 if self.depth > MAX_DEPTH {
                     return Err(ArchiveError::Depth);
                 }
             }
-            Record::Skipped { name, .. } => self.check_name(name)?,
-            Record::Leave => {
+            ArchiveRecord::Skipped { name, .. } => self.check_name(name)?,
+            ArchiveRecord::Leave => {
                 self.depth = self.depth.checked_sub(1).ok_or(ArchiveError::Order("left once too often"))?;
             }
-            Record::FileEnd => self.in_file = false,
-            Record::Data(bytes) if bytes.len() > MAX_DATA => {
+            ArchiveRecord::FileEnd => self.in_file = false,
+            ArchiveRecord::Data(bytes) if bytes.len() > MAX_DATA => {
                 return Err(ArchiveError::Order("too much content at once"));
             }
-            Record::Data(_) => {}
-            Record::End if whole => self.ended = true,
-            Record::End => return Err(ArchiveError::Order("an end before the end")),
+            ArchiveRecord::Data(_) => {}
+            ArchiveRecord::End if whole => self.ended = true,
+            ArchiveRecord::End => return Err(ArchiveError::Order("an end before the end")),
         }
         Ok(())
     }
 
-    /// The first item's name is not used, so anything goes.
+    /// The first item's name is not used, so it may be anything.
     fn check_name(&self, name: &[u8]) -> Result<(), ArchiveError> {
         if self.depth == 0 || is_plain_name(name) {
             Ok(())
@@ -260,7 +264,7 @@ impl Decoder {
     }
 }
 
-/// Whether `name` is one component that stays where it is put.
+/// Whether `name` is a single component that cannot lead elsewhere.
 pub fn is_plain_name(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= MAX_NAME
@@ -273,12 +277,12 @@ pub fn is_plain_name(name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn feed(records: &[Record]) -> Result<usize, ArchiveError> {
+    fn feed(records: &[ArchiveRecord]) -> Result<usize, ArchiveError> {
         let mut wire = Vec::new();
         for record in records {
             encode(record, &mut wire).unwrap();
         }
-        let mut decoder = Decoder::default();
+        let mut decoder = ArchiveDecoder::default();
         let mut seen = 0;
         for byte in wire {
             decoder.push(&[byte]);
@@ -289,30 +293,30 @@ mod tests {
         Ok(seen)
     }
 
-    fn enter(name: &[u8]) -> Record {
-        Record::Enter { name: name.to_vec(), mode: 0o755 }
+    fn enter(name: &[u8]) -> ArchiveRecord {
+        ArchiveRecord::Enter { name: name.to_vec(), mode: 0o755 }
     }
 
-    fn file(name: &[u8]) -> Record {
-        Record::File { name: name.to_vec(), mode: 0o644, size: 1, modified: 0 }
+    fn file(name: &[u8]) -> ArchiveRecord {
+        ArchiveRecord::File { name: name.to_vec(), mode: 0o644, size: 1, modified: 0 }
     }
 
     #[test]
     fn a_part_is_read_as_it_was_written_and_nothing_else_is_one() {
         let parts = [
-            Part::Whole,
-            Part::Range { offset: 0, limit: u64::MAX },
-            Part::Range { offset: u64::MAX, limit: 0 },
-            Part::Listing { limit: 7 },
+            ItemPart::Whole,
+            ItemPart::Range { offset: 0, limit: u64::MAX },
+            ItemPart::Range { offset: u64::MAX, limit: 0 },
+            ItemPart::Listing { limit: 7 },
         ];
         for part in parts {
-            assert_eq!(Part::from_name(&part.to_name()), Some(part));
+            assert_eq!(ItemPart::from_name(&part.to_name()), Some(part));
         }
         for name in ["range", "range 1", "range 1 2 3", "range -1 2", "listing ", "file", " 1", "listing 1x"]
         {
-            assert_eq!(Part::from_name(name.as_bytes()), None, "{name:?}");
+            assert_eq!(ItemPart::from_name(name.as_bytes()), None, "{name:?}");
         }
-        assert_eq!(Part::from_name(b"\xff"), None);
+        assert_eq!(ItemPart::from_name(b"\xff"), None);
     }
 
     #[test]
@@ -320,13 +324,13 @@ mod tests {
         let tree = [
             enter(b"top"),
             file(b"a"),
-            Record::Data(vec![1]),
-            Record::FileEnd,
+            ArchiveRecord::Data(vec![1]),
+            ArchiveRecord::FileEnd,
             enter(b"sub"),
-            Record::Leave,
-            Record::Link { name: b"l".to_vec(), target: b"a".to_vec() },
-            Record::Leave,
-            Record::End,
+            ArchiveRecord::Leave,
+            ArchiveRecord::Link { name: b"l".to_vec(), target: b"a".to_vec() },
+            ArchiveRecord::Leave,
+            ArchiveRecord::End,
         ];
         assert_eq!(feed(&tree), Ok(tree.len()));
     }
@@ -334,7 +338,9 @@ mod tests {
     #[test]
     fn c4_names_that_lead_elsewhere_are_refused() {
         for name in [b"..".as_slice(), b".", b"", b"a/b", b"/etc", b"a\0b", &[b'x'; 256]] {
-            for record in [file(name), enter(name), Record::Link { name: name.to_vec(), target: vec![] }] {
+            for record in
+                [file(name), enter(name), ArchiveRecord::Link { name: name.to_vec(), target: vec![] }]
+            {
                 assert!(matches!(feed(&[enter(b"t"), record]), Err(ArchiveError::Name(_))), "{name:?}");
             }
         }
@@ -342,16 +348,16 @@ mod tests {
 
     #[test]
     fn c4_records_out_of_order_are_refused() {
-        let data = || Record::Data(vec![0]);
-        let cases: [&[Record]; 8] = [
+        let data = || ArchiveRecord::Data(vec![0]);
+        let cases: [&[ArchiveRecord]; 8] = [
             &[data()],
-            &[Record::FileEnd],
-            &[Record::Leave],
-            &[Record::End],
+            &[ArchiveRecord::FileEnd],
+            &[ArchiveRecord::Leave],
+            &[ArchiveRecord::End],
             &[file(b"a"), file(b"b")],
-            &[file(b"a"), Record::FileEnd, file(b"b")],
-            &[enter(b"a"), Record::Leave, Record::Leave],
-            &[file(b"a"), Record::FileEnd, Record::End, Record::End],
+            &[file(b"a"), ArchiveRecord::FileEnd, file(b"b")],
+            &[enter(b"a"), ArchiveRecord::Leave, ArchiveRecord::Leave],
+            &[file(b"a"), ArchiveRecord::FileEnd, ArchiveRecord::End, ArchiveRecord::End],
         ];
         for (number, case) in cases.iter().enumerate() {
             assert!(matches!(feed(case), Err(ArchiveError::Order(_))), "case {number}");
@@ -361,7 +367,7 @@ mod tests {
     #[test]
     fn c4_depth_and_lengths_are_bounded() {
         assert_eq!(feed(&vec![enter(b"d"); MAX_DEPTH + 1]), Err(ArchiveError::Depth));
-        let mut decoder = Decoder::default();
+        let mut decoder = ArchiveDecoder::default();
         decoder.push(&u32::MAX.to_le_bytes());
         assert_eq!(decoder.next_record(), Err(ArchiveError::TooLong(u32::MAX)));
     }

@@ -1,9 +1,10 @@
-//! Code for the interpreters of the guest: what is asked, and the records that come back.
+//! Code for the guest's interpreters: requests and the records that are sent back.
 //!
-//! A *context* is one interpreter process with its state; a *cell* is one piece of code that runs in it. A cell has a
-//! stream like a command's. Its standard output carries records: one byte of [`Kind`], four of length, the payload. What
-//! the interpreter says about values and errors is JSON that the agent passes on unread; [`CellStarted`] and
-//! [`CellEnded`] are the agent's own words. The last record is [`Kind::Ended`]; then the stream ends like a command's.
+//! A *context* is one interpreter process with its state; a *cell* is one piece of code that runs in it. A
+//! cell has a stream like a command's. Its standard output carries records: one byte of [`RecordKind`], four of
+//! length, the payload. Values and errors are JSON from the interpreter that the agent forwards without
+//! parsing; [`CellStarted`] and [`CellEnded`] come from the agent itself. The last record is [`RecordKind::Ended`];
+//! then the stream ends like a command's.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,31 +15,31 @@ use crate::message::{Exit, MessageError, Restriction};
 /// The longest code of one cell, in bytes.
 pub const MAX_CODE: usize = 8 * 1024 * 1024;
 
-/// The most payload of one record. What is longer comes in [`Kind::Piece`]s.
+/// The maximum payload of one record. Longer values are split into [`RecordKind::Piece`]s.
 pub const MAX_RECORD: usize = 64 * 1024;
 
-/// Bytes of a record before its payload.
+/// The length of a record's header.
 pub const RECORD_HEADER: usize = 5;
 
-/// What a context speaks.
+/// The language of a context or cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Language {
-    /// CPython.
+    /// Python, run by CPython.
     Python,
-    /// JavaScript on Node.js.
+    /// JavaScript, run by Node.js.
     JavaScript,
-    /// TypeScript on Node.js, with its types stripped; its contexts are those of JavaScript.
+    /// TypeScript, run by Node.js with its types stripped; it shares the contexts of JavaScript.
     TypeScript,
-    /// Bash.
+    /// The shell language of Bash.
     Bash,
 }
 
 impl Language {
-    /// All of them.
+    /// All languages, in order of declaration.
     pub const ALL: [Self; 4] = [Self::Python, Self::JavaScript, Self::TypeScript, Self::Bash];
 
-    /// As it is written.
+    /// The lower-case name of the language.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -48,7 +49,7 @@ impl Language {
         }
     }
 
-    /// The context that code runs in when none is named.
+    /// The context for cells that name none.
     pub fn default_context(self) -> &'static str {
         match self {
             Self::TypeScript => Self::JavaScript.as_str(),
@@ -56,7 +57,7 @@ impl Language {
         }
     }
 
-    /// Whether code of this language runs in a context of the other.
+    /// Whether code of this language can run in a context of the other.
     pub fn runs_in(self, context: Self) -> bool {
         self.default_context() == context.default_context()
     }
@@ -67,117 +68,117 @@ impl Language {
 pub struct Surroundings {
     /// Environment as `NAME=value`, as in [`crate::Exec::env`].
     pub env: Vec<Vec<u8>>,
-    /// Working directory; the user's home if absent.
+    /// The working directory; the user's home if absent.
     pub cwd: Option<Vec<u8>>,
-    /// As in [`crate::Exec::user`].
+    /// The user, as in [`crate::Exec::user`].
     pub user: String,
-    /// As in [`crate::Exec::restricted`].
+    /// The restriction, as in [`crate::Exec::restricted`].
     pub restricted: Option<Restriction>,
 }
 
 /// One piece of code to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
-    /// Which context.
+    /// The name of the context.
     pub context: String,
-    /// The code's language.
+    /// The language of the code.
     pub language: Language,
-    /// Makes the context if it is not there, and what its interpreter is started with when it has to be started.
+    /// How to create the context if it does not exist, and to start its interpreter.
     pub make: Option<Surroundings>,
-    /// The least that its interpreter has to be held back by, as in [`crate::Exec::restricted`]. One that runs already, and is not, gets
-    /// no code.
+    /// The minimum restriction of its interpreter, as in [`crate::Exec::restricted`]. A running interpreter
+    /// with less gets no code.
     pub restricted: Option<Restriction>,
     /// The code: at most [`MAX_CODE`] bytes.
     pub code: String,
-    /// Variables of this cell only, as `NAME=value`.
+    /// Environment variables of this cell only, as `NAME=value`.
     pub env: Vec<String>,
-    /// Working directory of this cell only.
+    /// The working directory of this cell only.
     pub cwd: Option<String>,
-    /// How long it may run, in milliseconds, before it is interrupted; 0 for no limit.
+    /// The time limit in milliseconds, after which the cell is interrupted; 0 for none.
     pub timeout_ms: u32,
-    /// How long after an interrupt its interpreter is killed.
+    /// Milliseconds between an interrupt and killing the interpreter.
     pub grace_ms: u32,
-    /// How many bytes of each output are passed on; the rest is counted only.
+    /// How many bytes of each output are forwarded; the rest is only counted.
     pub max_output: u64,
 }
 
-/// Something to do with contexts, answered with one [`Kind::Contexts`] record.
+/// A request about contexts, answered with one [`RecordKind::Contexts`] record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContextsRequest {
-    /// Which are there?
+    /// Lists all contexts of the sandbox.
     List,
-    /// Makes one and starts its interpreter.
+    /// Creates a context and starts its interpreter.
     Make {
-        /// Its name, which must be free.
+        /// The name of the context, which must be free.
         context: String,
-        /// Its language.
+        /// The language of the context.
         language: Language,
-        /// What it is started with.
+        /// What its interpreter is started with.
         surroundings: Surroundings,
     },
-    /// Ends the interpreter and starts a new one; the cell that runs and those that wait end.
+    /// Ends the interpreter and starts a new one; running and queued cells end.
     Restart {
-        /// Which.
+        /// The name of the context.
         context: String,
-        /// The least that the new one has to be held back by.
+        /// The minimum restriction of the new interpreter.
         restricted: Option<Restriction>,
     },
-    /// Ends the interpreter and forgets the context.
+    /// Ends the interpreter and removes the context.
     Remove {
-        /// Which.
+        /// The name of the context.
         context: String,
     },
-    /// Interrupts the cell that runs, if one does.
+    /// Interrupts the running cell, if there is one.
     Interrupt {
-        /// Which.
+        /// The name of the context.
         context: String,
     },
 }
 
-/// A context, as the agent lists it.
+/// A context in the agent's list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextInfo {
-    /// Its name.
+    /// The name of the context.
     pub context: String,
-    /// Its language.
+    /// The language of the context.
     pub language: Language,
-    /// The interpreter's process; none if it is not running.
+    /// The pid of the interpreter; none if it is not running.
     pub pid: Option<u32>,
-    /// Whether a cell runs.
+    /// Whether a cell is running.
     pub busy: bool,
-    /// How many cells wait.
+    /// How many cells are queued.
     pub waiting: u32,
-    /// How many cells have run in the present process.
+    /// How many cells have run in the present interpreter.
     pub cells: u64,
 }
 
-/// What a record is.
+/// The type of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
-    /// [`CellStarted`].
+pub enum RecordKind {
+    /// The code starts to run: [`CellStarted`].
     Started = 1,
     /// Bytes of standard output.
     Stdout = 2,
     /// Bytes of standard error.
     Stderr = 3,
-    /// Bytes that something left over from earlier cells has written since.
+    /// Bytes written between cells by threads or processes that earlier cells left running.
     Background = 4,
     /// A piece of the JSON of the next value or error.
     Piece = 5,
-    /// A value that was displayed: the last piece of its JSON.
+    /// A displayed value: the last piece of its JSON.
     Display = 6,
-    /// The value of the cell's last expression.
+    /// The value of the cell's last expression, as for a displayed one.
     Result = 7,
-    /// An error.
+    /// An uncaught error: the last piece of its JSON.
     Error = 8,
-    /// [`CellEnded`]; nothing follows.
+    /// The cell has ended: [`CellEnded`]. It is the last record.
     Ended = 9,
-    /// A list of [`ContextInfo`].
+    /// The answer to a [`ContextsRequest`]: a list of [`ContextInfo`].
     Contexts = 10,
 }
 
-impl Kind {
+impl RecordKind {
     const ALL: [Self; 10] = [
         Self::Started,
         Self::Stdout,
@@ -192,52 +193,52 @@ impl Kind {
     ];
 }
 
-/// A cell's code is about to run.
+/// The start of a cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellStarted {
-    /// The interpreter was started for this cell: there is no state of earlier cells.
+    /// The interpreter was started for this cell, so there is no earlier state.
     pub fresh: bool,
-    /// Why the context's last state is gone, if there was one.
+    /// Why the context's earlier state was lost, if there was any.
     pub lost: Option<String>,
-    /// How long the cell waited for others, and for the interpreter to start, in milliseconds.
+    /// Milliseconds that the cell waited for other cells and for the interpreter to start.
     pub waited_ms: u64,
 }
 
-/// How a cell ended.
+/// The end of a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellEnded {
-    /// How.
+    /// How the cell ended.
     pub end: CellEnd,
-    /// Who interrupted it, if somebody did.
+    /// Why it was interrupted, if it was.
     pub interrupted: Option<Interrupter>,
-    /// Whether the interpreter ended with it, and all state with that.
+    /// Whether the interpreter ended with it, and its state was lost.
     pub state_lost: bool,
-    /// How many bytes of standard output there were, passed on or not.
+    /// Bytes of standard output in total, forwarded or not.
     pub stdout_bytes: u64,
-    /// The same of standard error.
+    /// Bytes of standard error in total, forwarded or not.
     pub stderr_bytes: u64,
-    /// How many bytes earlier cells' leftovers wrote before this cell.
+    /// Bytes of background output since the previous cell.
     pub background_bytes: u64,
-    /// How many packets the code wrote to the interpreter's own channel.
+    /// How many invalid packets the code wrote to the interpreter's channel.
     pub stray_packets: u64,
     /// How long the code ran, in milliseconds.
     pub ran_ms: u64,
 }
 
-/// Kinds of [`CellEnded`].
+/// How a cell ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CellEnd {
-    /// The interpreter has run it; these are its own words about that, JSON.
+    /// The interpreter has run it; this is its report as JSON.
     Finished(String),
-    /// The interpreter ended under it.
+    /// The interpreter exited while running it.
     Exited(Exit),
-    /// The guest's kernel ended the interpreter because memory ran out.
+    /// The guest's kernel killed the interpreter because memory ran out.
     OutOfMemory,
-    /// It did not end when it was interrupted, and its interpreter was killed.
+    /// It did not react to an interrupt, and its interpreter was killed.
     Killed,
-    /// It closed the interpreter's own channel.
+    /// It closed the interpreter's channel.
     ChannelClosed,
-    /// The interpreter could not be started or did not get ready.
+    /// The interpreter could not be started, with the reason.
     NotStarted(String),
     /// The context was restarted or removed before the cell ran.
     Cancelled,
@@ -247,28 +248,28 @@ pub enum CellEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interrupter {
-    /// Its time was up.
+    /// Its time limit was reached.
     Timeout,
-    /// Somebody asked for it.
+    /// The client requested it.
     Asked,
 }
 
-/// What the peer did wrong.
+/// A violation of the record format.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CellError {
-    /// A kind that means nothing.
+    /// The kind is unknown.
     #[error("The guest sent a record of the unknown kind {0}")]
     UnknownKind(u8),
-    /// A record that is longer than any.
+    /// The record exceeds the maximum length.
     #[error("The guest announced a record of {0} bytes; the most is {MAX_RECORD}")]
     TooLong(u32),
-    /// Its payload does not decode.
+    /// The payload does not decode.
     #[error(transparent)]
     Message(#[from] MessageError),
 }
 
 /// Appends one record to `out`; the payload is at most [`MAX_RECORD`] bytes.
-pub fn put(kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
+pub fn put(kind: RecordKind, payload: &[u8], out: &mut Vec<u8>) {
     debug_assert!(payload.len() <= MAX_RECORD);
     out.reserve(RECORD_HEADER + payload.len());
     out.push(kind as u8);
@@ -276,19 +277,23 @@ pub fn put(kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(payload);
 }
 
-/// Appends one record of the agent's own words.
-pub fn put_message<M: Serialize>(kind: Kind, message: &M, out: &mut Vec<u8>) -> Result<(), MessageError> {
+/// Appends one record with a message of the agent.
+pub fn put_message<M: Serialize>(
+    kind: RecordKind,
+    message: &M,
+    out: &mut Vec<u8>,
+) -> Result<(), MessageError> {
     let payload = postcard::to_allocvec(message).map_err(|_| MessageError::Malformed)?;
     put(kind, &payload, out);
     Ok(())
 }
 
-/// Decodes the agent's own words.
+/// Decodes a message of the agent.
 pub fn take_message<M: DeserializeOwned>(payload: &[u8]) -> Result<M, CellError> {
     Ok(crate::message::decode(payload)?)
 }
 
-/// Cuts a stream into records. Never holds more than one record beyond what was pushed.
+/// Splits a stream into records. It buffers at most one record beyond what was pushed.
 #[derive(Debug, Default)]
 pub struct Records {
     buffer: Vec<u8>,
@@ -296,19 +301,19 @@ pub struct Records {
 }
 
 impl Records {
-    /// Adds bytes that arrived.
+    /// Adds bytes that arrived from the guest.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.start);
         self.start = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole record, or `None` until more bytes arrive.
-    pub fn next_record(&mut self) -> Result<Option<(Kind, &[u8])>, CellError> {
+    /// The next complete record, or `None` until more bytes arrive.
+    pub fn next_record(&mut self) -> Result<Option<(RecordKind, &[u8])>, CellError> {
         let unread = self.buffer.get(self.start..).unwrap_or_default();
         let Some((header, rest)) = unread.split_first_chunk::<RECORD_HEADER>() else { return Ok(None) };
         let [kind, l0, l1, l2, l3] = *header;
-        let known = Kind::ALL.into_iter().find(|known| *known as u8 == kind);
+        let known = RecordKind::ALL.into_iter().find(|known| *known as u8 == kind);
         let kind = known.ok_or(CellError::UnknownKind(kind))?;
         let announced = u32::from_le_bytes([l0, l1, l2, l3]);
         let length = announced as usize;
@@ -329,9 +334,9 @@ mod tests {
     fn records_survive_any_split_of_the_stream() {
         let started = CellStarted { fresh: true, lost: None, waited_ms: 7 };
         let mut wire = Vec::new();
-        put_message(Kind::Started, &started, &mut wire).unwrap();
-        put(Kind::Stdout, b"hello", &mut wire);
-        put(Kind::Piece, b"", &mut wire);
+        put_message(RecordKind::Started, &started, &mut wire).unwrap();
+        put(RecordKind::Stdout, b"hello", &mut wire);
+        put(RecordKind::Piece, b"", &mut wire);
         for cut in 0..wire.len() {
             let mut records = Records::default();
             let mut seen = Vec::new();
@@ -342,7 +347,7 @@ mod tests {
                 }
             }
             assert_eq!(take_message::<CellStarted>(&seen[0].1).unwrap(), started);
-            assert_eq!(seen[1..], [(Kind::Stdout, b"hello".to_vec()), (Kind::Piece, vec![])]);
+            assert_eq!(seen[1..], [(RecordKind::Stdout, b"hello".to_vec()), (RecordKind::Piece, vec![])]);
         }
     }
 

@@ -1,21 +1,22 @@
-//! The byte counts of a gateway's open connections and flows, in memory that outlives the gateway: its owner makes the memory
-//! and reads it when the gateway has died, so that what was open ends in the log with its counts.
+//! The byte counts of a gateway's open connections and flows, in memory that outlives the gateway: its owner
+//! allocates the memory and reads it when the gateway has died, so that open connections end in the log with
+//! their counts.
 //!
-//! It has one slot for each connection that may be open at once. A slot is three words in the host's byte order: the number of
-//! the connection in events, bytes from the guest, bytes to the guest. The number is written last, and a slot without one is empty.
-//! A slot keeps its content after its connection has ended, until another connection needs it: the event of the end may not have
-//! been sent yet.
+//! There is one slot for each connection that may be open at once. A slot is three words in the host's byte
+//! order: the number of the connection in events, bytes from the guest, bytes to the guest. The number is
+//! written last, and a slot without one is empty. A slot is only reused when another connection needs it,
+//! because the event of the connection's end may not have been sent yet.
 
 use crate::network::NEVER_BEGAN;
 
-/// Words of a slot.
+/// The number of words in a slot.
 pub const WORDS: usize = 3;
 const WORD: usize = size_of::<u64>();
 
-/// What a slot says. That is the gateway's word: a gateway that was taken over writes what it likes.
+/// The content of a slot. A compromised gateway can write anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// The number in events.
+    /// The number of the connection in events.
     pub number: u64,
     /// Bytes from the guest.
     pub sent: u64,
@@ -23,12 +24,12 @@ pub struct Count {
     pub received: u64,
 }
 
-/// How many bytes the slots of so many connections have.
+/// The size in bytes of so many slots.
 pub fn size(connections: u32) -> usize {
     usize::try_from(connections).unwrap_or(usize::MAX).saturating_mul(WORDS * WORD)
 }
 
-/// The slots that are not empty, in their order. A slot that is cut short is none.
+/// The slots that are not empty, in order. A truncated slot is ignored.
 pub fn read(bytes: &[u8]) -> impl Iterator<Item = Count> {
     let (words, _) = bytes.as_chunks::<WORD>();
     let (slots, _) = words.as_chunks::<WORDS>();

@@ -1,20 +1,20 @@
-//! The descriptors that a keeper and a gateway are started with: what each is, and at which number.
+//! The file descriptors that a keeper and a gateway are started with, and their numbers.
 //!
-//! Both directions are here: the launcher passes them in this order, the process takes them over in the same one. Each has
-//! its configuration at [`CONFIG`], which says which of the others are there.
+//! The launcher passes them in this order, and the process takes them over in the same order. Each process
+//! has its configuration at [`CONFIG`], which says which of the optional ones are present.
 
 use crate::launch::{Engine, Launch};
 use crate::network::GatewayLaunch;
 
 /// The configuration of either process, after the standard streams.
 pub const CONFIG: i32 = 3;
-/// The socket of whoever started it, which is told when the configuration cannot be used.
+/// The owner's socket, which receives an error if the configuration is invalid.
 pub const OWNER: i32 = 4;
 
-/// What a keeper works on, besides its configuration. It looks nothing up by path.
+/// The descriptors of a keeper besides its configuration. It opens nothing by path.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KeeperDescriptors<F> {
-    /// The first client's socket.
+    /// The owner's socket, which is the first client.
     pub owner: F,
     /// The guest kernel, executable.
     pub kernel: F,
@@ -24,26 +24,26 @@ pub struct KeeperDescriptors<F> {
     pub image: F,
     /// The sandbox's writable disk.
     pub disk: F,
-    /// The lock that marks the sandbox's processor slot as taken for as long as the keeper lives.
+    /// The lock on the sandbox's processor slot, held for as long as the keeper runs.
     pub slot: F,
-    /// With [`Launch::persistent`].
+    /// Present only with [`Launch::persistent`] set.
     pub persistent: Option<PersistentDescriptors<F>>,
-    /// With [`Launch::network`]: frames to and from the gateway.
+    /// Frames to and from the gateway, only with [`Launch::network`].
     pub link: Option<F>,
-    /// For a guest of the kvm engine: the opened `/dev/kvm`.
+    /// The opened `/dev/kvm`, only for the kvm engine.
     pub kvm: Option<F>,
 }
 
-/// What belongs to a sandbox that outlives its first client.
+/// The descriptors of a persistent sandbox.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PersistentDescriptors<F> {
-    /// The lock that marks the sandbox as running for as long as the keeper lives.
+    /// The life lock, which marks the sandbox as running for as long as the keeper runs.
     pub life: F,
     /// The ring file for the output of jobs.
     pub output: F,
     /// The ring file for the guest kernel's console.
     pub console: F,
-    /// Where the guest's memory goes while it is paused.
+    /// The file for the guest's memory while it is paused.
     pub parking: F,
 }
 
@@ -60,7 +60,8 @@ impl<F> KeeperDescriptors<F> {
         all
     }
 
-    /// Those that a configuration announces, by what `inherit` makes of a number. Each number is asked for once.
+    /// The descriptors that a configuration announces, as `inherit` returns them for their numbers. It is
+    /// called once for each number.
     pub fn take_over(launch: &Launch, mut inherit: impl FnMut(i32) -> F) -> Self {
         let mut numbers = OWNER..;
         let mut next = || inherit(numbers.next().unwrap_or(OWNER));
@@ -83,14 +84,14 @@ impl<F> KeeperDescriptors<F> {
     }
 }
 
-/// What a gateway works on, besides its configuration.
+/// The descriptors of a gateway besides its configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct GatewayDescriptors<F> {
-    /// Messages to and from whoever started it.
+    /// Messages to and from the owner.
     pub control: F,
     /// Frames to and from the keeper.
     pub link: F,
-    /// The memory of [`crate::counts`].
+    /// The shared memory of [`crate::counts`].
     pub counts: F,
     /// Sockets that are bound to the published ports, in their order.
     pub ports: Vec<F>,
@@ -103,7 +104,8 @@ impl<F> GatewayDescriptors<F> {
         [config, control, link, counts].into_iter().chain(ports).collect()
     }
 
-    /// Those that a configuration announces, by what `inherit` makes of a number. Each number is asked for once.
+    /// The descriptors that a configuration announces, as `inherit` returns them for their numbers. It is
+    /// called once for each number.
     pub fn take_over(launch: &GatewayLaunch, mut inherit: impl FnMut(i32) -> F) -> Self {
         let mut numbers = OWNER..;
         let mut next = || inherit(numbers.next().unwrap_or(OWNER));

@@ -1,30 +1,30 @@
-//! The wire form: twelve header bytes, then the payload.
+//! The wire format: a header of twelve bytes, then the payload.
 //!
 //! ```text
 //! 0        4        8       9         12
 //! | length | stream | chan. | reserved | payload …
 //! ```
-//! Numbers are little-endian. The reserved bytes are zero, so that garbage is recognized early.
+//! Numbers are little-endian. The reserved bytes are zero, so that garbage is detected early.
 
 use thiserror::Error;
 
-/// How much room a decoder keeps when nothing fills it.
-const KEPT: usize = 256 * 1024;
+/// The buffer capacity that a decoder keeps when it is not needed.
+const IDLE_CAPACITY: usize = 256 * 1024;
 
-/// Bytes before the payload.
+/// The length of the header in bytes.
 pub const HEADER_LEN: usize = 12;
 
-/// What a frame carries.
+/// The type of a frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Channel {
-    /// An encoded message.
+    /// An encoded message of the stream.
     Control = 0,
-    /// Bytes for the command's standard input.
+    /// Data for the command's standard input.
     Stdin = 1,
-    /// Bytes of the command's standard output.
+    /// Data of the command's standard output.
     Stdout = 2,
-    /// Bytes of the command's standard error.
+    /// Data of the command's standard error.
     Stderr = 3,
 }
 
@@ -40,18 +40,18 @@ impl Channel {
     }
 }
 
-/// What the peer did wrong.
+/// A violation of the frame format.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum FrameError {
-    /// The header announces more than this side accepts.
+    /// The announced length exceeds what this side accepts.
     #[error("The peer announced a frame of {length} bytes; at most {limit} are accepted")]
     TooLong {
         /// The announced payload length.
         length: u32,
-        /// The most that is accepted.
+        /// The accepted maximum payload length.
         limit: u32,
     },
-    /// The channel byte means nothing.
+    /// The channel number is unknown.
     #[error("The peer sent a frame for the unknown channel {0}")]
     UnknownChannel(u8),
     /// A reserved byte is not zero.
@@ -62,15 +62,15 @@ pub enum FrameError {
 /// One frame, borrowed from the decoder's buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Which stream it belongs to.
+    /// The stream that it belongs to.
     pub stream: u32,
-    /// What it carries.
+    /// The type of the payload.
     pub channel: Channel,
-    /// The payload.
+    /// The bytes after the header.
     pub payload: &'a [u8],
 }
 
-/// Appends one frame to `out`. The payload must respect the limit that the receiver enforces.
+/// Appends one frame to `out`. The payload must not exceed the limit that the receiver enforces.
 pub fn encode(stream: u32, channel: Channel, payload: &[u8], out: &mut Vec<u8>) {
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     debug_assert!(length <= crate::MAX_REQUEST);
@@ -81,37 +81,37 @@ pub fn encode(stream: u32, channel: Channel, payload: &[u8], out: &mut Vec<u8>) 
     out.extend_from_slice(payload);
 }
 
-/// Cuts a byte stream into frames. It never holds more than one frame's worth of unread bytes beyond what was pushed.
+/// Splits a byte stream into frames. It buffers at most one frame of unread bytes beyond what was pushed.
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
     /// Where the unread part of `buffer` starts.
     start: usize,
-    /// The most payload of a control frame.
+    /// The maximum payload of a control frame.
     control_limit: u32,
 }
 
 impl Decoder {
-    /// A decoder that accepts control messages of at most `control_limit` bytes; data frames are at most
-    /// [`crate::MAX_PAYLOAD`] in any case.
+    /// A decoder that accepts control messages of at most `control_limit` bytes. Data frames are always
+    /// limited to [`crate::MAX_PAYLOAD`].
     pub fn new(control_limit: u32) -> Self {
         Self { buffer: Vec::new(), start: 0, control_limit }
     }
 
-    /// Adds bytes that arrived.
+    /// Adds bytes that arrived from the peer.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.buffer.drain(..self.start);
             self.start = 0;
-            // One long message does not occupy its memory for ever.
-            if self.buffer.capacity() > KEPT && self.buffer.len() < KEPT {
-                self.buffer.shrink_to(KEPT);
+            // A single long message does not keep its memory allocated.
+            if self.buffer.capacity() > IDLE_CAPACITY && self.buffer.len() < IDLE_CAPACITY {
+                self.buffer.shrink_to(IDLE_CAPACITY);
             }
         }
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, or `None` until more bytes arrive.
+    /// The next complete frame, or `None` until more bytes arrive.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
         let Some(frame) = self.peek()? else { return Ok(None) };
         let end = self.start + HEADER_LEN + frame.payload.len();
@@ -121,7 +121,7 @@ impl Decoder {
         Ok(Some(Frame { stream, channel, payload }))
     }
 
-    /// Whether [`next_frame`](Self::next_frame) would tell anything now: a frame, or an error.
+    /// Whether [`next_frame`](Self::next_frame) would return a frame or an error now.
     pub fn has_frame(&self) -> bool {
         !matches!(self.peek(), Ok(None))
     }
@@ -143,7 +143,7 @@ impl Decoder {
         Ok(Some(Frame { stream: u32::from_le_bytes([s0, s1, s2, s3]), channel, payload }))
     }
 
-    /// Forgets a half-received frame: the peer hung up and a new conversation begins.
+    /// Discards a partial frame: the peer closed the connection and a new one begins.
     pub fn reset(&mut self) {
         self.buffer.clear();
         self.start = 0;

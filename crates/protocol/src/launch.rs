@@ -1,82 +1,83 @@
-//! The configuration of a keeper. The resources that come with it are in [`crate::descriptors`].
+//! The configuration of a keeper. The descriptors that come with it are in [`crate::descriptors`].
 
 use serde::{Deserialize, Serialize};
 
-/// How a guest of the uml engine is kept apart from its own kernel.
+/// How the guest processes of a uml guest are isolated from its kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UmlMode {
-    /// Fast: guest processes are stopped by a seccomp trap. Users inside the guest are no boundary against each other.
+    /// Fast: guest processes are stopped by a seccomp trap. Users inside the guest are not isolated from each
+    /// other.
     #[default]
     Seccomp,
-    /// Slower: guest processes are traced, so that users inside the guest are kept apart.
+    /// Slower: guest processes are traced, so that users inside the guest are isolated from each other.
     Ptrace,
 }
 
-/// What kind of guest the keeper runs.
+/// The engine of a guest, with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Engine {
     /// A jailed User Mode Linux kernel.
     Uml {
         /// The host processor that it is pinned to.
         cpu: u32,
-        /// How guest processes are contained.
+        /// How guest processes are isolated.
         mode: UmlMode,
     },
-    /// A hardware virtual machine.
+    /// A hardware virtual machine with KVM.
     Kvm {
-        /// How many processors it has.
+        /// The number of virtual processors.
         cpus: u32,
     },
 }
 
-/// How fast a sandbox may use its disks, as rates per second. What is too much waits.
+/// Rate limits on a sandbox's disks, per second. Requests beyond them are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskLimits {
-    /// Bytes written.
+    /// Bytes written per second.
     pub write_bandwidth: u64,
-    /// Bytes read, of each disk; as fast as it goes if absent.
+    /// Bytes read per second from each disk; unlimited if absent.
     pub read_bandwidth: Option<u64>,
-    /// Flushes to stable storage.
+    /// Flushes to stable storage per second.
     pub flushes: u32,
 }
 
-/// The keeper's configuration.
+/// The configuration of a keeper, read at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// What the guest is.
+    /// The engine of the guest.
     pub engine: Engine,
     /// Guest memory in bytes.
     pub memory: u64,
-    /// How many processes the guest may consist of.
+    /// The maximum number of guest processes.
     pub processes: u64,
-    /// Milliseconds that the guest has to get ready.
+    /// Milliseconds until the guest has to be ready.
     pub ready_timeout_ms: u64,
-    /// Whether a guest that is a process has a host user of its own, besides the keeper's: uid 1 of the keeper's namespace.
+    /// Whether a uml guest has its own host user besides the keeper's: uid 1 of the keeper's namespace.
     pub guest_user: bool,
-    /// The sandbox outlives its first client: its disk is worth keeping.
+    /// Whether the sandbox is persistent: then its disk has to survive.
     pub persistent: bool,
-    /// With `persistent`: the capacity of each of the two log rings, in bytes.
+    /// The capacity of each of the two log rings in bytes, with `persistent`.
     pub log_capacity: u64,
-    /// How fast the disks may be used.
+    /// Rate limits on the disks.
     pub disk_limits: DiskLimits,
-    /// Every command of this sandbox is restricted.
+    /// The restriction of every command in this sandbox.
     pub restricted: Option<crate::Restriction>,
-    /// It has a network card.
+    /// Whether it has a network interface.
     pub network: bool,
 }
 
 impl Launch {
-    /// The words by which the guest's PID 1 learns that it is restricted.
-    pub fn words_of_restriction(&self) -> impl Iterator<Item = &'static str> {
-        let words = self.restricted.map(|restriction| {
+    /// The kernel arguments by which the guest's PID 1 learns its restriction.
+    pub fn restriction_arguments(&self) -> impl Iterator<Item = &'static str> {
+        let arguments = self.restricted.map(|restriction| {
             ["restricted"].into_iter().chain(restriction.writable_root.then_some("writable-root"))
         });
-        words.into_iter().flatten()
+        arguments.into_iter().flatten()
     }
 }
 
-/// Encodes a configuration.
+/// Encodes a configuration as bytes.
 pub fn encode(launch: &Launch) -> Result<Vec<u8>, crate::MessageError> {
     postcard::to_allocvec(launch).map_err(|_| crate::MessageError::Malformed)
 }

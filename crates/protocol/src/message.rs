@@ -1,7 +1,7 @@
-//! What the control channel of a stream carries.
+//! The messages on the control channel of a stream.
 //!
-//! A stream belongs to one command: the host opens it with [`ToGuest::Exec`], it ends with [`ToHost::Exited`] or
-//! [`ToHost::Refused`]. Stream 0 is the connection itself.
+//! A stream belongs to one command: the host opens it with [`ToGuest::Exec`], and it ends with
+//! [`ToHost::Exited`] or [`ToHost::Refused`]. Stream 0 is the connection itself.
 
 use std::fmt;
 
@@ -12,165 +12,167 @@ use thiserror::Error;
 use crate::cell::{Cell, ContextsRequest};
 use crate::frame::{self, Channel};
 
-/// From the host to the agent.
+/// Messages from the host to the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Stream 0: begins a conversation. Commands of an earlier conversation go on running; see [`Ready::running`].
+    /// Stream 0: begins a session. Commands of an earlier session keep running; see [`Ready::running`].
     Hello(Hello),
-    /// Stream 0: asks every process to end, ends those that do not within the grace, and powers off.
+    /// Stream 0: asks all processes to end, kills the remaining ones after the grace period, and powers off.
     PowerOff {
-        /// Milliseconds between asking and ending.
+        /// The grace period in milliseconds.
         grace_ms: u32,
     },
     /// Starts a command on this stream.
     Exec(Exec),
-    /// Copies files on this stream: an [`crate::archive`] travels on standard input or standard output. Otherwise the
-    /// stream is like a command's, and ends with an exit code: 0 if all went well, else standard error says why not.
+    /// Copies files on this stream: an [`crate::archive`] is sent on standard input or standard output.
+    /// Otherwise the stream is like a command's. The exit code is 0 on success; on failure standard error has
+    /// the reason.
     Transfer(Transfer),
-    /// Runs code in an interpreter: records of [`crate::cell`] travel on standard output.
+    /// Runs code in an interpreter: records of [`crate::cell`] are sent on standard output.
     Cell(Cell),
-    /// Does something with the interpreters: one record travels on standard output.
+    /// A request about interpreter contexts: one record is sent on standard output.
     Contexts(ContextsRequest),
-    /// Takes over the stream of a command that an earlier conversation started.
+    /// Takes over the stream of a command that was started in an earlier session.
     Attach,
     /// Sends a signal to the command's process group. A cell is interrupted, whatever the signal.
     Signal(i32),
-    /// No more standard input will come.
+    /// Closes standard input after what was sent.
     CloseStdin,
-    /// The host has room for more output.
+    /// Extends the window of an output.
     Grant {
-        /// Which output.
+        /// The output that the window is for.
         channel: StdChannel,
-        /// How many more bytes.
+        /// How many more bytes may be sent.
         bytes: u32,
     },
     /// The size of the command's terminal has changed.
     Resize(TerminalSize),
-    /// Nobody waits for this command any more: it is ended with all of its process group, its output is dropped.
+    /// The command is no longer needed: it is killed with its process group, and its output is discarded.
     Abandon,
-    /// Stream 0: asks for [`ToHost::Pong`], at once and whatever else the agent does.
+    /// Stream 0: requests [`ToHost::Pong`], which the agent sends at once.
     Ping,
 }
 
-/// From the agent to the host. Hostile: never trusted further than its type.
+/// Messages from the agent to the host. Hostile: only its type is trusted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToHost {
     /// Stream 0: answers [`ToGuest::Hello`].
     Ready(Ready),
-    /// The command runs.
+    /// The command was started.
     Started {
-        /// Its process number in the guest.
+        /// The pid of the command in the guest.
         pid: u32,
     },
     /// The command could not be started.
     Refused(Refused),
-    /// The command's standard input has room for more.
+    /// Extends the window of the command's standard input.
     Grant {
-        /// How many more bytes.
+        /// How many more bytes may be sent.
         bytes: u32,
     },
-    /// The command, and everybody who inherited it from the command, closed this output.
+    /// This output was closed by the command and all processes that inherited it.
     Eof(StdChannel),
-    /// The command ended; all its output was sent before.
+    /// The command ended; all its output was sent before this.
     Exited(Exit),
     /// Stream 0: answers [`ToGuest::Ping`].
     Pong,
 }
 
-/// What a client asks of a stream, whose number it chooses.
+/// A client's request about a stream, whose number it chooses.
 #[expect(clippy::large_enum_variant, reason = "one is made and sent; none is kept")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Starts something on this stream.
+    /// Starts work on this stream.
     Start {
-        /// What.
+        /// The work to start.
         work: Work,
-        /// The caller's own number for it, repeated in [`FromKeeper::WorkEnded`].
+        /// The client's tag for the work, repeated in [`FromKeeper::WorkEnded`].
         tag: u64,
-        /// A job outlives its client: it is logged under this number, and other clients can attach to it.
+        /// The job number. A job outlives its client: it is logged under this number, and other clients can
+        /// attach to it.
         job: Option<u32>,
     },
-    /// Takes a running job's output and input over.
+    /// Takes over the output and input of a running job.
     Attach {
-        /// The job's number.
+        /// The number of the job.
         job: u32,
     },
-    /// Sends a signal to a job's process group; the stream is not opened by it.
+    /// Sends a signal to a job's process group, without opening the stream.
     SignalJob {
-        /// The job's number.
+        /// The number of the job.
         job: u32,
-        /// The signal.
+        /// The number of the signal.
         signal: i32,
     },
-    /// As in [`ToGuest`].
+    /// Sends a signal, as in [`ToGuest`].
     Signal(i32),
-    /// As in [`ToGuest`].
+    /// Closes standard input, as in [`ToGuest`].
     CloseStdin,
-    /// As in [`ToGuest`].
+    /// Extends a window, as in [`ToGuest`].
     Grant {
-        /// Which output.
+        /// The output that the window is for.
         channel: StdChannel,
-        /// How many more bytes.
+        /// How many more bytes may be sent.
         bytes: u32,
     },
-    /// As in [`ToGuest`].
+    /// Changes the terminal's size, as in [`ToGuest`].
     Resize(TerminalSize),
-    /// Leaves a job without ending it; the stream is over.
+    /// Detaches from a job without ending it; the stream ends.
     Detach,
 }
 
 /// Something that runs on a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
-    /// A command.
+    /// Runs a command as a process.
     Exec(Exec),
-    /// A copy of files.
+    /// Copies files or folders.
     Transfer(Transfer),
-    /// Code for an interpreter.
+    /// Runs code in an interpreter.
     Cell(Cell),
-    /// Something about interpreters.
+    /// Manages the interpreter contexts.
     Contexts(ContextsRequest),
 }
 
-/// What a client is told about a stream.
+/// The keeper's messages to a client about a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It runs.
+    /// The work was started.
     Started {
-        /// Its process number in the guest.
+        /// The pid of the process in the guest.
         pid: u32,
     },
-    /// The job is this client's now.
+    /// The client is now attached to the job.
     Attached {
-        /// How many bytes of standard input the job takes at present.
+        /// The present window of the job's standard input in bytes.
         input: u32,
     },
-    /// It could not be started, or there is no such job.
+    /// The work could not be started, or there is no such job.
     Refused(Refused),
-    /// Its standard input has room for more.
+    /// Extends the window of standard input.
     Grant {
-        /// How many more bytes.
+        /// How many more bytes may be sent.
         bytes: u32,
     },
-    /// One of its outputs is closed.
+    /// This output was closed.
     Eof(StdChannel),
-    /// It ended.
+    /// The work has ended.
     Exited(Exit),
-    /// Another client took the job over.
+    /// Another client took over the job.
     TakenOver,
 }
 
 /// One of the two outputs of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StdChannel {
-    /// Standard output.
+    /// The command's standard output.
     Stdout,
-    /// Standard error.
+    /// The command's standard error.
     Stderr,
 }
 
 impl StdChannel {
-    /// The frame channel that carries its bytes.
+    /// The frame channel of this output.
     pub fn channel(self) -> Channel {
         match self {
             Self::Stdout => Channel::Stdout,
@@ -179,32 +181,32 @@ impl StdChannel {
     }
 }
 
-/// The host's greeting.
+/// The host's greeting, which begins a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`crate::VERSION`] of the host.
+    /// The [`crate::VERSION`] of the host.
     pub version: u16,
-    /// Counts the conversations of one sandbox: a restored snapshot sees a number it has not seen before.
+    /// Counts the sessions of one sandbox: a restored snapshot sees a number that it has not seen before.
     pub epoch: u64,
-    /// The host's wall clock, nanoseconds since 1970: the guest's own is some milliseconds late after a boot, and
-    /// stands still while a guest is saved.
+    /// The host's wall clock in nanoseconds since 1970. The guest's own is some milliseconds late after a
+    /// boot, and stops while the guest is saved.
     pub now_unix_ns: u64,
 }
 
 /// The agent's answer to the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
-    /// [`crate::VERSION`] of the agent.
+    /// The [`crate::VERSION`] of the agent.
     pub version: u16,
-    /// The greeting's epoch.
+    /// The epoch of the greeting.
     pub epoch: u64,
-    /// Release of the guest's kernel.
+    /// The release of the guest's kernel.
     pub kernel: String,
-    /// When the agent was started as PID 1, by the host's wall clock, nanoseconds since 1970.
+    /// When the agent was started as PID 1, by the host's wall clock, in nanoseconds since 1970.
     pub pid1_unix_ns: u64,
-    /// When the root was mounted.
+    /// When the root was mounted, by the same clock.
     pub mounted_unix_ns: u64,
-    /// Streams whose commands still run from an earlier conversation.
+    /// Streams of commands that are still running from an earlier session.
     pub running: Vec<u32>,
 }
 
@@ -213,31 +215,31 @@ pub struct Ready {
 pub struct Exec {
     /// The program and its arguments, as bytes: they need not be UTF-8.
     pub argv: Vec<Vec<u8>>,
-    /// Environment as `NAME=value`. The agent adds HOME, USER, LOGNAME and SHELL where they are missing.
+    /// Environment as `NAME=value`. The agent adds HOME, USER, LOGNAME and SHELL if they are missing.
     pub env: Vec<Vec<u8>>,
-    /// Working directory; the user's home if absent.
+    /// The working directory; the user's home if absent.
     pub cwd: Option<Vec<u8>>,
-    /// `name`, `uid`, `name:group` or `uid:gid`.
+    /// The user, as `name`, `uid`, `name:group` or `uid:gid`.
     pub user: String,
-    /// Whether standard input is a stream; otherwise the command reads end-of-file at once.
+    /// Whether standard input is forwarded; otherwise the command reads end of file at once.
     pub stdin: bool,
-    /// A terminal of this size; all output then comes as standard output.
+    /// The size of its terminal, if it gets one. All output is then standard output.
     pub terminal: Option<TerminalSize>,
-    /// The command is held back further than its user is.
+    /// The restriction of the command, if any.
     pub restricted: Option<Restriction>,
 }
 
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalSize {
-    /// Lines.
+    /// The number of lines.
     pub rows: u16,
-    /// Characters per line.
+    /// The number of characters in a line.
     pub columns: u16,
 }
 
-/// How a restricted command is held back: it is not root, gains no privilege by executing anything, has no capability,
-/// and sees every mount with nosuid and nodev.
+/// The restriction of a command: it is not root, gains no privilege by executing a program, has no
+/// capability, and all its mounts have nosuid and nodev.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restriction {
     /// Whether the root stays writable.
@@ -245,7 +247,7 @@ pub struct Restriction {
 }
 
 impl Restriction {
-    /// What is held back by both of them.
+    /// The combination that is at least as strict as both.
     pub fn stricter(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (one, other) {
             (Some(one), Some(other)) => {
@@ -255,7 +257,7 @@ impl Restriction {
         }
     }
 
-    /// Whether what is held back by `present` is held back as far as `wanted` asks for.
+    /// Whether `present` is at least as strict as `wanted`.
     pub fn covers(present: Option<Self>, wanted: Option<Self>) -> bool {
         Self::stricter(present, wanted) == present
     }
@@ -264,60 +266,61 @@ impl Restriction {
 /// A copy of files into or out of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// Which way.
-    pub direction: Direction,
-    /// The path in the guest. Into the guest: an existing folder receives the archive's one item under
-    /// `name`, anything else is the item's new path.
+    /// The direction of the copy.
+    pub direction: CopyDirection,
+    /// The path in the guest. For a copy into the guest: an existing folder receives the archive's item under
+    /// `name`; otherwise it is the item's new path.
     pub path: Vec<u8>,
-    /// Into the guest: the item's name, for a copy into an existing folder. Without a name, `path` is that of one file,
-    /// which replaces the content of a file that is there; missing folders on the way are made.
+    /// For a copy into the guest: the item's name, for copying into an existing folder. If empty, `path` is
+    /// that of a single file whose content is replaced; missing folders are created.
     ///
-    /// Out of the guest: what is wanted, as [`crate::archive::Part`] is written; without it, all of the item.
+    /// For a copy out of the guest: the requested part, encoded as [`crate::archive::ItemPart`]; if empty, the
+    /// whole item.
     pub name: Vec<u8>,
-    /// Who reads or writes in the guest, as in [`Exec::user`].
+    /// The guest user that reads or writes, as in [`Exec::user`].
     pub user: String,
 }
 
-/// Which way files go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Direction {
-    /// From the host into the guest.
+pub enum CopyDirection {
+    /// From the host to the guest.
     IntoGuest,
-    /// Out of the guest to the host.
+    /// From the guest to the host.
     OutOfGuest,
 }
 
-/// Why a command was not started.
+/// The refusal to start a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// Kind of the refusal.
+    /// The kind of the refusal.
     pub kind: RefusalKind,
-    /// What the agent says about it. Guest-controlled text: escape before showing.
+    /// The agent's explanation. Controlled by the guest: escape it before printing.
     pub message: String,
 }
 
-/// Kinds of [`Refused`].
+/// The kinds of [`Refused`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusalKind {
-    /// There is no such program.
+    /// The program does not exist.
     NotFound,
-    /// The program is there and cannot be executed.
+    /// The program exists but cannot be executed.
     NotExecutable,
-    /// The request itself cannot be met: unknown user, missing directory, too many commands.
+    /// The request cannot be met: unknown user, missing directory, too many commands.
     BadRequest,
 }
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
-    /// It returned this code.
+    /// It exited with this code.
     Code(u8),
-    /// It was ended by this signal.
+    /// It was killed by this signal.
     Signal(u8),
 }
 
 impl Exit {
-    /// The code that a shell would report.
+    /// The exit code that a shell would report.
     pub fn shell_code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -326,39 +329,41 @@ impl Exit {
     }
 }
 
-/// From the keeper to its clients, on stream 0.
+/// Messages from the keeper to its clients, on stream 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromKeeper {
-    /// The guest answers.
+    /// The guest has answered the greeting.
     Ready(Timeline),
-    /// Something the user should know; the sandbox goes on.
+    /// A warning for the user; the sandbox keeps running.
     Warning(String),
-    /// The sandbox is gone; nothing follows.
+    /// The sandbox has ended; this is the last message.
     Ended {
-        /// Why.
+        /// Why the sandbox ended.
         cause: Cause,
-        /// The last lines of the guest kernel's console. Guest-controlled text: escape before showing.
+        /// The last lines of the guest kernel's console. Controlled by the guest: escape them before
+        /// printing.
         console: String,
     },
-    /// To the owner: something that a client started has ended.
+    /// To the owner: work that a client started has ended.
     WorkEnded {
-        /// The caller's number for it.
+        /// The client's tag for the work.
         tag: u64,
-        /// The job's number, if it was one.
+        /// The job number, if it was a job.
         job: Option<u32>,
-        /// How it ended.
+        /// How the work ended.
         end: WorkEnd,
     },
     /// To the owner: answers [`ToKeeper::Usage`].
     Usage(Usage),
-    /// To the owner: [`ToKeeper::Park`] or [`ToKeeper::Unpark`] is done.
+    /// To the owner: [`ToKeeper::Park`] or [`ToKeeper::Unpark`] is complete.
     Parked {
         /// How many bytes were moved.
         bytes: u64,
     },
-    /// To the owner: parking failed; the guest's memory is where it was.
+    /// To the owner: parking failed, for this reason; the guest's memory was not moved.
     NotParked(String),
-    /// To the owner: the guest is a process of its own from here on, so that the keeper can be moved without it.
+    /// To the owner: the guest is now a process of its own, so the keeper can be moved to another control
+    /// group without it.
     GuestStarted,
 }
 
@@ -367,14 +372,14 @@ pub enum FromKeeper {
 pub enum WorkEnd {
     /// It ran and ended.
     Exited(Exit),
-    /// It was not started. Guest-controlled text: escape before showing.
+    /// It was not started. Controlled by the guest: escape it before printing.
     Refused(String),
 }
 
-/// What a sandbox uses, as its keeper sees it.
+/// The resource usage of a sandbox, as its keeper measures it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Bytes of guest memory that are occupied.
+    /// Guest memory in use, in bytes.
     pub memory: u64,
     /// Bytes that the writable disk occupies on the host.
     pub disk: u64,
@@ -382,77 +387,78 @@ pub struct Usage {
     pub disk_read: u64,
     /// Bytes written to the writable disk since the start.
     pub disk_written: u64,
-    /// Commands and jobs that run.
+    /// Running commands and jobs.
     pub commands: u32,
-    /// Connected clients, the owner not counted.
+    /// Connected clients, not counting the owner.
     pub clients: u32,
 }
 
-/// From the owner, the process that started the keeper, on stream 0. When the owner hangs up, the sandbox ends.
+/// Messages from the owner, the process that started the keeper, on stream 0. When the owner closes the
+/// connection, the sandbox ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToKeeper {
-    /// End the sandbox now.
+    /// Kill the sandbox at once.
     Kill,
     /// Ask the guest to shut itself down.
     PowerOff {
-        /// As in [`ToGuest::PowerOff`].
+        /// The grace period in milliseconds, as in [`ToGuest::PowerOff`].
         grace_ms: u32,
     },
     /// A new client; its socket comes with this message.
     Client,
-    /// A new gateway, in place of one that is gone; the link to it comes with this message.
+    /// The link to a new gateway, which replaces a failed one; it comes with this message.
     Link,
-    /// What does the sandbox use?
+    /// Request the resource usage.
     Usage,
-    /// Make the guest stand still, unless it is frozen from outside, and stay still with it. Whatever comes of moving
-    /// its memory, [`Self::Unpark`] ends that.
+    /// Pause the guest, unless it is frozen from outside, and the keeper with it. Whether or not moving its
+    /// memory succeeds, [`Self::Unpark`] ends the pause.
     Park {
-        /// Move the guest's memory to the parking file, and free it.
+        /// Whether to move the guest's memory to the parking file and free it.
         release_memory: bool,
     },
-    /// Bring the guest's memory back, and let it go on, unless that is done from outside.
+    /// Move the guest's memory back and resume it, unless it is resumed from outside.
     Unpark,
 }
 
-/// When what happened, as wall clock nanoseconds since 1970. What the guest reports about itself is only reported.
+/// The timeline of a start, in nanoseconds since 1970. What the guest reports about itself is not verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// The keeper's first instruction.
+    /// When the keeper executed its first instruction.
     pub keeper: u64,
-    /// Both jails are closed; the guest kernel is let go.
+    /// When both jails were closed and the guest kernel was released.
     pub jailed: u64,
-    /// PID 1 runs, by the guest's clock.
+    /// When PID 1 started, by the guest's clock.
     pub pid1: u64,
-    /// The root is mounted, by the guest's clock.
+    /// When the root was mounted, by the guest's clock.
     pub mounted: u64,
-    /// The agent's answer arrived.
+    /// When the agent's answer arrived.
     pub ready: u64,
-    /// Release of the guest's kernel, as the guest tells it.
+    /// The release of the guest's kernel, as the guest reports it.
     pub kernel: String,
 }
 
 /// Why a sandbox ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
-    /// A client asked for it.
+    /// A client or the owner requested it.
     Killed,
-    /// The guest kernel ended by itself with this wait status.
+    /// The guest kernel exited by itself with this wait status.
     GuestExited(i32),
-    /// The guest's virtual machine ended in a way that no guest should: how.
+    /// The guest's virtual machine ended abnormally, with this description.
     GuestCrashed(String),
-    /// The guest did not answer in time, in milliseconds.
+    /// The guest was not ready in time, in milliseconds.
     NotReady(u64),
-    /// The guest broke the rules of a device or of this protocol.
+    /// The guest violated the rules of a device or of this protocol.
     Violation(String),
     /// The keeper itself failed.
     Failed(String),
 }
 
-/// One clause. Parts of it may come from the guest: escape before showing.
+/// One clause. Parts of it may come from the guest: escape it before printing.
 impl fmt::Display for Cause {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Killed => write!(formatter, "the sandbox was ended"),
+            Self::Killed => write!(formatter, "the sandbox was killed"),
             Self::GuestExited(0) => write!(formatter, "the guest powered itself off"),
             Self::GuestExited(status) => write!(formatter, "the guest ended by itself (status {status})"),
             Self::GuestCrashed(how) => write!(formatter, "{how}"),
@@ -460,18 +466,18 @@ impl fmt::Display for Cause {
                 write!(formatter, "the guest was not ready after {} s", *ms as f64 / 1000.0)
             }
             Self::Violation(what) => write!(formatter, "the guest broke the rules and was ended: {what}"),
-            Self::Failed(what) => write!(formatter, "the sandbox could not be kept: {what}"),
+            Self::Failed(what) => write!(formatter, "the sandbox's keeper failed: {what}"),
         }
     }
 }
 
-/// What the peer did wrong.
+/// A violation of the message format.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum MessageError {
-    /// The bytes are not a message of the schema.
+    /// The bytes do not decode as a message.
     #[error("The peer sent a control message that does not decode")]
     Malformed,
-    /// Bytes follow the message.
+    /// There are extra bytes after the message.
     #[error("The peer sent {0} bytes after a control message")]
     Trailing(usize),
 }
@@ -518,7 +524,7 @@ mod tests {
 
     #[test]
     fn a_message_that_claims_a_huge_list_is_malformed_and_allocates_nothing() {
-        // ToHost::Ready with a string length of 2^60.
+        // A `ToHost::Ready` with a string length of 2^60.
         let bytes = [0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f];
         assert_eq!(decode::<ToHost>(&bytes), Err(MessageError::Malformed));
     }

@@ -1,6 +1,6 @@
-//! A sandbox's network: the addresses of its one link, and what a gateway and whoever started it say to each other.
+//! A sandbox's network: the addresses of its link, and the messages between a gateway and its owner.
 //!
-//! The link has two ends, the guest and the gateway; nobody else is on it. Frames travel between the keeper and the gateway as
+//! The link connects only the guest and the gateway. Frames travel between the keeper and the gateway as
 //! packets of a socket, one each. Messages of this module travel over another such socket, one packet each.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,44 +10,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::MessageError;
 
-/// The guest's network card.
+/// The MAC address of the guest's network interface.
 pub const GUEST_MAC: [u8; 6] = [0x02, 0x62, 0x61, 0x74, 0x68, 0x79];
-/// The gateway's.
+/// The MAC address of the gateway.
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x62, 0x61, 0x74, 0x68, 0x01];
-/// The guest's address. The range is set aside for links like this one, so that it is nobody else's.
+/// The guest's IPv4 address. The range is reserved for links like this one, so it conflicts with no other.
 pub const GUEST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
-/// The gateway's address, which is also the resolver's.
+/// The gateway's IPv4 address, which is also the DNS resolver's.
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 1);
-/// How long the common part of both is, in bits.
+/// The prefix length of the link's IPv4 network.
 pub const PREFIX_V4: u8 = 29;
-/// The guest's address.
+/// The guest's IPv6 address.
 pub const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd62, 0x6174, 0x6879, 0, 0, 0, 0, 2);
-/// The gateway's address, which is also the resolver's.
+/// The gateway's IPv6 address, which is also the DNS resolver's.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd62, 0x6174, 0x6879, 0, 0, 0, 0, 1);
-/// How long the common part of both is, in bits.
+/// The prefix length of the link's IPv6 network.
 pub const PREFIX_V6: u8 = 64;
-/// The longest packet on the link, in bytes: long ones are what makes it fast.
+/// The MTU of the link in bytes: large packets make it fast.
 pub const MTU: u16 = 65520;
-/// The header of a frame.
+/// The length of an Ethernet header.
 pub const FRAME_HEADER: usize = 14;
-/// The longest frame: the guest may send one that the card would have split, of as many bytes as a packet can have.
+/// The longest frame: a guest may send one that a hardware interface would have segmented, up to the maximum
+/// packet.
 pub const MAX_FRAME: usize = FRAME_HEADER + 65535;
-/// The longest message.
+/// The longest message in bytes.
 pub const MAX_MESSAGE: usize = 128 * 1024;
 
-/// How much of the network a sandbox may use. Rates have a burst of one second's worth.
+/// Limits on a sandbox's network use. Rates have a burst of one second's worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkLimits {
-    /// Connections and flows of datagrams at once.
+    /// Connections and datagram flows at once.
     pub connections: u32,
-    /// New ones in a second.
+    /// New connections and flows per second.
     pub new_connections: u32,
-    /// Bytes in a second, each way.
+    /// Bytes per second in each direction.
     pub bytes: u64,
-    /// Packets in a second, each way.
+    /// Packets per second in each direction.
     pub packets: u32,
-    /// Questions for names in a second.
+    /// DNS queries per second.
     pub queries: u32,
 }
 
@@ -57,45 +58,45 @@ impl Default for NetworkLimits {
     }
 }
 
-/// A port of the host that leads to one of the guest's. Its socket is bound, and listens if it is TCP's.
+/// A published port of the host. Its socket is bound, and listening if it is TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundPort {
-    /// The guest's port.
+    /// The port in the guest.
     pub guest: u16,
-    /// Whether it is UDP's.
+    /// Whether it is a UDP port.
     pub udp: bool,
 }
 
-/// A gateway's configuration.
+/// The configuration of a gateway, read at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayLaunch {
-    /// The policies, in JSON.
+    /// The network policies as JSON.
     pub policies: String,
-    /// Who is asked for names.
+    /// The host's DNS resolvers.
     pub resolvers: Vec<SocketAddr>,
-    /// How much may be used.
+    /// The limits on network use.
     pub limits: NetworkLimits,
-    /// The published ports.
+    /// The published ports, whose sockets are inherited.
     pub ports: Vec<BoundPort>,
-    /// The beginning of the command that allows a target, such as `bathy policy allow web`.
+    /// The prefix of the command that allows a destination, such as `bathy policy allow web`.
     pub cure: String,
-    /// What the gateways before it have used of the sandbox's budgets, unless it is the first one.
+    /// The budgets used by earlier gateways, unless this is the first one.
     pub spent: Option<Spent>,
     /// The host's own addresses.
     pub own: Vec<OwnNetwork>,
 }
 
-/// Addresses that are the host's own: one, or a whole network that is routed to the host itself.
+/// Addresses of the host itself: a single one, or a network that is routed to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct OwnNetwork {
-    /// The first of them, or any.
+    /// An address of the network.
     pub address: IpAddr,
-    /// How many bits they have in common.
+    /// The prefix length in bits.
     pub prefix: u8,
 }
 
 impl OwnNetwork {
-    /// Whether this address is one of them.
+    /// Whether the network contains this address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let differ = match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(other)) => (own.to_bits() ^ other.to_bits()).leading_zeros(),
@@ -106,153 +107,156 @@ impl OwnNetwork {
     }
 }
 
-/// What was used of a sandbox's budget for names in the present window, by all of its gateways together. Rates need no such
-/// figures: whatever was used of them, a gateway that is not the first begins with none of its bursts.
+/// How much of a sandbox's budget for DNS names all of its gateways have used in the present window. Rates
+/// are not carried over: a gateway that is not the first begins without burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
-    /// How long ago the window began, in milliseconds.
+    /// The age of the window in milliseconds.
     pub age_ms: u64,
     /// Bytes of names below all domains.
     pub total: u32,
-    /// Bytes of names below the domain that has most of them. What the others have is not carried over: it is taken for as much.
+    /// Bytes of names below the domain with the most. Other domains are not carried over: they are assumed to
+    /// have as many.
     pub most: u32,
 }
 
-/// To the gateway.
+/// Messages to a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGateway {
-    /// From now on these policies hold, in JSON, also for what is open.
+    /// New policies as JSON, which apply immediately, also to open connections.
     Policies(String),
-    /// Whether events cannot be recorded at present: then nothing new begins. What was recorded as begun goes on.
+    /// Whether events cannot be recorded at present: then nothing new may begin. What was recorded before
+    /// continues.
     Hold(bool),
-    /// These are the host's own addresses from now on.
+    /// The host's own addresses, which replace the former ones.
     Own(Vec<OwnNetwork>),
 }
 
-/// From the gateway.
+/// Messages from a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGateway {
-    /// It serves.
+    /// The gateway is serving.
     Ready,
-    /// It cannot serve.
+    /// The gateway cannot serve, for this reason.
     Failed(String),
-    /// The policies of the last [`ToGateway::Policies`] hold, and so many connections were closed for it.
+    /// The policies of the last [`ToGateway::Policies`] are in effect.
     Changed {
-        /// How many.
+        /// How many open connections the policies closed.
         closed: u32,
     },
-    /// The keeper is gone, and with it the gateway's work.
+    /// The keeper closed the link, so the gateway has nothing left to do.
     Unplugged,
-    /// Something that is to be written down.
+    /// An event for the audit log.
     Event(NetEvent),
-    /// A name is about to be asked for, and this is then used. It is not asked for before this was sent.
+    /// The budget for DNS names that is used including the next query. The query is not sent before this
+    /// message.
     Spent(Spent),
 }
 
-/// What travels over the link.
+/// The transport protocol of a connection or flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// A connection.
+    /// A connection over TCP.
     Tcp,
-    /// Datagrams.
+    /// A flow of UDP datagrams.
     Udp,
-    /// Echo requests.
+    /// Echo requests of ICMP.
     Icmp,
-    /// Something else, by its number.
+    /// Another protocol, by its number.
     Other(u8),
 }
 
-/// One end of what was decided about.
+/// The peer of a connection or flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// How.
+    /// The transport protocol used.
     pub transport: Transport,
-    /// Whether the other side began, at a published port.
+    /// Whether the peer connected to a published port.
     pub inbound: bool,
-    /// The other side.
+    /// The address of the peer.
     pub address: IpAddr,
-    /// Its port, or the guest's if the other side began.
+    /// The port of the peer; for an inbound connection, the guest's port.
     pub port: u16,
-    /// What the guest calls it, as far as that is known.
+    /// The DNS name that the guest used, if known.
     pub name: Option<String>,
 }
 
-/// The number of a connection or flow that was allowed and never began.
+/// The number of a connection or flow that was allowed but never established.
 pub const NEVER_BEGAN: u64 = 0;
 
-/// Something that happened in a sandbox's network.
+/// An event in a sandbox's network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetEvent {
-    /// Something was allowed, and begins.
+    /// A connection or flow was allowed and begins.
     Allowed {
-        /// Its number, which no other connection or flow of this gateway has.
+        /// Its number, which is unique within this gateway.
         number: u64,
-        /// Which.
+        /// The peer of the connection.
         peer: Peer,
-        /// By what.
+        /// The rule that allowed it.
         rule: String,
     },
-    /// Something was not allowed.
+    /// A connection or flow was denied.
     Denied {
-        /// Which.
+        /// The peer of the connection.
         peer: Peer,
-        /// By what.
+        /// The rule that denied it.
         rule: String,
-        /// The target that would have to be allowed, if a rule can do that.
+        /// The target that would have to be allowed, if a rule can allow it.
         cure: Option<String>,
-        /// How often in a row.
+        /// How often this happened in a row.
         count: u32,
     },
-    /// Something that was allowed has ended.
+    /// An allowed connection or flow has ended.
     Closed {
         /// The number with which it began; [`NEVER_BEGAN`] if it did not.
         number: u64,
-        /// Which.
+        /// The peer of the connection.
         peer: Peer,
         /// Bytes from the guest.
         sent: u64,
         /// Bytes to the guest.
         received: u64,
-        /// How long it was.
+        /// The duration in milliseconds.
         milliseconds: u64,
-        /// Why.
+        /// The reason for its end.
         reason: String,
     },
-    /// A name was asked for and answered.
+    /// A DNS query was answered.
     Resolved {
-        /// The name.
+        /// The name in the query.
         name: String,
-        /// The kind of record.
+        /// The type of the record.
         kind: String,
-        /// The addresses that the guest was told.
+        /// The addresses in the answer to the guest.
         addresses: Vec<IpAddr>,
-        /// Those that were kept from it.
+        /// Addresses that were removed from the answer.
         removed: Vec<IpAddr>,
     },
-    /// A name was asked for and not answered.
+    /// A DNS query was not answered.
     Unresolved {
-        /// The name.
+        /// The name in the query.
         name: String,
-        /// The kind of record.
+        /// The type of the record.
         kind: String,
-        /// Why not.
+        /// Why it was not answered.
         reason: String,
-        /// Whether that was a decision of ours.
+        /// Whether the policy denied it.
         denied: bool,
     },
-    /// Frames that break the rules of the link were dropped.
+    /// Invalid frames on the link were dropped.
     Dropped {
-        /// What is wrong with them.
+        /// Why the frames are invalid.
         reason: String,
-        /// How many since the last time.
+        /// How many since the last event.
         count: u64,
     },
     /// A limit was reached.
     Limited {
-        /// Which.
+        /// The name of the limit.
         limit: String,
-        /// How many were turned away since the last time.
+        /// How many were rejected since the last event.
         count: u64,
     },
 }
@@ -260,7 +264,7 @@ pub enum NetEvent {
 /// Encodes one message.
 ///
 /// # Errors
-/// When it is longer than [`MAX_MESSAGE`].
+/// The message is longer than [`MAX_MESSAGE`].
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
     let bytes = postcard::to_allocvec(message).map_err(|_| MessageError::Malformed)?;
     if bytes.len() > MAX_MESSAGE { Err(MessageError::Malformed) } else { Ok(bytes) }
@@ -269,7 +273,7 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
 /// Decodes one message.
 ///
 /// # Errors
-/// When it is none.
+/// The bytes do not decode.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
     postcard::from_bytes(bytes).map_err(|_| MessageError::Malformed)
 }

@@ -1,11 +1,11 @@
-//! Points in time as people and programs read them: ISO 8601 in UTC.
+//! Timestamps in ISO 8601 format, in UTC.
 
 use serde::Serializer;
 
 const SECOND: u64 = 1_000_000_000;
 const DAY: u64 = 86_400;
 
-/// A point in time with milliseconds, such as `2026-01-31T12:00:00.250Z`.
+/// Formats a timestamp with milliseconds, such as `2026-01-31T12:00:00.250Z`.
 pub fn iso(unix_ns: u64) -> String {
     let seconds = unix_ns / SECOND;
     let (mut days, of_day) = (seconds / DAY, seconds % DAY);
@@ -29,12 +29,12 @@ pub fn iso(unix_ns: u64) -> String {
     )
 }
 
-/// How many days a year has.
+/// The number of days in a year.
 pub fn days_of_year(year: u64) -> u64 {
     if is_leap(year) { 366 } else { 365 }
 }
 
-/// How many days a month has, counted from 1.
+/// The number of days in a month, which counts from 1.
 pub fn days_of_month(year: u64, month: u64) -> u64 {
     match month {
         2 if is_leap(year) => 29,
@@ -51,15 +51,15 @@ fn is_leap(year: u64) -> bool {
 /// For `serde(serialize_with)`: nanoseconds since 1970 as text.
 ///
 /// # Errors
-/// Those of the serializer.
+/// The serializer fails.
 pub fn serialize<S: Serializer>(unix_ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&iso(*unix_ns))
 }
 
-/// The same for a time that may be absent.
+/// Like [`serialize`], for an optional timestamp.
 ///
 /// # Errors
-/// Those of the serializer.
+/// The serializer fails.
 pub fn serialize_option<S: Serializer>(unix_ns: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match unix_ns {
         Some(unix_ns) => serialize(unix_ns, serializer),

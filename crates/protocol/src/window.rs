@@ -1,27 +1,28 @@
-//! Credit-based flow control for one direction of one channel. Plain data: it can be saved with a sandbox.
+//! Credit-based flow control for one direction of one channel. Plain data, so that it can be saved with a
+//! sandbox.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::INITIAL_WINDOW;
 
-/// What the peer did wrong.
+/// A violation of flow control by the peer.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum WindowError {
-    /// More bytes than were granted.
+    /// The peer sent more than was granted.
     #[error("The peer sent {sent} bytes into a window of {left}")]
     Overrun {
-        /// Bytes sent.
+        /// How many bytes were sent.
         sent: u32,
-        /// Bytes that were still allowed.
+        /// How many bytes the window still allowed.
         left: u32,
     },
-    /// The grants add up to more than a window ever holds.
+    /// The grants add up to more than the maximum window.
     #[error("The peer granted {granted} bytes on top of {open}: more than a whole window")]
     Overgrant {
-        /// Bytes granted.
+        /// How many bytes were granted.
         granted: u32,
-        /// Bytes that were still open.
+        /// How many bytes the window still had.
         open: u32,
     },
 }
@@ -39,7 +40,7 @@ impl Default for SendWindow {
 }
 
 impl SendWindow {
-    /// A window of which `open` bytes are left.
+    /// A window with `open` bytes left.
     pub fn with(open: u32) -> Self {
         Self { open: open.min(INITIAL_WINDOW) }
     }
@@ -49,14 +50,14 @@ impl SendWindow {
         self.open as usize
     }
 
-    /// Bytes were sent. Never more than [`Self::open`].
+    /// Subtracts bytes that were sent, at most [`Self::open`].
     pub fn sent(&mut self, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         debug_assert!(bytes <= self.open);
         self.open = self.open.saturating_sub(bytes);
     }
 
-    /// The receiver made room.
+    /// Adds bytes that the receiver granted.
     pub fn grant(&mut self, bytes: u32) -> Result<(), WindowError> {
         match self.open.checked_add(bytes) {
             Some(open) if open <= INITIAL_WINDOW => {
@@ -68,7 +69,7 @@ impl SendWindow {
     }
 }
 
-/// The receiver's side: how much the peer may still send, and how much was used up since the last grant.
+/// The receiver's side: how much the peer may still send, and how much was consumed since the last grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReceiveWindow {
     left: u32,
@@ -82,14 +83,15 @@ impl Default for ReceiveWindow {
 }
 
 impl ReceiveWindow {
-    /// Bytes arrived.
+    /// Subtracts bytes that arrived.
     pub fn received(&mut self, bytes: usize) -> Result<(), WindowError> {
         let sent = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.left = self.left.checked_sub(sent).ok_or(WindowError::Overrun { sent, left: self.left })?;
         Ok(())
     }
 
-    /// Bytes were passed on. Returns what to grant to the sender, once enough has gathered to be worth a message.
+    /// Records that bytes were consumed. Returns the number to grant, once there are enough to be worth a
+    /// message.
     pub fn consumed(&mut self, bytes: usize) -> Option<u32> {
         self.used = self.used.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         (self.used >= INITIAL_WINDOW / 2).then(|| {
@@ -99,14 +101,15 @@ impl ReceiveWindow {
         })
     }
 
-    /// Everything that arrived counts as passed on: another reader begins with a whole window. Returns what to grant.
+    /// Treats everything that arrived as consumed, so that a new reader starts with a whole window. Returns
+    /// the number to grant.
     pub fn reopen(&mut self) -> Option<u32> {
         let grant = INITIAL_WINDOW.saturating_sub(self.left);
         *self = Self::default();
         (grant > 0).then_some(grant)
     }
 
-    /// A grant that somebody further down the line made passes through here.
+    /// Passes on a grant that a later receiver made.
     pub fn granted(&mut self, bytes: u32) -> Result<(), WindowError> {
         match self.left.checked_add(bytes) {
             Some(left) if left <= INITIAL_WINDOW => {

@@ -1,64 +1,56 @@
-//! What a sandbox is made of, found or built, and opened.
+//! The parts of a sandbox: found or built, and opened.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bathy_image::{Artifact, ImageConfig, InitramfsError, Recipe, RecipeError, Store, StoreError, initramfs};
+use bathy_image::{
+    Artifact, ImageCache, ImageCacheError, ImageConfig, InitramfsError, Recipe, RecipeError, initramfs,
+};
 use bathy_spec::Chosen;
 use thiserror::Error;
 
-/// The kernel's file in its artifact.
+/// The kernel's file name in its artifact.
 pub const KERNEL_FILE: &str = "linux";
-/// An image's file in its artifact.
+/// An image's file name in its artifact.
 pub const IMAGE_FILE: &str = "root.erofs";
-/// An image's description in its artifact.
+/// An image's configuration in its artifact.
 pub const IMAGE_CONFIG: &str = "config.json";
 
-/// A part is missing.
 #[derive(Debug, Error)]
 pub enum AssetsError {
-    /// The image's name.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The cache.
     #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The agent.
+    Cache(#[from] ImageCacheError),
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
-    /// A file cannot be opened.
     #[error("Cannot open {0}")]
     Open(PathBuf, #[source] io::Error),
-    /// An image's description is not one.
+    /// An image's configuration is invalid.
     #[error("The image's description {0} is damaged")]
     ImageConfig(PathBuf, #[source] io::Error),
-    /// A program of ours is not where it belongs.
+    /// A program of ours is not beside `bathy`.
     #[error("Cannot find {0}, which belongs beside the bathy program; build it with `cargo build --release`")]
     Program(PathBuf, #[source] io::Error),
 }
 
-/// Everything a sandbox is made of, as open files.
+/// The parts of a sandbox, as open files.
 #[derive(Debug)]
 pub struct Assets {
-    /// The guest kernel.
     pub kernel: File,
-    /// The agent, packed.
     pub initramfs: File,
-    /// The root image.
     pub image: File,
-    /// How the image wants commands to be run.
+    /// The image's defaults for commands.
     pub image_config: ImageConfig,
-    /// The keeper.
     pub keeper: File,
-    /// The gateway.
     pub gateway: File,
 }
 
 impl Assets {
-    /// Finds everything for `image`, building what is missing. `kernel` replaces the guest kernel.
+    /// Finds all parts for `image` and builds what is missing. `kernel` replaces the guest kernel.
     pub fn ensure(
-        store: &Store,
+        store: &ImageCache,
         engine: Chosen,
         image: &str,
         kernel: Option<&Path>,
@@ -84,16 +76,16 @@ impl Assets {
     }
 }
 
-/// What is known about an image that is there.
+/// The files of an image.
 #[derive(Debug)]
 pub struct ImageParts {
-    /// How it wants commands to be run, as it is written.
+    /// The image's defaults for commands, as stored.
     pub config_text: Vec<u8>,
 }
 
-/// An image, built if it is missing.
+/// Finds an image and builds it if it is missing.
 pub fn ensure_image(
-    store: &Store,
+    store: &ImageCache,
     image: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<ImageParts, AssetsError> {
@@ -103,7 +95,7 @@ pub fn ensure_image(
     Ok(ImageParts { config_text })
 }
 
-/// How an engine's guest kernel is built.
+/// The recipe of an engine's guest kernel.
 pub fn kernel_recipe(engine: Chosen) -> Recipe {
     match engine {
         Chosen::Kvm => Recipe::kvm_kernel(),
@@ -111,12 +103,12 @@ pub fn kernel_recipe(engine: Chosen) -> Recipe {
     }
 }
 
-/// An engine's guest kernel, built if it is missing.
+/// Finds an engine's guest kernel and builds it if it is missing.
 pub fn ensure_kernel(
-    store: &Store,
+    store: &ImageCache,
     engine: Chosen,
     progress: &mut dyn FnMut(&str),
-) -> Result<Artifact, StoreError> {
+) -> Result<Artifact, ImageCacheError> {
     store.ensure(&kernel_recipe(engine), &[KERNEL_FILE], progress)
 }
 
@@ -124,11 +116,11 @@ fn open(path: &Path) -> Result<File, AssetsError> {
     File::open(path).map_err(|error| AssetsError::Open(path.to_owned(), error))
 }
 
-/// A program of ours beside the one that runs.
+/// The path of one of our programs, beside the running one.
 pub fn program(name: &str) -> Result<PathBuf, AssetsError> {
     let missing = |error| AssetsError::Program(PathBuf::from(name), error);
     let folder = std::env::current_exe().map_err(missing)?;
-    // Test programs lie one folder deeper than the programs that they test.
+    // Test programs are one folder below the programs that they test.
     let candidates = folder.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     let found = candidates.clone().find(|path| path.exists());
     found.ok_or_else(|| AssetsError::Program(folder.with_file_name(name), io::ErrorKind::NotFound.into()))

@@ -1,4 +1,4 @@
-//! Where the audit log is, how it is opened, and what it says about a sandbox that is made.
+//! The location of the audit log, opening it, and the event of a new sandbox.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,11 @@ use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, SandboxSpec, Seconds};
 
-/// The folder of the user's audit log.
 pub fn audit_folder(paths: &Paths) -> PathBuf {
     paths.state.join("audit")
 }
 
-/// The user's audit log, rotated as the operator says.
+/// Opens the user's audit log, with the operator's rotation settings.
 pub fn audit_log(paths: &Paths, operator: &Operator) -> Result<Log, LogError> {
     let log = Log::open(&audit_folder(paths))?.keep(operator.audit.keep.map(|files| files as usize));
     Ok(match operator.audit.rotate_size {
@@ -21,7 +20,7 @@ pub fn audit_log(paths: &Paths, operator: &Operator) -> Result<Log, LogError> {
     })
 }
 
-/// What the audit log says about a sandbox that is made.
+/// The event of a new sandbox.
 pub fn sandbox_created(spec: &SandboxSpec, engine: Chosen, idle_timeout: Option<Seconds>) -> What {
     What::SandboxCreated {
         image: spec.image.clone(),

@@ -1,5 +1,6 @@
-//! The memory in which a gateway keeps the byte counts of what it has open: made here, written by the gateway, and read here when
-//! the gateway has died. The gateway may have been taken over, so this process never maps it.
+//! Shared memory in which a gateway counts the bytes of its connections. It is created here, written by the
+//! gateway and read here when the gateway has died. The gateway may be compromised, so this process never
+//! maps it.
 
 use std::fs::File;
 use std::io;
@@ -10,37 +11,37 @@ use bathy_protocol::counts;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-/// The memory of one gateway.
+/// The counters of one gateway.
 #[derive(Debug)]
-pub struct Counts {
+pub struct ByteCounters {
     file: File,
     size: usize,
 }
 
-impl Counts {
-    /// Room for so many connections.
+impl ByteCounters {
+    /// Allocates counters for so many connections.
     ///
     /// # Errors
-    /// When the host has none.
+    /// The host has no memory for them.
     pub fn new(connections: u32) -> io::Result<Self> {
         let size = counts::size(connections);
         let file = File::from(create_file()?);
-        // All of it at once: a page that cannot be had when it is first written would end the gateway.
+        // Allocated completely: a page fault that cannot be served would kill the gateway.
         fallocate(&file, FallocateFlags::empty(), 0, u64::try_from(size).map_err(io::Error::other)?)?;
-        // Nor can it be cut under the gateway, or grow by the gateway's doing.
+        // Sealed so that it can neither shrink under the gateway nor be grown by it.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Self { file, size })
     }
 
-    /// The memory, to be given to the gateway.
+    /// The descriptor for the gateway.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// A copy of what is in it.
+    /// A copy of the counters.
     ///
     /// # Errors
-    /// When the host does not give it.
+    /// Reading fails.
     pub fn read(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.size];
         self.file.read_exact_at(&mut bytes, 0)?;
@@ -50,7 +51,7 @@ impl Counts {
 
 fn create_file() -> rustix::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Sealed against execution where the host's kernel knows how (6.3).
+    // Sealed against execution where the host's kernel supports that (6.3).
     match memfd_create("gateway-counts", flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create("gateway-counts", flags),
         result => result,
@@ -63,7 +64,7 @@ mod tests {
 
     #[test]
     fn n9_the_memory_of_a_gateway_has_a_fixed_size_and_all_of_its_pages() {
-        let counts = Counts::new(1024).unwrap();
+        let counts = ByteCounters::new(1024).unwrap();
         let gateways = File::from(counts.fd().try_clone_to_owned().unwrap());
         for size in [0, 24 * 1024 - 1, 24 * 1024 + 1, 1 << 30] {
             assert!(gateways.set_len(size).is_err(), "{size}");

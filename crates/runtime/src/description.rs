@@ -1,5 +1,5 @@
-//! What matters about a sandbox, in a file beside its disk: enough to go on with the disk when the store does not know it, because
-//! the store was damaged, lost, or replaced by an older one.
+//! A sandbox's description: a file beside its disk with everything that is needed to continue when the store
+//! has no record, because it was damaged, lost or replaced by an older one.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -10,59 +10,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::folder::{Folder, sync_folder};
 
-/// The form of the file. A later version that adds to it keeps the number.
+/// The format version. A later version that only adds fields keeps the number.
 const FORMAT: u32 = 1;
-/// No description is longer.
-const MOST: u64 = 4 << 20;
+/// The maximum size of the file.
+const MAX_SIZE: u64 = 4 << 20;
 
-/// What stands beside the disk.
+/// The content of the description file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     format: u32,
-    /// Its id when this was written. A copy of the folder has another.
+    /// The sandbox's id when this was written. A copy of the folder has another.
     pub id: String,
-    /// Its name.
     pub name: Option<String>,
-    /// What was asked for, as it was last changed.
+    /// The specification, including later changes.
     pub spec: SandboxSpec,
-    /// What was to run it when it was made.
+    /// The engine that was chosen at creation.
     pub engine: Choice,
-    /// When it was made: nanoseconds since 1970.
+    /// The creation time in nanoseconds since 1970.
     pub created_ns: u64,
-    /// If it is a REPL.
+    /// Present if the sandbox is a REPL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repl: Option<ReplDescription>,
 }
 
-/// What makes a sandbox a REPL.
+/// The REPL that a sandbox holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplDescription {
-    /// What it is called.
     pub name: String,
-    /// What it speaks.
     pub language: String,
-    /// Its context in the sandbox.
+    /// The context in the sandbox.
     pub context: String,
 }
 
 impl Description {
-    /// Of a sandbox that is made.
+    /// The description of a new sandbox.
     pub fn new(id: String, name: Option<String>, spec: SandboxSpec, engine: Choice, created_ns: u64) -> Self {
         Self { format: FORMAT, id, name, spec, engine, created_ns, repl: None }
     }
 
-    /// Reads it. None if there is none, as in the folders of earlier versions.
+    /// Reads the description. None if there is no file, as with earlier versions.
     ///
     /// # Errors
-    /// When there is one that cannot be read.
+    /// The file exists but cannot be read.
     pub fn read(folder: &Folder) -> io::Result<Option<Self>> {
         let path = folder.description();
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let text = match File::options().read(true).custom_flags(flags).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => io::read_to_string(opened?.take(MOST))?,
+            opened => io::read_to_string(opened?.take(MAX_SIZE))?,
         };
-        let unreadable = |error| io::Error::other(format!("{error}. Move the file away to go on without it"));
+        let unreadable =
+            |error| io::Error::other(format!("{error}. Move the file away to continue without it"));
         let found: Self = serde_json::from_str(&text).map_err(unreadable)?;
         if found.format > FORMAT {
             return Err(io::Error::other(format!(
@@ -73,15 +71,14 @@ impl Description {
         Ok(Some(found))
     }
 
-    /// As it is written.
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
         Ok(serde_json::to_vec_pretty(self)?)
     }
 
-    /// Writes it in place of the one that is there, whole or not at all, and waits until the disk has it.
+    /// Replaces the file atomically and flushes it to the disk.
     pub fn write(&self, folder: &Folder) -> io::Result<()> {
         let path = folder.description();
-        // Of its own: another process may write one, too.
+        // A name of its own: another process may be writing one, too.
         let new = path.with_extension(format!("json.{}", std::process::id()));
         let written = (|| {
             let mut options = File::options();
@@ -92,7 +89,7 @@ impl Description {
             fs::rename(&new, &path)
         })();
         if written.is_err() {
-            // The old one stays; a half of the new one would only take space.
+            // The old file stays; a partial new one would only take space.
             let _ = fs::remove_file(&new);
         }
         written.and_then(|()| sync_folder(folder.path()))

@@ -1,7 +1,7 @@
-//! The writable disk of a sandbox: a sparse file with an empty file system, gone with its last descriptor.
+//! The writable disk of a sandbox: a sparse file with an empty file system.
 //!
-//! Making a file system takes longer than starting a guest, so one of each size is made once and its few hundred
-//! kilobytes are copied for every sandbox.
+//! Creating a file system takes longer than starting a guest, so a template of each size is created once, and
+//! its few hundred kilobytes are copied for every sandbox.
 
 mod template;
 
@@ -19,29 +19,27 @@ use thiserror::Error;
 use crate::folder::make_durable_folder;
 use template::Template;
 
-/// The unit in which templates are copied and compared: the block of their file systems.
+/// The unit in which templates are copied and compared: their file system's block size.
 const BLOCK: usize = 4096;
 
-/// A disk cannot be made.
+/// A disk cannot be created.
 #[derive(Debug, Error)]
 pub enum DiskError {
     /// The host's disk is full.
     #[error(
-        "The host's disk is full: no room for the sandbox's disk in {0}. Free some space, or point XDG_STATE_HOME elsewhere"
+        "The host's disk is full: no space for the sandbox's disk in {0}. Free some space, or point XDG_STATE_HOME elsewhere"
     )]
     Full(PathBuf),
-    /// Some other failure.
     #[error("Cannot make the sandbox's disk in {0}")]
     Io(PathBuf, #[source] io::Error),
-    /// Something else writes to the templates.
-    #[error("{0} is another file each time it is read; does another program write to it?")]
+    /// Another program writes to the templates.
+    #[error("{0} changes while it is read; does another program write to it?")]
     Changing(PathBuf),
-    /// The file system could not be made.
     #[error("mke2fs failed (install it with: apt-get install e2fsprogs): {0}")]
     MakeFileSystem(String),
 }
 
-/// Makes a disk of `size` for a sandbox that does not outlive us: it has no name.
+/// Creates the disk of an ephemeral sandbox: an unnamed file.
 pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
     make_durable_folder(state).map_err(failed(state))?;
     let disk = nameless_file(state).map_err(failed(state))?;
@@ -49,35 +47,34 @@ pub fn make(cache: &Path, state: &Path, size: Size) -> Result<File, DiskError> {
     Ok(disk)
 }
 
-/// Makes a disk of `size` for a sandbox that is kept, at `path`, where nothing may be yet.
-pub fn make_kept(cache: &Path, path: &Path, size: Size) -> Result<(), DiskError> {
+/// Creates the disk of a persistent sandbox at `path`, which must not exist.
+pub fn make_persistent(cache: &Path, path: &Path, size: Size) -> Result<(), DiskError> {
     let mut options = File::options();
     let disk = options.read(true).write(true).create_new(true).mode(0o600).open(path);
     fill(&disk.map_err(failed(path))?, path, cache, size, Journal::With)
 }
 
-/// Copies a template. One that is not what it was when it was made, because the machine lost its power or its disk failed, is
-/// made again.
-fn fill(disk: &File, place: &Path, cache: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
+/// Copies a template. A template that was damaged by a power loss or a failing disk is created again.
+fn fill(disk: &File, path: &Path, cache: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
     let found = template::find(cache, size, journal);
     let found = match found {
         Some(found) => found,
         None => template::make(cache, size, journal)?,
     };
-    if copy(&found, disk, place, size)? {
+    if copy(&found, disk, path, size)? {
         return Ok(());
     }
     template::discard(&found);
-    disk.set_len(0).map_err(failed(place))?;
+    disk.set_len(0).map_err(failed(path))?;
     let made = template::make(cache, size, journal)?;
-    if copy(&made, disk, place, size)? { Ok(()) } else { Err(DiskError::Changing(made.path)) }
+    if copy(&made, disk, path, size)? { Ok(()) } else { Err(DiskError::Changing(made.path)) }
 }
 
-/// Copies a template onto an empty disk; false if it is damaged.
-fn copy(template: &Template, disk: &File, place: &Path, size: Size) -> Result<bool, DiskError> {
+/// Copies a template onto an empty disk. False if the template is damaged.
+fn copy(template: &Template, disk: &File, path: &Path, size: Size) -> Result<bool, DiskError> {
     let Some(source) = template.open(size).map_err(failed(&template.path))? else { return Ok(false) };
-    disk.set_len(size.0).map_err(failed(place))?;
-    let digest = copy_data(&source, disk).map_err(failed(place))?;
+    disk.set_len(size.0).map_err(failed(path))?;
+    let digest = copy_data(&source, disk).map_err(failed(path))?;
     Ok(digest == template.digest)
 }
 
@@ -89,19 +86,19 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> DiskError {
     }
 }
 
-/// Whether a file system keeps a journal. The disk of a sandbox that is kept is read again after any sudden end, and a
-/// journal brings it in order; the disk of one that is not is never read again.
+/// Whether a file system has a journal. A persistent disk is read again after a sudden end, and the journal
+/// repairs it. An ephemeral disk is never read again.
 #[derive(Clone, Copy)]
 enum Journal {
     With,
     Without,
 }
 
-/// A file without a name: whatever happens to us, nothing is left.
+/// Creates an unnamed file, which disappears with its last descriptor.
 fn nameless_file(folder: &Path) -> io::Result<File> {
     let open = |flags| File::options().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
     match open(libc::O_TMPFILE) {
-        // File systems that do not know O_TMPFILE: a name for a moment.
+        // For file systems without O_TMPFILE: a temporary name that is removed at once.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
             let path = folder.join(format!("disk-{}", std::process::id()));
             let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
@@ -112,13 +109,13 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
     }
 }
 
-/// Copies what is not a hole, and returns its digest.
+/// Copies everything but holes and returns its digest.
 fn copy_data(source: &File, target: &File) -> io::Result<String> {
     read_data(source, |at, block| target.write_all_at(block, at))
 }
 
-/// Reads what is not a hole, block by block; returns the digest of what was read. Blocks of zeros count as holes: whether they are
-/// is the file system's choice.
+/// Reads everything but holes, block by block, and returns the digest. Blocks of zeros count as holes,
+/// because file systems differ in which of these they store as holes.
 fn read_data(source: &File, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0u8; 64 * 1024];
@@ -132,8 +129,8 @@ fn read_data(source: &File, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) 
         let end = seek(source, SeekFrom::Hole(start.max(position)))?;
         let mut at = start;
         while at < end {
-            let room = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
-            let piece = buffer.get_mut(..room).unwrap_or_default();
+            let length = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+            let piece = buffer.get_mut(..length).unwrap_or_default();
             source.read_exact_at(piece, at)?;
             for block in piece.chunks(BLOCK) {
                 if block.iter().any(|byte| *byte != 0) {
@@ -147,9 +144,9 @@ fn read_data(source: &File, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) 
     }
 }
 
-/// No reserved blocks: all of it is the sandbox's. A journal of a few megabytes holds what a sandbox changes at once. No checksums of
-/// metadata: the superblock, which mounting writes beside the journal, has two sectors, and a loss of power between them would leave a
-/// disk that does not start.
+/// No reserved blocks: the sandbox may use the whole disk. A journal of a few megabytes is large enough. No
+/// metadata checksums: the superblock spans two sectors and is written without the journal on mount, so a
+/// power loss between them would leave an unmountable disk.
 fn format(path: &Path, size: Size, journal: Journal) -> Result<(), DiskError> {
     const SMALL: u64 = 256 * 1024 * 1024;
     let journal: &[&str] = match journal {

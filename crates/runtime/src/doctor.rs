@@ -1,11 +1,11 @@
-//! What this machine offers, and what to do about what it does not.
+//! Checks what this machine offers, with hints for what is missing.
 
 use std::path::Path;
 use std::time::Duration;
 use std::{fs, thread};
 
-use bathy_image::store::State;
-use bathy_image::{Recipe, Store};
+use bathy_image::store::CacheState;
+use bathy_image::{ImageCache, Recipe};
 use bathy_jail::cgroup::{Cgroup, CgroupLimits, Enforcement, describe_weight};
 use bathy_jail::filter::KILLS;
 use bathy_jail::spawn::{Tried, try_filter};
@@ -14,78 +14,71 @@ use bathy_spec::paths::Paths;
 use bathy_spec::{Chosen, SandboxSpec, host};
 use serde::Serialize;
 
-use crate::kvm_probe::Verdict;
+use crate::kvm_probe::KvmSupport;
 use crate::{assets, engine, identity, sys};
 
 const GIB: u64 = 1 << 30;
-/// Room that the cache and a few disks need.
+/// Disk space for the cache and a few disks.
 const DISK_NEEDED: u64 = 3 * GIB;
 /// Installing a filter takes less than a millisecond.
 const FILTER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How a check went.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum CheckStatus {
     /// As it should be.
     Ok,
-    /// Not needed, or not as good as it could be.
+    /// Not needed, or not optimal.
     Note,
-    /// Sandboxes run, with less protection than they should have.
+    /// Sandboxes run with less protection than intended.
     Warning,
     /// Sandboxes will not run.
     Failed,
 }
 
-/// One check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What was looked at.
     pub name: &'static str,
-    /// How it went.
-    pub status: Status,
-    /// What was found.
+    pub status: CheckStatus,
     pub found: String,
-    /// What to do about it.
-    pub cure: Option<String>,
+    /// How to fix it.
+    #[serde(rename = "cure")]
+    pub hint: Option<String>,
 }
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: Status::Ok, found: found.into(), cure: None }
+        Self { name, status: CheckStatus::Ok, found: found.into(), hint: None }
     }
 
     fn note(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: Status::Note, found: found.into(), cure: None }
+        Self { name, status: CheckStatus::Note, found: found.into(), hint: None }
     }
 
-    fn warning(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { name, status: Status::Warning, found: found.into(), cure: Some(cure.into()) }
+    fn warning(name: &'static str, found: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Warning, found: found.into(), hint: Some(hint.into()) }
     }
 
-    fn failed(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { name, status: Status::Failed, found: found.into(), cure: Some(cure.into()) }
+    fn failed(name: &'static str, found: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Failed, found: found.into(), hint: Some(hint.into()) }
     }
 }
 
-/// Everything the doctor knows.
+/// The results of all checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
-    /// Whether sandboxes will run.
     pub healthy: bool,
-    /// The engine that a sandbox gets whose maker leaves the choice open. None if that choice is not open and cannot be met.
+    /// The engine that a sandbox gets by default. None if the required engine cannot be used.
     pub engine: Option<Chosen>,
-    /// Why.
     pub engine_reason: String,
-    /// What `/dev/kvm` is good for.
-    pub kvm: Verdict,
-    /// All checks.
+    /// The result of the KVM probe.
+    pub kvm: KvmSupport,
     pub checks: Vec<Check>,
 }
 
-/// Looks at everything.
 pub fn examine(paths: &Paths) -> Diagnosis {
-    // A guest that does not end is waited for, and so may be reading all of the cache: both at once.
+    // In parallel: the probe waits for a guest that may not finish, and checking the cache may take as long.
     let ((choice, kvm), mut checks) = thread::scope(|scope| {
         let probe = scope.spawn(|| engine::examine(paths));
         let checks = checks(paths);
@@ -94,21 +87,21 @@ pub fn examine(paths: &Paths) -> Diagnosis {
     let (engine, engine_reason) = match choice {
         Ok(choice) => (Some(choice.engine), choice.reason),
         Err(error) => {
-            let cure = format!("unset {} in the environment, or change it", engine::VARIABLE);
-            checks.push(Check::failed("engine", error.to_string(), cure));
+            let hint = format!("unset {} in the environment, or change it", engine::VARIABLE);
+            checks.push(Check::failed("engine", error.to_string(), hint));
             (None, error.to_string())
         }
     };
-    let store = Store::new(paths.cache.clone());
+    let store = ImageCache::new(paths.cache.clone());
     checks.extend(Chosen::ALL.map(|of| kernel(&store, of, engine)));
     checks.push(kvm_check(&kvm));
-    let healthy = checks.iter().all(|check| check.status != Status::Failed);
+    let healthy = checks.iter().all(|check| check.status != CheckStatus::Failed);
     Diagnosis { healthy, engine, engine_reason, kvm, checks }
 }
 
-/// Everything that no engine makes a difference to.
+/// The checks that do not depend on the engine.
 fn checks(paths: &Paths) -> Vec<Check> {
-    let store = Store::new(paths.cache.clone());
+    let store = ImageCache::new(paths.cache.clone());
     let mut checks = vec![
         user_namespaces(),
         user_numbers(),
@@ -147,7 +140,7 @@ fn user_namespaces() -> Check {
     }
 }
 
-/// Whether sandboxes can have users of their own, as those of root must.
+/// Whether sandboxes can have their own user ids, which root's sandboxes require.
 fn user_numbers() -> Check {
     const NAME: &str = "user numbers";
     if !rustix::process::geteuid().is_root() {
@@ -201,7 +194,7 @@ fn landlock() -> Check {
     }
 }
 
-/// Whether a sandbox gets a group, by making one.
+/// Creates a control group to check whether that works.
 fn cgroups() -> Vec<Check> {
     const NAME: &str = "cgroups";
     let limits =
@@ -214,7 +207,7 @@ fn cgroups() -> Vec<Check> {
     }
 }
 
-/// Whether a guest's processes, however many, are one to the host's scheduler.
+/// Whether all processes of a guest together get the scheduler weight of one.
 fn processor_time(by: &str) -> Check {
     const NAME: &str = "processor time";
     match (by.strip_prefix("none: "), by.strip_prefix("session: ")) {
@@ -232,7 +225,7 @@ fn processor_time(by: &str) -> Check {
     }
 }
 
-/// What to do on a machine that gives no groups.
+/// The hint for a machine without usable control groups.
 const NO_GROUP: &str = "run untrusted code as root, or as a user whom systemd gives control groups (a login with `systemctl --user` running); each process of a sandbox has its own limits meanwhile, and all of them together have none";
 
 fn cgroups_check(name: &'static str, enforced: &Enforcement) -> Check {
@@ -312,13 +305,13 @@ fn file_system_tool() -> Check {
     }
 }
 
-fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
-    match store.look(recipe) {
-        State::Absent => Check::note(
+fn artifact(name: &'static str, store: &ImageCache, recipe: &Recipe) -> Check {
+    match store.lookup(recipe) {
+        CacheState::Absent => Check::note(
             name,
             format!("{} is not built yet; the first run builds it, or `bathy setup`", recipe.title),
         ),
-        State::Usable(artifact) | State::Unverified(artifact) => match store.verify(&artifact) {
+        CacheState::Usable(artifact) | CacheState::Unverified(artifact) => match store.verify(&artifact) {
             Ok(true) => {
                 Check::ok(name, format!("{} {}, digest right", recipe.title, artifact.manifest.version))
             }
@@ -332,8 +325,8 @@ fn artifact(name: &'static str, store: &Store, recipe: &Recipe) -> Check {
     }
 }
 
-/// The guest kernel of one engine; that of the engine that is not `used` need not be there.
-fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
+/// Checks the guest kernel of one engine; the kernel of an unused engine need not exist.
+fn kernel(store: &ImageCache, of: Chosen, used: Option<Chosen>) -> Check {
     let name = match of {
         Chosen::Kvm => "guest kernel (kvm)",
         Chosen::Uml => "guest kernel (uml)",
@@ -344,8 +337,8 @@ fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
         return check;
     }
     let engine = of.as_str();
-    match store.look(&recipe) {
-        State::Absent => Check::note(
+    match store.lookup(&recipe) {
+        CacheState::Absent => Check::note(
             name,
             format!(
                 "{} is not built, and only --engine {engine} needs it; `bathy setup --engine {engine}` builds it",
@@ -353,18 +346,18 @@ fn kernel(store: &Store, of: Chosen, used: Option<Chosen>) -> Check {
             ),
         ),
         _ => Check {
-            status: Status::Note,
+            status: CheckStatus::Note,
             found: format!("{}; only --engine {engine} needs it", check.found),
             ..check
         },
     }
 }
 
-fn kvm_check(verdict: &Verdict) -> Check {
+fn kvm_check(verdict: &KvmSupport) -> Check {
     const NAME: &str = "KVM";
     if verdict.is_hardware() {
         Check::ok(NAME, verdict.to_string())
     } else {
-        Check { cure: verdict.cure(), ..Check::note(NAME, verdict.to_string()) }
+        Check { hint: verdict.hint(), ..Check::note(NAME, verdict.to_string()) }
     }
 }

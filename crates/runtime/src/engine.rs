@@ -1,9 +1,9 @@
-//! Which engine runs a sandbox, and why.
+//! Chooses the engine of a sandbox.
 //!
-//! A hardware virtual machine is the stronger boundary, so it is taken wherever there is one. Whether there is one is
-//! known only after a guest has been tried, so what was found is remembered until the machine is started again.
+//! A hardware virtual machine is the stronger boundary, so it is preferred. Only running a guest shows
+//! whether one works, so the result is cached until the machine reboots.
 
-mod memory;
+mod probe_cache;
 #[cfg(test)]
 mod tests;
 
@@ -17,50 +17,50 @@ use bathy_spec::paths::Paths;
 use bathy_spec::{Choice, Chosen, Engine};
 use thiserror::Error;
 
-use crate::kvm_probe::{self, Verdict};
+use crate::kvm_probe::{self, KvmSupport};
 use crate::{assets, sys};
-use memory::{Device, Memory};
+use probe_cache::{Device, ProbeCache};
 
-/// The variable that stands for `--engine` where the caller leaves the choice open.
+/// The environment variable that replaces `--engine` where that is not given.
 pub const VARIABLE: &str = "BATHY_ENGINE";
 
-/// The engine that was asked for cannot be used.
+/// The required engine cannot be used.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum EngineError {
-    /// There are no hardware virtual machines for us.
-    #[error("The kvm engine cannot be used: {found}. {cure}")]
+    /// Hardware virtualization is not available to us.
+    #[error("The kvm engine cannot be used: {found}. {hint}")]
     NoKvm {
-        /// What is in the way.
-        found: Verdict,
-        /// What to do.
-        cure: String,
+        /// The result of the probe.
+        found: KvmSupport,
+        hint: String,
     },
-    /// The variable has a value that is no engine.
-    #[error("{VARIABLE} is {0:?}, which is no engine. Set it to kvm, uml or auto, or unset it")]
+    /// The environment variable has an invalid value.
+    #[error("{VARIABLE} is {0:?}, which is not an engine. Set it to kvm, uml or auto, or unset it")]
     Variable(OsString),
 }
 
-/// Decides. Where the choice is open this takes microseconds, but for the first time since the machine was started.
+/// Chooses the engine. Without a requirement this takes microseconds, except for the first time after a
+/// reboot.
 pub fn choose(wanted: Engine, operator: &Operator, paths: &Paths) -> Result<Choice, EngineError> {
     let asked = match operator.engine_floor() {
         Some(engine) => Asked { engine, by: By::Operator },
         None => Asked::of(wanted, env::var_os(VARIABLE))?,
     };
     decide(&asked, || match asked.engine {
-        // A refusal has to be right, so it is founded on a guest that has just been tried.
-        Engine::Kvm => look(paths, |known, _| known.is_some_and(|verdict| verdict.is_hardware())),
-        _ => look(paths, |known, processor| known.is_some() || !processor),
+        // A refusal has to be right, so it is based on a new probe.
+        Engine::Kvm => probe_unless(paths, |known, _| known.is_some_and(|verdict| verdict.is_hardware())),
+        _ => probe_unless(paths, |known, processor| known.is_some() || !processor),
     })
 }
 
-/// As [`choose`] where the choice is open, by a guest that is tried now. The verdict comes with it.
-pub fn examine(paths: &Paths) -> (Result<Choice, EngineError>, Verdict) {
-    let verdict = look(paths, |_, _| false);
+/// Like [`choose`] without a requirement, with a new probe, whose result is returned as well.
+pub fn examine(paths: &Paths) -> (Result<Choice, EngineError>, KvmSupport) {
+    let verdict = probe_unless(paths, |_, _| false);
     let asked = Asked::of(Engine::Auto, env::var_os(VARIABLE));
     (asked.and_then(|asked| decide(&asked, || verdict.clone())), verdict)
 }
 
-/// What was asked for, and by what.
+/// The requested engine, and where the request came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     engine: Engine,
@@ -90,7 +90,7 @@ impl Asked {
         }
     }
 
-    fn in_words(self) -> String {
+    fn describe(self) -> String {
         match self.by {
             By::Caller => "asked for".to_owned(),
             By::Variable => format!("asked for by {VARIABLE}"),
@@ -98,52 +98,52 @@ impl Asked {
         }
     }
 
-    fn cure(self, found: &Verdict) -> String {
+    fn hint(self, found: &KvmSupport) -> String {
         let other = match self.by {
             By::Caller => "Without it: use --engine uml, or leave --engine out".to_owned(),
             By::Variable => format!("Without it: set {VARIABLE} to uml, or unset it"),
             By::Operator => "The operator's settings allow no other engine: ask your operator".to_owned(),
         };
-        found.cure().map_or_else(|| other.clone(), |cure| format!("{cure}. {other}"))
+        found.hint().map_or_else(|| other.clone(), |hint| format!("{hint}. {other}"))
     }
 }
 
-fn decide(asked: &Asked, verdict: impl FnOnce() -> Verdict) -> Result<Choice, EngineError> {
+fn decide(asked: &Asked, verdict: impl FnOnce() -> KvmSupport) -> Result<Choice, EngineError> {
     if asked.engine == Engine::Uml {
-        return Ok(Choice { engine: Chosen::Uml, reason: asked.in_words() });
+        return Ok(Choice { engine: Chosen::Uml, reason: asked.describe() });
     }
     let verdict = verdict();
     match (asked.engine, verdict.is_hardware()) {
-        (Engine::Kvm, true) => Ok(Choice { engine: Chosen::Kvm, reason: asked.in_words() }),
-        (Engine::Kvm, false) => Err(EngineError::NoKvm { cure: asked.cure(&verdict), found: verdict }),
+        (Engine::Kvm, true) => Ok(Choice { engine: Chosen::Kvm, reason: asked.describe() }),
+        (Engine::Kvm, false) => Err(EngineError::NoKvm { hint: asked.hint(&verdict), found: verdict }),
         (_, true) => Ok(Choice { engine: Chosen::Kvm, reason: verdict.to_string() }),
         (_, false) => Ok(Choice { engine: Chosen::Uml, reason: verdict.to_string() }),
     }
 }
 
-/// What the device is good for. A guest is tried unless `enough` is content with what is known of an earlier one, and
-/// with whether the processor has what it takes.
-fn look(paths: &Paths, enough: impl FnOnce(Option<&Verdict>, bool) -> bool) -> Verdict {
+/// Returns what the device supports. A new probe guest runs unless `enough` accepts the cached result, given
+/// whether the processor supports virtualization.
+fn probe_unless(paths: &Paths, enough: impl FnOnce(Option<&KvmSupport>, bool) -> bool) -> KvmSupport {
     let opened = match kvm_probe::open() {
         Ok(opened) => opened,
         Err(verdict) => return verdict,
     };
-    let memory = Memory::of(&paths.state);
+    let cache = ProbeCache::of(&paths.state);
     let device = Device::of(&opened);
-    let known = device.as_ref().and_then(|device| memory.recall(device));
+    let known = device.as_ref().and_then(|device| cache.get(device));
     if enough(known.as_ref(), sys::processor_offers_virtualization()) {
-        return known.unwrap_or(Verdict::NoProcessor);
+        return known.unwrap_or(KvmSupport::NoProcessor);
     }
     let verdict = match assets::program("bathy") {
         Ok(program) => measure(&program),
-        Err(error) => return Verdict::Broken { reason: bathy_protocol::chain(&error) },
+        Err(error) => return KvmSupport::Broken { reason: bathy_protocol::chain(&error) },
     };
     if let Some(device) = device {
-        memory.keep(device, verdict.clone());
+        cache.put(device, verdict.clone());
     }
     verdict
 }
 
-fn measure(program: &Path) -> Verdict {
+fn measure(program: &Path) -> KvmSupport {
     kvm_probe::measure(Command::new(program).arg(kvm_probe::VERB))
 }

@@ -1,7 +1,7 @@
-//! Reservations of ephemeral sandboxes, so that they count where the operator limits how many sandboxes there may be.
+//! Reservations of ephemeral sandboxes, so that they count towards the operator's limit on sandboxes.
 //!
-//! A reservation is a byte of one file in the state folder, locked by the command for as long as it lives: whatever ends the
-//! command, the kernel releases the byte. A row of the store would stay.
+//! A reservation is a locked byte of one file in the state folder. The kernel releases the lock however the
+//! command ends; a row in the store would stay behind.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,13 @@ use crate::folder::make_durable_folder;
 use crate::sys;
 
 const FILE: &str = "ephemeral";
-/// More ephemeral sandboxes than a machine runs.
-const MOST: u64 = 1 << 20;
+/// More ephemeral sandboxes than a machine can run.
+const MAX_RESERVATIONS: u64 = 1 << 20;
 
 /// Counts as one sandbox until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct Reservation {
-    /// Holds the lock.
+    /// Held open to keep the lock.
     _lock: File,
 }
 
@@ -26,25 +26,25 @@ impl Reservation {
     /// Reserves one more, whatever the operator allows.
     pub fn take(state: &Path) -> io::Result<Self> {
         make_durable_folder(state)?;
-        let places = open(state, true)?;
-        for byte in 0..MOST {
-            if sys::lock_byte(&places, byte)? {
-                return Ok(Self { _lock: places });
+        let file = open(state, true)?;
+        for byte in 0..MAX_RESERVATIONS {
+            if sys::lock_byte(&file, byte)? {
+                return Ok(Self { _lock: file });
             }
         }
-        Err(io::Error::other("all places are taken"))
+        Err(io::Error::other("all reservations are in use"))
     }
 }
 
-/// Where the reservations of a state folder are.
+/// The reservation file of a state folder.
 pub fn file(state: &Path) -> PathBuf {
     state.join(FILE)
 }
 
-/// How many ephemeral sandboxes there are.
+/// The number of ephemeral sandboxes.
 pub fn count(state: &Path) -> io::Result<u32> {
     match open(state, false) {
-        Ok(places) => sys::count_locked_bytes(&places, MOST),
+        Ok(file) => sys::count_locked_bytes(&file, MAX_RESERVATIONS),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(error),
     }

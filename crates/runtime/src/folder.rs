@@ -1,4 +1,4 @@
-//! The files of one sandbox that is kept.
+//! The files of one persistent sandbox.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -8,30 +8,29 @@ use std::path::{Path, PathBuf};
 use bathy_spec::paths::Paths;
 use bathy_spec::{SandboxSpec, name};
 
-/// How often a removal is disturbed by others before it is given up.
+/// How often a removal is retried when other processes interfere.
 const TRIES: u32 = 20;
-/// What a sandbox is called while it is made and while it is removed. No id begins with a dot, so that nothing under its own
-/// name is ever taken for a left-over.
+/// The name prefixes of a folder while it is created and while it is removed. Ids never begin with a dot, so
+/// a finished folder is never treated as a leftover.
 const MAKING: &str = ".new-";
 const REMOVING: &str = ".removed-";
 
-/// Where a sandbox's files are.
+/// The folder of a sandbox's files.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
 }
 
-/// What an interrupted command left.
+/// What an interrupted command left behind.
 #[derive(Clone, Debug)]
 pub enum Leftover {
-    /// What there is of the sandbox with this id, which was being made.
+    /// The incomplete folder of the sandbox with this id, which was being created.
     Unfinished(Folder, String),
-    /// The rest of the sandbox with this id, which was being removed.
+    /// The remains of the sandbox with this id, which was being removed.
     Removed(Folder, String),
 }
 
 impl Folder {
-    /// All sandboxes' folders.
     pub fn all(paths: &Paths) -> PathBuf {
         paths.state.join("sandboxes")
     }
@@ -41,7 +40,7 @@ impl Folder {
         Self { path: Self::all(paths).join(id) }
     }
 
-    /// The same sandbox's folder until it is finished.
+    /// The temporary folder in which the same sandbox is created.
     pub fn unfinished(&self) -> Self {
         self.renamed(MAKING)
     }
@@ -55,12 +54,12 @@ impl Folder {
         Self { path: self.path.with_file_name(format!("{prefix}{name}")) }
     }
 
-    /// The names of the folders that are sandboxes, ours and others.
+    /// The names of all sandbox folders, including those that are not named after an id.
     pub fn names(paths: &Paths) -> io::Result<Vec<String>> {
         Ok(entries(paths)?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// What interrupted commands left.
+    /// Finds what interrupted commands left behind.
     pub fn leftovers(paths: &Paths) -> io::Result<Vec<Leftover>> {
         let leftover = |name: String| {
             let folder = Self::of(paths, &name);
@@ -73,7 +72,7 @@ impl Folder {
         Ok(entries(paths)?.into_iter().filter_map(leftover).collect())
     }
 
-    /// Makes it, for this user alone.
+    /// Creates the folder, accessible to this user only.
     pub fn create(&self) -> io::Result<()> {
         if let Some(parent) = self.path.parent() {
             make_durable_folder(parent)?;
@@ -81,7 +80,7 @@ impl Folder {
         DirBuilder::new().mode(0o700).create(&self.path)
     }
 
-    /// Waits until the disk has it with everything in it.
+    /// Flushes the folder with everything in it to the disk.
     pub fn sync(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
@@ -93,9 +92,9 @@ impl Folder {
         self.path.parent().map_or(Ok(()), sync_folder)
     }
 
-    /// Gives a finished sandbox, which was synced, its own name. It is there from now on, also after a loss of power.
+    /// Renames a complete and flushed folder to its final name, durably.
     pub fn finish(&self, unfinished: &Self) -> io::Result<()> {
-        // Never onto something that is there: an empty folder would be replaced without a word.
+        // Never replaces anything: a plain rename would silently replace an empty folder.
         rustix::fs::renameat_with(
             rustix::fs::CWD,
             &unfinished.path,
@@ -106,7 +105,7 @@ impl Folder {
         self.path.parent().map_or(Ok(()), sync_folder)
     }
 
-    /// Waits until no other command changes what stands beside the disk. None if there is no such folder.
+    /// Waits for the lock that guards changes of the description. None if there is no such folder.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let folder = match File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -120,15 +119,16 @@ impl Folder {
         }
     }
 
-    /// Takes its name away: from now on it is a left-over. One that is not there is no error.
+    /// Renames the folder so that it counts as a leftover. A missing folder is no error.
     pub fn begin_removal(&self) -> io::Result<Self> {
         let mut removed = self.renamed(REMOVING);
         if !self.path.file_name().and_then(|name| name.to_str()).is_some_and(name::is_id) {
-            // A copy: only what is called by an id is known for a left-over.
+            // The folder is a copy with another name: only folders named after an id are recognised as
+            // leftovers.
             removed = self.with_name(REMOVING, &name::new_id()?);
         }
         match fs::rename(&self.path, &removed.path) {
-            // What is left of an earlier removal of the same sandbox, which was brought back since.
+            // An earlier removal of the same sandbox was not completed, and the sandbox was restored since.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                 removed.remove()?;
                 fs::rename(&self.path, &removed.path)?;
@@ -143,25 +143,27 @@ impl Folder {
         Ok(removed)
     }
 
-    /// Where its files are, if it is a link.
+    /// The target of the folder if it is a symbolic link.
     pub fn link_target(&self) -> Option<PathBuf> {
         let target = fs::read_link(&self.path).ok()?;
         Some(self.path.parent().map_or_else(|| target.clone(), |parent| parent.join(&target)))
     }
 
-    /// Removes the disk of a sandbox that is being removed, to make space. What a link leads to stays, as it does in the end.
+    /// Removes the disk of a sandbox that is being removed, to free space. The target of a link is left
+    /// alone, as in `remove`.
     pub fn free_disk(&self) {
         if !self.path.is_symlink() {
             let _ = fs::remove_file(self.disk());
         }
     }
 
-    /// Removes it with everything in it; one that is gone already is no error.
+    /// Removes the folder with everything in it. A missing folder is no error.
     pub fn remove(&self) -> io::Result<()> {
         let mut tries = 0;
         loop {
             match fs::remove_dir_all(&self.path) {
-                // Another command, about to find that it comes too late, has just made its lock in there.
+                // Another command has just created its lock file in the folder and is about to notice the
+                // removal.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && tries < TRIES => tries += 1,
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => return Ok(()),
@@ -169,37 +171,35 @@ impl Folder {
         }
     }
 
-    /// The folder itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The writable disk.
     pub fn disk(&self) -> PathBuf {
         self.path.join("disk")
     }
 
-    /// The ring with the output of jobs.
+    /// The ring buffer file with the output of jobs.
     pub fn output_log(&self) -> PathBuf {
         self.path.join("output.ring")
     }
 
-    /// The ring with the guest kernel's console.
+    /// The ring buffer file with the guest kernel's console.
     pub fn console_log(&self) -> PathBuf {
         self.path.join("console.ring")
     }
 
-    /// How the image wants commands to be run.
+    /// The image's defaults for commands.
     pub fn image_config(&self) -> PathBuf {
         self.path.join("image.json")
     }
 
-    /// What matters about the sandbox, for when the store does not know it.
+    /// The description, for when the store has no record.
     pub fn description(&self) -> PathBuf {
         self.path.join("sandbox.json")
     }
 
-    /// What the monitor itself had to say.
+    /// The monitor's own log.
     pub fn monitor_log(&self) -> PathBuf {
         self.path.join("monitor.log")
     }
@@ -209,13 +209,13 @@ impl Folder {
         self.path.join("parking")
     }
 
-    /// Opens a file of this folder for reading and writing; it must be a file and no link.
+    /// Opens a file of this folder for reading and writing. It must be a regular file, not a link.
     pub fn open(path: &Path) -> io::Result<File> {
         let file = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
     }
 
-    /// The file for the memory of a paused sandbox: empty until then.
+    /// Opens the file for the memory of a paused sandbox, which is empty until then.
     pub fn open_parking(&self, spec: &SandboxSpec) -> io::Result<File> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
@@ -225,7 +225,7 @@ impl Folder {
     }
 }
 
-/// The names of the folders in the folder of all sandboxes. None if there is no such folder yet.
+/// The names in the folder of all sandboxes. Empty if there is no such folder yet.
 fn entries(paths: &Paths) -> io::Result<Vec<String>> {
     let listed = match fs::read_dir(Folder::all(paths)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -234,7 +234,7 @@ fn entries(paths: &Paths) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in listed {
         let entry = entry?;
-        // Links are left out: two of them may lead to one disk, which must not become two sandboxes.
+        // Links are skipped: two of them could lead to one disk, which must not become two sandboxes.
         if entry.file_type()?.is_dir() {
             names.extend(entry.file_name().into_string());
         }
@@ -243,7 +243,7 @@ fn entries(paths: &Paths) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Makes a folder for this user alone, with those above it, so that all of them are there after a loss of power.
+/// Creates a folder for this user only, with its parents, durably.
 pub fn make_durable_folder(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
@@ -256,7 +256,7 @@ pub fn make_durable_folder(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_folder)
 }
 
-/// Waits until the disk has the names in a folder.
+/// Flushes the directory entries of a folder.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -305,7 +305,7 @@ mod tests {
         assert!(unfinished.path().exists());
     }
 
-    /// Also where a full disk makes it free space first.
+    /// Also when a full disk makes the removal free space first.
     #[test]
     fn what_a_linked_folder_leads_to_stays() {
         let home = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! Making a guest stand still, and go on.
+//! Pausing and resuming a guest.
 //!
-//! A control group does it best. Where none can be had, signals do: to the guest kernel first, so that it starts nothing
-//! new, then to everything below it. That is not for a traced guest: its kernel is told of every signal that reaches its
-//! processes, takes it for one of their own, and panics. A guest of the kvm engine is no process at all: its keeper stops
-//! the virtual processors itself when it is told to.
+//! A control group is the best mechanism. Without one, signals are used: to the guest kernel first, so that
+//! it starts nothing new, then to all its processes. This does not work with ptrace: a kernel that traces its
+//! processes sees every signal to them, takes it for one of its own and panics. A kvm guest is not a process:
+//! its keeper stops the virtual processors itself.
 
 use std::fs;
 use std::io;
@@ -18,70 +18,65 @@ use bathy_spec::Chosen;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use thiserror::Error;
 
-use crate::processes::{Process, Processes};
+use crate::processes::{HostProcess, HostProcesses};
 
-/// How long processes have to stop.
+/// How long the processes have to stop.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long one attempt at that takes.
+/// How long one attempt takes.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// How often that is looked at.
-const PAUSE: Duration = Duration::from_millis(2);
-/// How many looks in a row have to find everything stopped: a process that was born during one is seen by the next.
-const SURE: u32 = 2;
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How many consecutive passes have to find everything stopped: a process that is forked during one is seen
+/// by the next.
+const QUIET_PASSES: u32 = 2;
 
-/// A guest could not be made to stand still, or to go on.
+/// A guest could not be paused or resumed.
 #[derive(Debug, Error)]
 pub enum FreezeError {
-    /// The control group.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// Neither way is open.
+    /// Neither mechanism is available.
     #[error(
-        "This sandbox cannot be paused: it takes a control group ({0}), because a guest in ptrace mode does not survive being stopped by signals. Run bathy as root, or use the seccomp mode"
+        "This sandbox cannot be paused: it needs a control group ({0}), because a guest in ptrace mode does not survive being stopped by signals. Run bathy as root, or use the seccomp mode"
     )]
     Impossible(String),
-    /// The processes cannot be listed.
     #[error("Cannot list the sandbox's processes")]
     List(#[source] io::Error),
     /// There is no guest.
-    #[error("The sandbox has no guest any more")]
+    #[error("The sandbox's guest has ended")]
     NoGuest,
-    /// A process does not take the signal.
+    /// A process cannot be signalled.
     #[error("Cannot stop or continue process {0} of the sandbox")]
     Signal(u32, #[source] io::Error),
-    /// Some process goes on.
+    /// A process did not stop.
     #[error("{0} of the sandbox's processes did not stop within {DEADLINE:?}")]
     Slow(usize),
 }
 
-/// How a guest is made to stand still.
+/// The mechanism for pausing a guest.
 #[derive(Debug)]
 pub enum Freezer {
     /// By its control group.
     Cgroup {
-        /// The group's part that does it.
         freezer: CgroupFreezer,
-        /// What it is called.
+        /// The name for `describe`.
         mechanism: String,
     },
     /// By signals to all its processes.
     Signals {
-        /// The keeper's process.
         keeper: u32,
-        /// Why not by a control group.
+        /// Why a control group is not used.
         why: String,
     },
-    /// By the keeper: nothing is done from outside.
+    /// By the keeper, which stops the virtual processors.
     Keeper,
-    /// Not at all.
     Impossible {
-        /// Why not by a control group.
+        /// Why a control group is not used.
         why: String,
     },
 }
 
 impl Freezer {
-    /// The best way for the guest of this keeper. The keeper has left the group's freezer.
+    /// The best mechanism for the guest of this keeper. The keeper has left the group's freezer.
     pub fn new(group: &Cgroup, keeper: u32, engine: Chosen, mode: UmlMode) -> Self {
         if engine == Chosen::Kvm {
             return Self::Keeper;
@@ -95,7 +90,7 @@ impl Freezer {
         }
     }
 
-    /// By which mechanism: `cgroup v1`, `cgroup v2`, `signals: why not a group`, `keeper: how`, or `none: why`.
+    /// The mechanism: `cgroup v1`, `cgroup v2`, `signals: reason`, `keeper: how` or `none: reason`.
     pub fn describe(&self) -> String {
         match self {
             Self::Cgroup { mechanism, .. } => mechanism.clone(),
@@ -105,36 +100,35 @@ impl Freezer {
         }
     }
 
-    /// Makes the guest stand still. If that fails, it goes on.
+    /// Pauses the guest. If that fails, the guest keeps running.
     pub fn freeze(&self) -> Result<(), FreezeError> {
         match self {
             Self::Cgroup { freezer, .. } => Ok(freezer.freeze()?),
             Self::Keeper => Ok(()),
             Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
             Self::Signals { keeper, .. } => stop(*keeper).inspect_err(|_| {
-                // Half stopped would be neither.
-                let _ = go_on(*keeper);
+                // A partly stopped guest is resumed.
+                let _ = resume(*keeper);
             }),
         }
     }
 
-    /// Lets it go on.
     pub fn thaw(&self) -> Result<(), FreezeError> {
         match self {
             Self::Cgroup { freezer, .. } => Ok(freezer.thaw()?),
             Self::Keeper => Ok(()),
             Self::Impossible { why } => Err(FreezeError::Impossible(why.clone())),
-            Self::Signals { keeper, .. } => go_on(*keeper),
+            Self::Signals { keeper, .. } => resume(*keeper),
         }
     }
 }
 
-fn guest_processes(keeper: u32) -> Result<Vec<Process>, FreezeError> {
-    let below = Processes::read().map_err(FreezeError::List)?.below(keeper);
+fn guest_processes(keeper: u32) -> Result<Vec<HostProcess>, FreezeError> {
+    let below = HostProcesses::read().map_err(FreezeError::List)?.below(keeper);
     if below.is_empty() { Err(FreezeError::NoGuest) } else { Ok(below) }
 }
 
-/// A pid namespace. No process ever leaves its own.
+/// A pid namespace. A process never leaves its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Namespace {
     device: u64,
@@ -142,7 +136,8 @@ struct Namespace {
 }
 
 impl Namespace {
-    /// Of this process; none if it has ended, or belongs to a user whose processes we may not inspect. The guest's we may.
+    /// The namespace of a process. None if it has ended, or belongs to a user whose processes we may not
+    /// inspect, which the guest's do not.
     fn of(pid: u32) -> Result<Option<Self>, FreezeError> {
         match fs::metadata(format!("/proc/{pid}/ns/pid")) {
             Ok(found) => Ok(Some(Self { device: found.dev(), inode: found.ino() })),
@@ -154,16 +149,17 @@ impl Namespace {
     }
 }
 
-/// The pid namespaces of a sandbox: the keeper is the first process of one, and its child, the guest kernel, of another, in
-/// which all processes of the guest are. No process of the host is in either.
+/// The pid namespaces of a sandbox: the keeper is the first process of one, and its child, the guest kernel,
+/// of a nested one with all processes of the guest. No host process is in either.
 struct Namespaces(Vec<Namespace>);
 
 impl Namespaces {
     fn of_keeper(keeper: u32) -> Result<Self, FreezeError> {
         let mut found = vec![Namespace::of(keeper)?.ok_or(FreezeError::NoGuest)?];
-        // The keeper's number is its own until we have waited for it, so who has it as parent is its child.
-        let began = |pid| Process::read(pid).filter(|process| process.parent == keeper).map(|now| now.began);
-        for child in Processes::read().map_err(FreezeError::List)?.children_of(keeper) {
+        // The keeper's pid is not reused before it is reaped, so a process with that parent is its child.
+        let began =
+            |pid| HostProcess::read(pid).filter(|process| process.parent == keeper).map(|now| now.began);
+        for child in HostProcesses::read().map_err(FreezeError::List)?.children_of(keeper) {
             let before = began(child);
             let namespace = Namespace::of(child)?;
             if before.is_some() && before == began(child) {
@@ -173,7 +169,7 @@ impl Namespaces {
         Ok(Self(found))
     }
 
-    /// Whether a process is in one of them.
+    /// Whether a process is in one of these namespaces.
     fn have(&self, pid: u32) -> Result<bool, FreezeError> {
         Ok(Namespace::of(pid)?.is_some_and(|namespace| self.0.contains(&namespace)))
     }
@@ -188,61 +184,62 @@ fn stop(keeper: u32) -> Result<(), FreezeError> {
         let running: Vec<_> =
             guest_processes(keeper)?.into_iter().filter(|process| !process.is_stopped()).collect();
         quiet = if running.is_empty() { quiet + 1 } else { 0 };
-        if quiet == SURE {
+        if quiet == QUIET_PASSES {
             return Ok(());
         }
         if begin.elapsed() > DEADLINE {
             return Err(FreezeError::Slow(running.len()));
         }
-        // A process that lent its memory to a child cannot stop before the child has let it go: both go on for a moment.
+        // A process in vfork cannot stop before the child releases it: both are resumed for a moment.
         if attempt.elapsed() > ATTEMPT {
-            go_on(keeper)?;
-            thread::sleep(PAUSE);
+            resume(keeper)?;
+            thread::sleep(POLL_INTERVAL);
             attempt = Instant::now();
             continue;
         }
-        // The guest kernel is the first of them.
+        // The guest kernel is the first in the list.
         for process in &running {
             signal(process, &namespaces, Signal::STOP)?;
         }
         if !running.is_empty() {
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-fn go_on(keeper: u32) -> Result<(), FreezeError> {
+fn resume(keeper: u32) -> Result<(), FreezeError> {
     let namespaces = Namespaces::of_keeper(keeper)?;
-    // The guest kernel last: then whatever it expects of its processes can happen.
+    // The guest kernel is resumed last, so that its processes are ready for whatever it expects of them.
     let processes = guest_processes(keeper)?;
-    // One that cannot be signalled keeps no other from going on.
+    // One process that cannot be signalled does not prevent resuming the others.
     let results: Vec<_> =
         processes.iter().rev().map(|process| signal(process, &namespaces, Signal::CONT)).collect();
     results.into_iter().collect()
 }
 
-/// Sends a signal to exactly this process if it is in one of these namespaces. One that is gone needs none.
+/// Sends a signal to exactly this process, if it is in one of these namespaces. A process that has exited is
+/// skipped.
 ///
-/// The list that it is from is no picture of one moment: a process of the guest can end during the pass, its number go to a
-/// process of the host, and the children of that one seem to be the guest's. So what the number stands for is looked at
-/// once more when a descriptor holds on to it, and what decides is not who its parent is.
-fn signal(process: &Process, namespaces: &Namespaces, signal: Signal) -> Result<(), FreezeError> {
+/// The process list is not a snapshot: a guest process can exit during the pass and its pid be reused by a
+/// host process, whose children then look like the guest's (TOCTOU). So the process is verified again once a
+/// pidfd is open, by its namespace and start time rather than by its parent.
+fn signal(process: &HostProcess, namespaces: &Namespaces, signal: Signal) -> Result<(), FreezeError> {
     let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
     let failed = |error: rustix::io::Errno| FreezeError::Signal(process.pid, error.into());
-    let gone = |error: &rustix::io::Errno| *error == rustix::io::Errno::SRCH;
+    let has_exited = |error: &rustix::io::Errno| *error == rustix::io::Errno::SRCH;
     let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
-        Err(error) if gone(&error) => return Ok(()),
+        Err(error) if has_exited(&error) => return Ok(()),
         Err(error) => return Err(failed(error)),
     };
-    // If the number goes to yet another process from here on, the descriptor's one has ended, and takes no signal.
-    if Process::read(process.pid).is_none_or(|now| now.began != process.began)
+    // If the pid is reused from here on, the pidfd refers to the ended process, which takes no signal.
+    if HostProcess::read(process.pid).is_none_or(|now| now.began != process.began)
         || !namespaces.have(process.pid)?
     {
         return Ok(());
     }
     match pidfd_send_signal(&pidfd, signal) {
-        Err(error) if !gone(&error) => Err(failed(error)),
+        Err(error) if !has_exited(&error) => Err(failed(error)),
         _ => Ok(()),
     }
 }
@@ -253,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// Stands for a keeper with a guest kernel and its processes: each the first process of a pid namespace.
+    /// A stand-in for a keeper with a guest kernel and processes: each the first process of a pid namespace.
     struct Keeper {
         unshare: Child,
         pid: u32,
@@ -264,16 +261,16 @@ mod tests {
             let guest = "while :; do :; done & sleep 100 & while :; do sleep 0.01; done";
             let mut unshare = Command::new("unshare");
             unshare.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"]);
-            // What stands for the keeper waits for its child, the first process of the other namespace.
+            // The outer process waits for its child, the first process of the nested namespace.
             unshare.args(["unshare", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", guest]);
             let unshare = unshare.spawn().unwrap();
             let mut keeper = Self { unshare, pid: u32::MAX };
             let begin = Instant::now();
-            while Processes::read().unwrap().below(keeper.pid()).len() < 4 {
+            while HostProcesses::read().unwrap().below(keeper.pid()).len() < 4 {
                 assert!(begin.elapsed() < Duration::from_secs(60), "the processes do not start");
-                let children = Processes::read().unwrap().children_of(keeper.unshare.id());
+                let children = HostProcesses::read().unwrap().children_of(keeper.unshare.id());
                 keeper.pid = children.first().copied().unwrap_or(u32::MAX);
-                thread::sleep(PAUSE);
+                thread::sleep(POLL_INTERVAL);
             }
             keeper
         }
@@ -283,7 +280,7 @@ mod tests {
         }
 
         fn cpu_ns_within(&self, time: Duration) -> u64 {
-            let used = || Processes::read().unwrap().sandbox(self.pid(), None).cpu_ns;
+            let used = || HostProcesses::read().unwrap().sandbox(self.pid(), None).cpu_ns;
             let before = used();
             thread::sleep(time);
             used() - before
@@ -292,14 +289,14 @@ mod tests {
 
     impl Drop for Keeper {
         fn drop(&mut self) {
-            // Its child is killed with it, and with that one its namespace.
+            // Its child and that child's namespace are killed with it.
             let _ = self.unshare.kill();
             let _ = self.unshare.wait();
         }
     }
 
     #[test]
-    fn signals_stop_everything_below_the_keeper_and_let_it_go_on() {
+    fn signals_stop_and_resume_everything_below_the_keeper() {
         let keeper = Keeper::new();
         let freezer = Freezer::Signals { keeper: keeper.pid(), why: "a test".to_owned() };
         assert_eq!(freezer.describe(), "signals: a test");
@@ -307,7 +304,7 @@ mod tests {
         for _ in 0..3 {
             freezer.freeze().unwrap();
             assert_eq!(keeper.cpu_ns_within(moment), 0);
-            assert!(!Process::read(keeper.pid()).unwrap().is_stopped(), "the keeper answers");
+            assert!(!HostProcess::read(keeper.pid()).unwrap().is_stopped(), "the keeper answers");
             freezer.thaw().unwrap();
             assert!(keeper.cpu_ns_within(moment) > 0);
         }
@@ -317,7 +314,7 @@ mod tests {
 
     impl Stranger {
         fn is_stopped(&self) -> bool {
-            Process::read(self.0.id()).unwrap().is_stopped()
+            HostProcess::read(self.0.id()).unwrap().is_stopped()
         }
     }
 
@@ -329,12 +326,13 @@ mod tests {
     }
 
     #[test]
-    fn r10_a_process_of_the_host_that_only_seems_to_be_the_guests_is_not_stopped() {
+    fn r10_a_process_of_the_host_that_only_looks_like_the_guests_is_not_stopped() {
         let keeper = Keeper::new();
         let stranger = Stranger(Command::new("sleep").arg("100").spawn().unwrap());
-        // The list of a pass in which our own number was a guest process's when it was looked at, and ours when our child was.
+        // As listed in a pass during which our own pid was a guest process's pid at first, and ours when our
+        // child was read.
         let us = std::process::id();
-        let torn = Processes::read().unwrap().with(|process| {
+        let torn = HostProcesses::read().unwrap().with(|process| {
             if process.pid == us {
                 process.parent = keeper.pid();
                 process.began -= 1;
@@ -346,11 +344,11 @@ mod tests {
         for process in &listed {
             signal(process, &namespaces, Signal::STOP).unwrap();
         }
-        // What is the guest's has stopped, so the signals have been sent.
+        // The guest's process has stopped, so the signals have been sent.
         let begin = Instant::now();
         while guest_processes(keeper.pid()).unwrap().iter().all(|process| !process.is_stopped()) {
             assert!(begin.elapsed() < Duration::from_secs(60), "nothing stops");
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
         assert!(!stranger.is_stopped(), "a process of the host was stopped");
         drop(keeper);
@@ -384,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_gone_is_said_to_be() {
+    fn an_ended_guest_is_an_error() {
         let freezer = Freezer::Signals { keeper: u32::MAX, why: String::new() };
         assert!(matches!(freezer.freeze(), Err(FreezeError::NoGuest)));
         assert!(matches!(freezer.thaw(), Err(FreezeError::NoGuest)));

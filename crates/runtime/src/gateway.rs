@@ -1,4 +1,4 @@
-//! A sandbox's gateway, from the side of whoever started it: started, told of new policies, heard, and started again.
+//! Starts a sandbox's gateway and exchanges messages with it.
 
 use std::env;
 use std::ffi::CString;
@@ -28,119 +28,99 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::addresses::{self, AddressesError, Watcher};
-use crate::counts::Counts;
+use crate::counts::ByteCounters;
 use crate::ending;
 use crate::ledger::Ledger;
 use crate::resource_group::ResourceGroup;
 
-/// Names another file with the host's resolvers.
+/// Overrides the file with the host's resolvers.
 pub const RESOLVERS_VARIABLE: &str = "BATHY_RESOLV_CONF";
 const RESOLVERS_FILE: &str = "/etc/resolv.conf";
-/// As many as the C library asks.
-const MOST_RESOLVERS: usize = 3;
+/// As many as the C library uses.
+const MAX_RESOLVERS: usize = 3;
 const NAMES_PORT: u16 = 53;
-/// How many callers wait at a published port until they are taken.
+/// The backlog of a published port.
 const BACKLOG: i32 = 128;
-/// What fits on the link at once: some of the longest frames.
+/// The socket buffer of the link: some of the longest frames.
 const LINK_BUFFER: usize = 1 << 20;
 
-/// The network of a sandbox could not be made.
+/// The network of a sandbox could not be set up.
 #[derive(Debug, Error)]
-pub enum GatewayError {
-    /// A port that somebody else has.
+pub enum NetworkError {
+    /// A port is already in use.
     #[error(
         "Port {port} of {address} is in use by another program or sandbox. Publish another one, such as -p {address}:0:{guest} for any that is free"
     )]
-    PortInUse {
-        /// Where.
-        address: IpAddr,
-        /// Which.
-        port: u16,
-        /// The sandbox's port.
-        guest: u16,
-    },
-    /// A port that cannot be had.
+    PortInUse { address: IpAddr, port: u16, guest: u16 },
+    /// A port cannot be bound.
     #[error("Port {port} of {address} cannot be published: {reason}")]
-    Port {
-        /// Where.
-        address: IpAddr,
-        /// Which.
-        port: u16,
-        /// Why not.
-        reason: Errno,
-    },
-    /// Its process.
-    #[error("Cannot start the sandbox's gateway. `bathy doctor` tells what this machine lacks")]
+    Port { address: IpAddr, port: u16, reason: Errno },
+    #[error("Cannot start the sandbox's gateway. `bathy doctor` shows what is missing")]
     Spawn(#[from] SpawnError),
-    /// A socket or configuration.
+    /// A socket or configuration cannot be created.
     #[error("Cannot prepare the sandbox's gateway")]
     Prepare(#[source] io::Error),
-    /// What the host's own addresses are.
+    /// The host's own addresses cannot be read.
     #[error(transparent)]
     Addresses(#[from] AddressesError),
-    /// Policies that are too long to be told.
+    /// The policies are too long for a message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// There is nothing to be changed.
+    /// The sandbox was started without a network.
     #[error("The sandbox was started without a network (preset none). Restart it to give it one")]
     NoNetwork,
-    /// It does not take what it is told.
+    /// The gateway does not accept messages.
     #[error("The sandbox's gateway does not answer")]
     Silent,
-    /// It cannot serve.
     #[error("The sandbox's gateway cannot serve: {0}")]
     Failed(String),
 }
 
-/// What a gateway is started with, and with what again.
+/// Everything that a gateway is started and restarted with.
 #[derive(Debug)]
 pub struct Network {
-    /// The program.
     pub program: File,
-    /// Its user.
     pub identity: Identity,
     /// The sandbox's control group.
     pub group: Arc<ResourceGroup>,
-    /// What the sandbox may reach.
     pub policies: Policies,
-    /// How much of it.
     pub limits: NetworkLimits,
-    /// The beginning of the command that allows a target.
-    pub cure: String,
-    /// The published ports as they are bound.
+    /// The prefix of the command that allows a destination, for hints.
+    pub allow_command: String,
+    /// The published ports as bound.
     pub ports: Vec<(PublishedPort, OwnedFd)>,
-    /// The gateway's end of the link, which the next gateway can go on with.
+    /// The gateway's end of the link, which is reused by the next gateway.
     pub link: OwnedFd,
-    /// What is known of the network from all of its gateways.
+    /// What is remembered over all gateways of the sandbox.
     pub ledger: Ledger,
-    /// Tells its gateways of the host's addresses.
+    /// Sends changes of the host's addresses to the gateways.
     pub addresses: Watcher,
 }
 
 impl Network {
-    /// Starts a gateway at the link. There is no other one.
-    pub fn start(&mut self) -> Result<Gateway, GatewayError> {
-        let prepare = |error: Errno| GatewayError::Prepare(error.into());
+    /// Starts a gateway on the link. There must not be another one.
+    pub fn start(&mut self) -> Result<RunningGateway, NetworkError> {
+        let prepare = |error: Errno| NetworkError::Prepare(error.into());
         let bound = |(port, _): &(PublishedPort, OwnedFd)| BoundPort {
             guest: port.guest,
             udp: port.protocol == Protocol::Udp,
         };
-        // It has been watching for changes since before this.
+        // The watcher was started before, so no change is missed.
         let own = addresses::read()?;
         let launch = GatewayLaunch {
             policies: policies_text(&self.policies)?,
             resolvers: resolvers(),
             limits: self.limits,
             ports: self.ports.iter().map(bound).collect(),
-            cure: self.cure.clone(),
+            cure: self.allow_command.clone(),
             spent: self.ledger.carried_over(Instant::now()),
             own: own.clone(),
         };
         let mut config = File::from(memfd_create("gateway-config", MemfdFlags::CLOEXEC).map_err(prepare)?);
-        config.write_all(&encode(&launch)?).map_err(GatewayError::Prepare)?;
+        config.write_all(&encode(&launch)?).map_err(NetworkError::Prepare)?;
         rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0)).map_err(prepare)?;
         let (control, its_control) = pair()?;
-        let counts = Counts::new(self.limits.connections).map_err(GatewayError::Prepare)?;
+        let counts = ByteCounters::new(self.limits.connections).map_err(NetworkError::Prepare)?;
         let descriptors = GatewayDescriptors {
             control: its_control.as_fd(),
             link: self.link.as_fd(),
@@ -152,22 +132,22 @@ impl Network {
             args: &[CString::from(c"bathy-gateway")],
             descriptors: &descriptors.in_order(config.as_fd()),
             identity: self.identity,
-            entrance: Some(&self.group.gateway_entrance().map_err(GatewayError::Prepare)?),
+            entrance: Some(&self.group.gateway_entrance().map_err(NetworkError::Prepare)?),
             before_start: Some(&|pid| self.group.set_priority(pid)),
         })?;
         rustix::io::ioctl_fionbio(&control, true).map_err(prepare)?;
-        let gateway = Gateway { control, process };
+        let gateway = RunningGateway { control, process };
         self.ledger.begin(counts);
-        self.addresses.serve(gateway.control.try_clone().map_err(GatewayError::Prepare)?, own);
+        self.addresses.serve(gateway.control.try_clone().map_err(NetworkError::Prepare)?, own);
         Ok(gateway)
     }
 }
 
-/// A link's two ends: the keeper's and the gateway's.
+/// Creates a link: the keeper's end and the gateway's.
 ///
 /// # Errors
-/// When the host gives none.
-pub fn link() -> Result<(OwnedFd, OwnedFd), GatewayError> {
+/// The socket pair cannot be created.
+pub fn link() -> Result<(OwnedFd, OwnedFd), NetworkError> {
     let (one, two) = pair()?;
     for end in [&one, &two] {
         // As much as the host allows.
@@ -176,124 +156,120 @@ pub fn link() -> Result<(OwnedFd, OwnedFd), GatewayError> {
     Ok((one, two))
 }
 
-fn pair() -> Result<(OwnedFd, OwnedFd), GatewayError> {
+fn pair() -> Result<(OwnedFd, OwnedFd), NetworkError> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(|error| GatewayError::Prepare(error.into()))
+        .map_err(|error| NetworkError::Prepare(error.into()))
 }
 
-/// A running gateway. Dropping it ends it.
+/// A running gateway. Dropping it kills it.
 #[derive(Debug)]
-pub struct Gateway {
+pub struct RunningGateway {
     control: OwnedFd,
     process: Spawned,
 }
 
-/// What a gateway says, or that it says nothing more.
+/// The result of reading from a gateway.
 #[derive(Debug)]
-pub enum Received {
-    /// Something.
+pub enum Incoming {
     Message(FromGateway),
-    /// Nothing now.
     Nothing,
-    /// It is gone.
     Closed,
 }
 
-impl Gateway {
-    /// What to poll.
+impl RunningGateway {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }
 
-    /// Tells it what holds from now on.
-    pub fn change(&self, policies: &Policies) -> Result<(), GatewayError> {
+    /// Sends new policies to the gateway.
+    pub fn change(&self, policies: &Policies) -> Result<(), NetworkError> {
         let message = encode(&ToGateway::Policies(policies_text(policies)?))?;
         match send(&self.control, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(_) => Ok(()),
-            Err(_) => Err(GatewayError::Silent),
+            Err(_) => Err(NetworkError::Silent),
         }
     }
 
-    /// Ends it at once. What it had sent by then, and was not read.
+    /// Kills the gateway. Returns the messages that it had sent but that were not read.
     pub fn end_now(self) -> Vec<FromGateway> {
-        ending::kill_or_say(&self.process);
+        ending::kill_or_log(&self.process);
         let mut messages = Vec::new();
-        // No more than fits into a socket, now that nothing is added.
-        while let Received::Message(message) = receive(self.fd()) {
+        // At most what fits into a socket, because nothing more is sent.
+        while let Incoming::Message(message) = receive(self.fd()) {
             messages.push(message);
         }
         messages
     }
 
-    /// How one ended that has closed its control socket.
+    /// Describes how a gateway ended that closed its control socket.
     pub fn end(&self) -> String {
         match self.process.failure() {
-            Some(words) => format!("it could not {words}"),
+            Some(reason) => format!("it could not {reason}"),
             None => {
-                std::thread::sleep(PATIENCE);
+                std::thread::sleep(TIMEOUT);
                 format!("it {}", ending::of_process(self.process.pidfd.as_fd()))
             }
         }
     }
 }
 
-impl Drop for Gateway {
+impl Drop for RunningGateway {
     fn drop(&mut self) {
-        // The first process of its pid namespace, and the only one.
-        ending::kill_or_say(&self.process);
+        // It is the first and only process of its pid namespace.
+        ending::kill_or_log(&self.process);
     }
 }
 
-/// How long a gateway may take to end by itself.
+/// How long a gateway may take to exit by itself.
 pub const LEAVE_TIME: Duration = Duration::from_millis(1500);
 
-/// How long a gateway's process takes to end after its socket was closed.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a gateway's process takes to exit after its socket was closed.
+const TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Tells a gateway by its control socket whether events cannot be recorded at present.
+/// Holds or releases a gateway: while it is held, because events cannot be recorded, it begins nothing new.
 ///
 /// # Errors
-/// When it does not take that.
-pub fn hold(control: BorrowedFd<'_>, is_held: bool) -> Result<(), GatewayError> {
+/// The gateway does not accept the message.
+pub fn hold(control: BorrowedFd<'_>, is_held: bool) -> Result<(), NetworkError> {
     let message = encode(&ToGateway::Hold(is_held))?;
     match send(control, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
         Ok(_) => Ok(()),
-        Err(_) => Err(GatewayError::Silent),
+        Err(_) => Err(NetworkError::Silent),
     }
 }
 
 /// The next message on a control socket.
-pub fn receive(control: BorrowedFd<'_>) -> Received {
+pub fn receive(control: BorrowedFd<'_>) -> Incoming {
     let mut bytes = vec![0; MAX_MESSAGE];
     loop {
         return match recv(control, &mut bytes, RecvFlags::empty()) {
-            Ok((0, _)) => Received::Closed,
-            // One that does not speak our language is not ours any more.
+            Ok((0, _)) => Incoming::Closed,
+            // A gateway that sends an invalid message may be compromised.
             Ok((count, _)) => {
-                decode(bytes.get(..count).unwrap_or_default()).map_or(Received::Closed, Received::Message)
+                decode(bytes.get(..count).unwrap_or_default()).map_or(Incoming::Closed, Incoming::Message)
             }
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => Received::Nothing,
-            Err(_) => Received::Closed,
+            Err(Errno::AGAIN) => Incoming::Nothing,
+            Err(_) => Incoming::Closed,
         };
     }
 }
 
-fn policies_text(policies: &Policies) -> Result<String, GatewayError> {
-    serde_json::to_string(policies).map_err(|error| GatewayError::Prepare(error.into()))
+fn policies_text(policies: &Policies) -> Result<String, NetworkError> {
+    serde_json::to_string(policies).map_err(|error| NetworkError::Prepare(error.into()))
 }
 
-/// Binds published ports, before anything of the sandbox runs: a port that is taken is an error at once. Where any free port
-/// was asked for, the answer has the one that was found.
-pub fn bind_ports(ports: &[PublishedPort]) -> Result<Vec<(PublishedPort, OwnedFd)>, GatewayError> {
+/// Binds published ports before anything of the sandbox runs, so that a port in use is an error at once.
+/// Where any free port was requested, the answer has the assigned one.
+pub fn bind_ports(ports: &[PublishedPort]) -> Result<Vec<(PublishedPort, OwnedFd)>, NetworkError> {
     ports.iter().map(|port| bind_port(*port)).collect()
 }
 
-fn bind_port(mut port: PublishedPort) -> Result<(PublishedPort, OwnedFd), GatewayError> {
+fn bind_port(mut port: PublishedPort) -> Result<(PublishedPort, OwnedFd), NetworkError> {
     let (address, guest) = (port.bind, port.guest);
     let failed = |reason: Errno| match reason {
-        Errno::ADDRINUSE => GatewayError::PortInUse { address, port: port.host, guest },
-        reason => GatewayError::Port { address, port: port.host, reason },
+        Errno::ADDRINUSE => NetworkError::PortInUse { address, port: port.host, guest },
+        reason => NetworkError::Port { address, port: port.host, reason },
     };
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let stream = port.protocol != Protocol::Udp;
@@ -301,7 +277,7 @@ fn bind_port(mut port: PublishedPort) -> Result<(PublishedPort, OwnedFd), Gatewa
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, kind, flags, None).map_err(failed)?;
     if stream {
-        // What is left of connections of before does not keep the port.
+        // Connections in TIME_WAIT do not keep the port in use.
         set_socket_reuseaddr(&socket, true).map_err(failed)?;
     }
     if address.is_ipv6() {
@@ -318,7 +294,7 @@ fn bind_port(mut port: PublishedPort) -> Result<(PublishedPort, OwnedFd), Gatewa
     Ok((port, socket))
 }
 
-/// Whom the host asks for names.
+/// The host's DNS resolvers.
 fn resolvers() -> Vec<SocketAddr> {
     let path = env::var_os(RESOLVERS_VARIABLE).map_or_else(|| PathBuf::from(RESOLVERS_FILE), PathBuf::from);
     fs::read_to_string(path).map(|text| named(&text)).unwrap_or_default()
@@ -329,7 +305,7 @@ fn named(text: &str) -> Vec<SocketAddr> {
         let mut words = line.split_whitespace();
         (words.next() == Some("nameserver")).then(|| words.next()?.parse::<IpAddr>().ok()).flatten()
     };
-    let found: Vec<_> = text.lines().filter_map(address).take(MOST_RESOLVERS).collect();
+    let found: Vec<_> = text.lines().filter_map(address).take(MAX_RESOLVERS).collect();
     found.into_iter().map(|address| SocketAddr::new(address, NAMES_PORT)).collect()
 }
 
@@ -352,7 +328,7 @@ mod tests {
         assert_ne!(bound.host, 0);
         let error = bind_port(bound).unwrap_err();
         let words = error.to_string();
-        assert!(matches!(error, GatewayError::PortInUse { .. }), "{words}");
+        assert!(matches!(error, NetworkError::PortInUse { .. }), "{words}");
         assert!(words.contains(&bound.host.to_string()) && words.contains("-p 127.0.0.1:0:80"), "{words}");
     }
 }

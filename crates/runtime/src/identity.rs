@@ -1,84 +1,84 @@
-//! Which user numbers of the host a sandbox's processes have.
+//! The host user ids of a sandbox's processes.
 //!
-//! What the kernel counts for each user, such as descriptors in flight and epoll watches, is then counted for each sandbox, and no
-//! sandbox can use up another's or the caller's (attacks U7 and U9).
+//! The kernel counts some resources per user, such as in-flight descriptors and epoll watches. With ids of
+//! their own, sandboxes cannot use up each other's or the user's share (attacks U7 and U9).
 
 use std::fs;
 
 use bathy_jail::Identity;
 
-use crate::slot::{self, Slot};
+use crate::slot::{self, CpuSlot};
 
-/// The first of the user numbers that root gives to sandboxes, two for each slot. They are above those of people and
-/// system services (below 2^16), of /etc/subuid (from 100,000 to 600,100,000), of systemd's containers (up to
-/// 0x6fff_ffff) and of the directories that SSSD and FreeIPA map (up to 2,000,200,000), and below those of systemd's foreign
-/// images (from 0x7ffe_0000) and of podman's automatic user namespaces (from 2^31 - 1).
+/// The first user id that root gives to sandboxes, two for each slot. These are above people and system
+/// services (below 2^16), /etc/subuid (100,000 to 600,100,000), systemd's containers (up to 0x6fff_ffff) and
+/// the directory ranges of SSSD and FreeIPA (up to 2,000,200,000), and below systemd's foreign images (from
+/// 0x7ffe_0000) and podman's automatic user namespaces (from 2^31 - 1).
 const FIRST_SANDBOX_USER: u32 = 0x7800_0000;
-/// The first of those that it gives to gateways, one for each slot, above all of the others.
+/// The first user id that root gives to gateways, one for each slot, above all of the others.
 const FIRST_GATEWAY_USER: u32 = 0x7c00_0000;
 const _: () = assert!(FIRST_SANDBOX_USER + 2 * slot::SLOTS <= FIRST_GATEWAY_USER);
 const _: () = assert!(FIRST_GATEWAY_USER + slot::SLOTS < 0x7ffe_0000);
-/// How many numbers one sandbox takes of an ordinary user's: the keeper's, the guest's and the gateway's.
-const EACH: u32 = 3;
+/// How many subordinate ids a sandbox of an ordinary user takes: the keeper's, the guest's and the gateway's.
+const IDS_PER_SANDBOX: u32 = 3;
 
-/// The numbers of one sandbox.
+/// The user ids of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identities {
-    /// Of the keeper, and of the guest if it has one of its own.
+    /// The ids of the keeper, and of the guest if it has its own.
     pub keeper: Identity,
-    /// Of the gateway.
     pub gateway: Identity,
 }
 
 impl Identities {
-    /// Those that the caller may give to the sandbox in this slot.
-    pub fn of(slot: &Slot) -> Self {
+    /// The ids for the sandbox in this slot.
+    pub fn of(slot: &CpuSlot) -> Self {
         let uid = rustix::process::geteuid();
         if uid.is_root() {
             let keeper = Identity::Pair { first: FIRST_SANDBOX_USER + slot.number * 2 };
             return Self { keeper, gateway: Identity::One { id: FIRST_GATEWAY_USER + slot.number } };
         }
-        let place = slot.place_among(processors());
-        Subordinates::of_user(uid.as_raw()).and_then(|ranges| ranges.take(place)).unwrap_or_else(Self::own)
+        let rank = slot.rank_among(processors());
+        Subordinates::of_user(uid.as_raw()).and_then(|ranges| ranges.take(rank)).unwrap_or_else(Self::own)
     }
 
-    /// Those to try when these cannot be mapped. Root has no others: its own number is not one for a guest.
-    pub fn instead(&self) -> Option<Self> {
+    /// The fallback when these ids cannot be mapped. Root has none: a guest must not have its id.
+    pub fn fallback(&self) -> Option<Self> {
         matches!(self.keeper, Identity::Subordinate { .. }).then(Self::own)
     }
 
-    /// The caller's own number for all of them, which is all that every ordinary user has.
+    /// The user's own id for all processes, which every ordinary user has.
     fn own() -> Self {
         let uid = rustix::process::geteuid().as_raw();
         let own = Identity::Own { uid, gid: rustix::process::getegid().as_raw() };
         Self { keeper: own, gateway: own }
     }
 
-    /// Whether the guest has a number of its own besides the keeper's.
+    /// Whether the guest has an id of its own besides the keeper's.
     pub fn guest_has_its_own(&self) -> bool {
         matches!(self.keeper, Identity::Pair { .. } | Identity::Subordinate { .. })
     }
 }
 
-/// The numbers of root's sandboxes that this user namespace does not have, as text. A container's often has only 65,536 in all.
+/// The ids of root's sandboxes that this user namespace lacks, as text. A container often has only 65,536 ids
+/// in all.
 pub fn missing_of_root() -> Option<String> {
     let map = |file: &str| fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
     (!has_all_of_root(&map("uid_map")) || !has_all_of_root(&map("gid_map"))).then(range_of_root)
 }
 
-/// The numbers of root's sandboxes.
+/// The id range of root's sandboxes.
 pub fn range_of_root() -> String {
     format!("{FIRST_SANDBOX_USER} to {}", FIRST_GATEWAY_USER + slot::SLOTS - 1)
 }
 
-/// Whether a namespace with this map has the numbers. The kernel maps none that are of two lines of it.
+/// Whether a namespace with this uid map has the ids. The kernel does not map a range that spans two lines.
 fn has_all_of_root(map: &str) -> bool {
     let ranges: Vec<Range> = map.lines().filter_map(Range::of_map).collect();
     let has = |first, count| ranges.iter().any(|range| range.contains(Range { first, count }));
     has(FIRST_SANDBOX_USER, 2 * slot::SLOTS) && has(FIRST_GATEWAY_USER, slot::SLOTS)
 }
 
-/// Numbers that the system has set aside for an ordinary user.
+/// The subordinate ids of an ordinary user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Subordinates {
     uids: Range,
@@ -100,10 +100,10 @@ impl Subordinates {
         Some(Self { uids: range("/etc/subuid")?, gids: range("/etc/subgid")? })
     }
 
-    /// The numbers of the sandbox at this place, if there are that many. They are counted from the end: podman, buildah and others
-    /// give theirs from the beginning, and their containers would have the same.
-    fn take(self, place: u32) -> Option<Identities> {
-        let back = place.checked_add(1)?.checked_mul(EACH)?;
+    /// The ids of the sandbox in this place, if there are enough. They are allocated from the end of the
+    /// range, because podman, buildah and others allocate from the beginning.
+    fn take(self, rank: u32) -> Option<Identities> {
+        let back = rank.checked_add(1)?.checked_mul(IDS_PER_SANDBOX)?;
         let first =
             |range: Range| range.count.checked_sub(back).and_then(|offset| range.first.checked_add(offset));
         let (uid, gid) = (first(self.uids)?, first(self.gids)?);
@@ -115,7 +115,7 @@ impl Subordinates {
 }
 
 impl Range {
-    /// The longest one of a user in the text of /etc/subuid or /etc/subgid.
+    /// The longest range of a user in the text of /etc/subuid or /etc/subgid.
     fn of(text: &str, name: Option<&str>, uid: u32) -> Option<Self> {
         let number = uid.to_string();
         let parse = |line: &str| {
@@ -127,7 +127,7 @@ impl Range {
         text.lines().filter_map(parse).max_by_key(|range| range.count)
     }
 
-    /// What a line of a namespace's map has, by the namespace's own numbers.
+    /// The range of a line of a namespace's map, by the namespace's own ids.
     fn of_map(line: &str) -> Option<Self> {
         let mut fields = line.split_whitespace();
         let first = fields.next()?.parse().ok()?;
@@ -145,7 +145,7 @@ fn name_of(uid: u32, passwd: &str) -> Option<&str> {
     passwd.lines().find(is_user)?.split(':').next()
 }
 
-/// How many processors this machine can have at most: a number that does not change while it runs.
+/// The most processors that this machine can have, which does not change while it runs.
 fn processors() -> u32 {
     let possible = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = possible.trim().rsplit(['-', ',']).next().and_then(|last| last.parse::<u32>().ok());
@@ -201,11 +201,11 @@ mod tests {
             keeper: Identity::Pair { first: FIRST_SANDBOX_USER },
             gateway: Identity::One { id: FIRST_GATEWAY_USER },
         };
-        assert_eq!(root.instead(), None);
+        assert_eq!(root.fallback(), None);
         let range = Range { first: 1000, count: 3 };
         let ordinary = Subordinates { uids: range, gids: range }.take(0).unwrap();
-        assert_eq!(ordinary.instead(), Some(Identities::own()));
-        assert_eq!(Identities::own().instead(), None, "it was tried");
+        assert_eq!(ordinary.fallback(), Some(Identities::own()));
+        assert_eq!(Identities::own().fallback(), None, "it was tried");
     }
 
     #[test]

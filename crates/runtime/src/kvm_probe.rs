@@ -1,8 +1,8 @@
-//! Whether `/dev/kvm` is hardware virtualization: a guest of a few instructions is run and timed.
+//! Probes whether `/dev/kvm` is hardware virtualization: a guest of a few instructions is run and timed.
 //!
-//! The device's presence proves nothing. Some hosts offer one that emulates instruction by instruction, a thousand times
-//! too slow for a guest. So a counting loop has to finish within a limit of processor time, in a process of its own that
-//! the kernel ends when it does not. Wall time would take a busy machine for one without hardware virtualization.
+//! The device's presence proves nothing. On some hosts it is emulated, a thousand times too slow for a guest.
+//! So a counting loop has to finish within a limit of CPU time, in a process of its own that the kernel kills
+//! otherwise. A limit of wall time would fail on a busy machine.
 
 use std::fmt;
 use std::fs::File;
@@ -21,81 +21,75 @@ use thiserror::Error;
 
 use crate::sys::GuestPage;
 
-/// The device.
 pub const DEVICE: &str = "/dev/kvm";
-/// The hidden verb of `bathy` that runs the probe guest.
+/// The hidden subcommand of `bathy` that runs the probe guest.
 pub const VERB: &str = "probe-kvm";
-/// How often the probe guest counts. Hardware does that in well under a tenth of the limit, emulation in ten times the limit.
+/// The iterations of the loop. Hardware takes well under a tenth of the limit, emulation ten times the limit.
 const LOOPS: u32 = 50_000_000;
-/// What the guest runs of them, as it is told: each turn is two instructions.
+/// The instructions that the guest executes, for messages: two for each iteration.
 const MILLION_INSTRUCTIONS: u32 = LOOPS / 1_000_000 * 2;
-/// Seconds of processor time for the probe.
+/// The CPU time of the probe in seconds.
 const CPU_LIMIT: u64 = 2;
-/// How long the probe may take in all. A machine that does not give it that much until then is too busy to tell.
+/// The wall-time limit of the probe. A machine that does not give it enough CPU time until then is too busy
+/// to decide.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Where the guest's code lies in its memory.
+/// The address of the guest's code.
 const CODE: u64 = 0x1000;
 
 /// The probe could not be run.
 #[derive(Debug, Error)]
 pub enum ProbeError {
-    /// A call to KVM failed.
     #[error("KVM refused to {0}")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// Memory.
     #[error("No memory for the probe guest")]
     Memory(#[source] io::Error),
-    /// Nothing would end the probe.
+    /// Without a limit the probe might never end.
     #[error("The probe's processor time cannot be limited")]
     Limit(#[source] io::Error),
-    /// The guest did something else than counting and halting.
+    /// The guest did something unexpected.
     #[error("The probe guest ended unexpectedly: {0}")]
     Exit(String),
 }
 
-/// What the device is good for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Verdict {
+pub enum KvmSupport {
     /// Guests run at full speed.
     Hardware {
         /// How long the probe guest took.
         milliseconds: u64,
     },
-    /// There is a device, and the probe guest did not finish in time.
+    /// There is a device, but the probe guest did not finish in time.
     NotHardware {
-        /// The limit of processor time.
+        /// The limit of CPU time.
         milliseconds: u64,
     },
-    /// There is no device.
     Absent,
-    /// There is one, and we may not use it.
+    /// There is a device, but we have no permission to use it.
     NoPermission {
-        /// The group that may.
+        /// The group that has permission.
         group: String,
     },
-    /// There is one that we may use, and the processor has nothing that could make it fast. No guest was tried.
+    /// There is a usable device, but the processor has no virtualization support. No guest was run.
     NoProcessor,
-    /// It failed.
     Broken {
-        /// How.
         reason: String,
     },
 }
 
-impl Verdict {
+impl KvmSupport {
     /// Whether guests run at full speed.
     pub fn is_hardware(&self) -> bool {
         matches!(self, Self::Hardware { .. })
     }
 
-    /// Whether a guest was tried and its time taken. A failure may have been about anything, and for a moment only.
+    /// Whether a guest was run and timed. A failure may have had any cause, including a temporary one.
     pub fn is_measurement(&self) -> bool {
         matches!(self, Self::Hardware { .. } | Self::NotHardware { .. })
     }
 
-    /// What the user can do about it, if anything.
-    pub fn cure(&self) -> Option<String> {
+    /// How the user can fix it, if at all.
+    pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoPermission { group } if group == "root" => Some(format!(
                 "To use it, give it to a group: groupadd -f kvm; chgrp kvm {DEVICE}; chmod g+rw {DEVICE}; usermod -aG kvm $USER; then log in again"
@@ -108,7 +102,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for KvmSupport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hardware { milliseconds } => {
@@ -136,26 +130,26 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Opens the device, or says why that cannot be.
-pub fn open() -> Result<File, Verdict> {
+/// Opens the device, or returns why that is not possible.
+pub fn open() -> Result<File, KvmSupport> {
     File::options().read(true).write(true).open(DEVICE).map_err(|error| match error.kind() {
-        // The second and third: a node without a driver behind it.
-        io::ErrorKind::NotFound => Verdict::Absent,
-        _ if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Verdict::Absent,
-        io::ErrorKind::PermissionDenied => Verdict::NoPermission { group: group_of(Path::new(DEVICE)) },
-        _ => Verdict::Broken { reason: error.to_string() },
+        // `ENXIO` and `ENODEV`: a device node without a driver.
+        io::ErrorKind::NotFound => KvmSupport::Absent,
+        _ if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => KvmSupport::Absent,
+        io::ErrorKind::PermissionDenied => KvmSupport::NoPermission { group: group_of(Path::new(DEVICE)) },
+        _ => KvmSupport::Broken { reason: error.to_string() },
     })
 }
 
-/// Finds out what an opened device is good for, by running `prober` (the program `bathy` with [`VERB`]).
-pub fn measure(prober: &mut Command) -> Verdict {
+/// Probes an opened device by running `prober` (the program `bathy` with [`VERB`]).
+pub fn measure(prober: &mut Command) -> KvmSupport {
     match timed(prober, DEADLINE) {
         Ok(verdict) => verdict,
-        Err(error) => Verdict::Broken { reason: error.to_string() },
+        Err(error) => KvmSupport::Broken { reason: error.to_string() },
     }
 }
 
-fn timed(prober: &mut Command, deadline: Duration) -> io::Result<Verdict> {
+fn timed(prober: &mut Command, deadline: Duration) -> io::Result<KvmSupport> {
     let started = Instant::now();
     let mut child = prober.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let status = loop {
@@ -167,29 +161,29 @@ fn timed(prober: &mut Command, deadline: Duration) -> io::Result<Verdict> {
             child.wait()?;
             let reason =
                 format!("the probe did not finish within {} s; the machine may be busy", deadline.as_secs());
-            return Ok(Verdict::Broken { reason });
+            return Ok(KvmSupport::Broken { reason });
         }
         std::thread::sleep(Duration::from_millis(5));
     };
     if status.success() {
         let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        return Ok(Verdict::Hardware { milliseconds });
+        return Ok(KvmSupport::Hardware { milliseconds });
     }
-    // Killed earlier, it was not by the limit.
+    // If it was killed earlier, then not by the limit.
     let used_up = started.elapsed() >= Duration::from_secs(CPU_LIMIT);
     if status.signal() == Some(Signal::KILL.as_raw()) && used_up {
-        return Ok(Verdict::NotHardware { milliseconds: CPU_LIMIT * 1000 });
+        return Ok(KvmSupport::NotHardware { milliseconds: CPU_LIMIT * 1000 });
     }
     let mut reason = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         stderr.read_to_string(&mut reason)?;
     }
-    Ok(Verdict::Broken { reason: reason.trim().to_owned() })
+    Ok(KvmSupport::Broken { reason: reason.trim().to_owned() })
 }
 
-/// Runs the probe guest in this process, which the kernel ends if that takes too much processor time.
+/// Runs the probe guest in this process, which the kernel kills if it takes too much CPU time.
 pub fn run_guest() -> Result<(), ProbeError> {
-    // At the hard limit the kernel kills: that can be neither ignored nor dumped.
+    // At the hard limit the kernel sends SIGKILL, which can be neither ignored nor dump core.
     let limit = Rlimit { current: Some(CPU_LIMIT), maximum: Some(CPU_LIMIT) };
     setrlimit(Resource::Cpu, limit).map_err(|error| ProbeError::Limit(error.into()))?;
     let failed = |what| move |error| ProbeError::Kvm(what, error);
@@ -208,11 +202,11 @@ pub fn run_guest() -> Result<(), ProbeError> {
     };
     page.give_to(&vm, region).map_err(failed("take memory"))?;
     let mut cpu = vm.create_vcpu(0).map_err(failed("create a processor"))?;
-    let mut special = cpu.get_sregs().map_err(failed("tell its registers"))?;
+    let mut special = cpu.get_sregs().map_err(failed("read its registers"))?;
     special.cs.base = 0;
     special.cs.selector = 0;
     cpu.set_sregs(&special).map_err(failed("set its registers"))?;
-    let mut registers = cpu.get_regs().map_err(failed("tell its registers"))?;
+    let mut registers = cpu.get_regs().map_err(failed("read its registers"))?;
     registers.rip = CODE;
     registers.rflags = 2;
     cpu.set_regs(&registers).map_err(failed("set its registers"))?;
@@ -220,7 +214,7 @@ pub fn run_guest() -> Result<(), ProbeError> {
         match cpu.run() {
             Ok(VcpuExit::Hlt) => return Ok(()),
             Ok(other) => return Err(ProbeError::Exit(format!("{other:?}"))),
-            // A signal, such as that of being stopped for a while.
+            // Interrupted by a signal, such as after a stop.
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(ProbeError::Kvm("run the guest", error)),
         }
@@ -253,52 +247,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_verdict_says_what_was_found_and_who_may_is_named() {
+    fn every_verdict_is_described() {
         let verdicts = [
-            (Verdict::Hardware { milliseconds: 30 }, "is hardware virtualization"),
+            (KvmSupport::Hardware { milliseconds: 30 }, "is hardware virtualization"),
             (
-                Verdict::NotHardware { milliseconds: 2000 },
+                KvmSupport::NotHardware { milliseconds: 2000 },
                 "100 million instructions did not finish in 2000 ms of processor time",
             ),
-            (Verdict::Absent, "there is no /dev/kvm"),
-            (Verdict::NoPermission { group: "kvm".to_owned() }, "root and the group kvm"),
-            (Verdict::NoProcessor, "neither VMX nor SVM"),
-            (Verdict::Broken { reason: "no memory".to_owned() }, "no memory"),
+            (KvmSupport::Absent, "there is no /dev/kvm"),
+            (KvmSupport::NoPermission { group: "kvm".to_owned() }, "root and the group kvm"),
+            (KvmSupport::NoProcessor, "neither VMX nor SVM"),
+            (KvmSupport::Broken { reason: "no memory".to_owned() }, "no memory"),
         ];
-        for (verdict, words) in verdicts {
-            assert!(verdict.to_string().contains(words), "{verdict}");
+        for (verdict, text) in verdicts {
+            assert!(verdict.to_string().contains(text), "{verdict}");
             let text = serde_json::to_string(&verdict).unwrap();
-            assert_eq!(serde_json::from_str::<Verdict>(&text).unwrap(), verdict, "{text}");
+            assert_eq!(serde_json::from_str::<KvmSupport>(&text).unwrap(), verdict, "{text}");
         }
-        let cure = |group: &str| Verdict::NoPermission { group: group.to_owned() }.cure().unwrap();
-        assert!(cure("kvm").contains("usermod -aG kvm $USER"));
-        assert!(cure("root").contains("chgrp kvm"), "nobody is told to join the group root");
+        let hint = |group: &str| KvmSupport::NoPermission { group: group.to_owned() }.hint().unwrap();
+        assert!(hint("kvm").contains("usermod -aG kvm $USER"));
+        assert!(hint("root").contains("chgrp kvm"), "the hint must not be to join the group root");
     }
 
     /// Longer than any machine is busy.
-    const PATIENCE: Duration = Duration::from_secs(200);
+    const TIMEOUT: Duration = Duration::from_secs(200);
 
     #[test]
-    fn a_probe_that_is_killed_by_others_tells_nothing() {
-        let killed = timed(Command::new("sh").args(["-c", "kill -9 $$"]), PATIENCE).unwrap();
-        assert!(matches!(killed, Verdict::Broken { .. }), "{killed:?}");
+    fn a_probe_that_is_killed_by_others_proves_nothing() {
+        let killed = timed(Command::new("sh").args(["-c", "kill -9 $$"]), TIMEOUT).unwrap();
+        assert!(matches!(killed, KvmSupport::Broken { .. }), "{killed:?}");
     }
 
     #[test]
     fn a_probe_that_uses_up_its_processor_time_is_no_hardware() {
         let mut busy = Command::new("sh");
         busy.args(["-c", &format!("ulimit -t {CPU_LIMIT}; while :; do :; done")]);
-        let verdict = timed(&mut busy, PATIENCE).unwrap();
-        assert_eq!(verdict, Verdict::NotHardware { milliseconds: CPU_LIMIT * 1000 });
+        let verdict = timed(&mut busy, TIMEOUT).unwrap();
+        assert_eq!(verdict, KvmSupport::NotHardware { milliseconds: CPU_LIMIT * 1000 });
     }
 
     #[test]
-    fn a_probe_that_gets_no_processor_tells_nothing_about_the_hardware() {
-        // Longer than the old limit of wall time, and hardly any processor time: as on a busy machine.
-        let slow = timed(Command::new("sleep").arg("2"), PATIENCE).unwrap();
+    fn a_probe_without_cpu_time_proves_nothing_about_the_hardware() {
+        // Longer than the former limit of wall time with hardly any CPU time, as on a busy machine.
+        let slow = timed(Command::new("sleep").arg("2"), TIMEOUT).unwrap();
         assert!(slow.is_hardware(), "{slow:?}");
         let stuck = timed(Command::new("sleep").arg("60"), Duration::from_millis(50)).unwrap();
-        assert!(matches!(&stuck, Verdict::Broken { reason } if reason.contains("busy")), "{stuck:?}");
+        assert!(matches!(&stuck, KvmSupport::Broken { reason } if reason.contains("busy")), "{stuck:?}");
         assert!(!stuck.is_measurement(), "it is tried again at the next start");
     }
 
@@ -306,11 +300,11 @@ mod tests {
     fn a_probe_that_fails_says_why() {
         let verdict =
             timed(Command::new("sh").args(["-c", "echo no guests today >&2; exit 1"]), DEADLINE).unwrap();
-        assert_eq!(verdict, Verdict::Broken { reason: "no guests today".to_owned() });
+        assert_eq!(verdict, KvmSupport::Broken { reason: "no guests today".to_owned() });
     }
 
     #[test]
     fn a_probe_that_finishes_is_hardware() {
-        assert!(matches!(timed(&mut Command::new("true"), DEADLINE).unwrap(), Verdict::Hardware { .. }));
+        assert!(matches!(timed(&mut Command::new("true"), DEADLINE).unwrap(), KvmSupport::Hardware { .. }));
     }
 }

@@ -1,4 +1,4 @@
-//! From a description to a running keeper.
+//! Launches a sandbox: from its specification to a running keeper.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -26,123 +26,111 @@ use crate::addresses::Watcher;
 use crate::assets::Assets;
 use crate::disk::DiskError;
 use crate::ending;
-use crate::gateway::{self, GatewayError, Network};
+use crate::gateway::{self, Network, NetworkError};
 use crate::identity::{self, Identities};
-use crate::kvm_probe::{self, Verdict};
+use crate::kvm_probe::{self, KvmSupport};
 use crate::ledger::Ledger;
 use crate::resource_group::ResourceGroup;
-use crate::slot::{self, Slot, SlotError};
+use crate::slot::{self, CpuSlot, CpuSlotError};
 use crate::supervisor::network::SandboxGateways;
 
-/// How much later than its keeper's deadline a sandbox is given up.
+/// How much longer than its keeper's deadline a sandbox may take to be ready.
 const READY_MARGIN: Duration = Duration::from_secs(5);
 
 /// A sandbox could not be started.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// Its disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// Its processor.
     #[error(transparent)]
-    Slot(#[from] SlotError),
-    /// The hardware's virtual machines.
-    #[error("The kvm engine cannot be used: {found}. {}", found.cure().unwrap_or_else(|| "`bathy doctor` tells more".to_owned()))]
+    CpuSlot(#[from] CpuSlotError),
+    /// The kvm engine cannot be used.
+    #[error("The kvm engine cannot be used: {found}. {}", found.hint().unwrap_or_else(|| "`bathy doctor` shows more".to_owned()))]
     Kvm {
-        /// What is in the way.
-        found: Verdict,
+        /// The result of the probe.
+        found: KvmSupport,
     },
-    /// Its namespaces.
-    #[error("Cannot start the sandbox's keeper. `bathy doctor` tells what this machine lacks")]
+    #[error("Cannot start the sandbox's keeper. `bathy doctor` shows what is missing")]
     Spawn(#[from] SpawnError),
-    /// The user numbers of a sandbox of root.
+    /// The user ids of root's sandboxes cannot be mapped.
     #[error(
         "Cannot give the sandbox user numbers of its own: {why}. Those of root's sandboxes are {}, which this user namespace may lack. Use a container that has them, or run bathy as an ordinary user",
         identity::range_of_root()
     )]
-    Users {
-        /// What the kernel said.
-        why: String,
-    },
-    /// A socket or configuration.
+    Users { why: String },
+    /// A socket or configuration cannot be created.
     #[error("Cannot prepare the sandbox's keeper")]
     Prepare(#[source] io::Error),
-    /// Its network.
     #[error(transparent)]
-    Network(#[from] GatewayError),
-    /// Its control group.
+    Network(#[from] NetworkError),
     #[error(transparent)]
     Group(#[from] CgroupError),
-    /// It ended before it was ready.
+    /// The sandbox ended before it was ready.
     #[error("{0}")]
     NotReady(String),
-    /// Its keeper's connection.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
 }
 
-/// A running sandbox. Dropping it ends it.
+/// A running sandbox. Dropping it kills it.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// How to speak to it, as its owner.
+    /// The owner's connection to the keeper.
     pub connection: Connection,
-    /// When its keeper was started: wall clock, nanoseconds since 1970.
+    /// When the keeper was started, in nanoseconds since 1970.
     pub spawned_unix_ns: u64,
     keeper: Spawned,
     group: Arc<ResourceGroup>,
 }
 
-/// The files of a sandbox that outlives its first client.
+/// The files of a persistent sandbox.
 #[derive(Debug)]
 pub struct PersistentFiles {
     /// Locked for as long as the sandbox runs.
     pub life: File,
-    /// The ring for the output of jobs.
+    /// The ring buffer for the output of jobs.
     pub output: File,
-    /// The ring for the guest kernel's console.
+    /// The ring buffer for the guest kernel's console.
     pub console: File,
-    /// Where memory goes while it is paused.
+    /// The file for its memory while it is paused.
     pub parking: File,
-    /// The capacity of each ring.
+    /// The capacity of each ring buffer.
     pub log_capacity: u64,
 }
 
-/// What a sandbox is started with, besides its description.
+/// The inputs of a launch besides the specification.
 pub struct Resources<'a> {
-    /// What runs it. The description [fits](SandboxSpec::fits) it.
+    /// The engine. The specification [fits](SandboxSpec::fits) it.
     pub engine: Chosen,
-    /// What every sandbox is made of.
+    /// Kernel, initramfs, root image and programs.
     pub assets: &'a Assets,
-    /// The user's folders.
     pub paths: &'a Paths,
-    /// Its writable disk.
     pub disk: File,
-    /// For a persistent sandbox.
+    /// Only for a persistent sandbox.
     pub persistent: Option<PersistentFiles>,
-    /// Its control group.
     pub group: ResourceGroup,
-    /// What the operator lets any sandbox reach at most.
+    /// The operator's ceilings on the network policy.
     pub ceilings: Vec<NetworkPolicy>,
-    /// The beginning of the command that allows a target which the sandbox is kept from.
-    pub cure: String,
+    /// The prefix of the command that allows a denied destination, for hints.
+    pub allow_command: String,
 }
 
 impl Sandbox {
-    /// Starts a sandbox with resources of the caller's, and the gateway of its network if it has one.
+    /// Starts a sandbox, and its gateway if it has a network.
     ///
     /// # Errors
-    /// When something of it cannot be had.
+    /// A resource is missing or a process cannot be started.
     pub fn start(
         spec: &SandboxSpec,
         resources: Resources<'_>,
     ) -> Result<(Self, Option<SandboxGateways>), LaunchError> {
-        let Resources { engine, assets, paths, disk, persistent, group, ceilings, cure } = resources;
+        let Resources { engine, assets, paths, disk, persistent, group, ceilings, allow_command } = resources;
         let group = Arc::new(group);
         let kvm = match engine {
             Chosen::Kvm => Some(kvm_probe::open().map_err(|found| LaunchError::Kvm { found })?),
             Chosen::Uml => None,
         };
-        // A guest that is no process needs no processor of its own, but the numbers that come with it.
+        // A kvm guest needs no processor of its own, but the user ids that come with the slot.
         let slot = slot::take(&paths.state)?;
         let identities = Identities::of(&slot);
         let policies = spec.policies(ceilings);
@@ -156,7 +144,7 @@ impl Sandbox {
                 group: Arc::clone(&group),
                 policies,
                 limits: spec.network_limits,
-                cure,
+                allow_command,
                 ports: gateway::bind_ports(&spec.ports)?,
                 link: gateways,
                 ledger: Ledger::new(&spec.network_limits),
@@ -177,10 +165,10 @@ impl Sandbox {
         let spawned_unix_ns = unix_ns();
         let (spawned, ours) = match keeper.spawn(&identities) {
             Err(LaunchError::Spawn(SpawnError::Map(error))) => {
-                // The system's helpers are missing or not privileged: the caller's own number is what every ordinary user has.
-                let instead = identities.instead().ok_or_else(|| not_mapped(error))?;
-                network.iter_mut().for_each(|network| network.identity = instead.gateway);
-                keeper.spawn(&instead)?
+                // The newuidmap helpers are missing or not privileged: fall back to the user's own id.
+                let fallback = identities.fallback().ok_or_else(|| not_mapped(error))?;
+                network.iter_mut().for_each(|network| network.identity = fallback.gateway);
+                keeper.spawn(&fallback)?
             }
             spawned => spawned?,
         };
@@ -188,23 +176,24 @@ impl Sandbox {
         let (moved, pid) = (Arc::clone(&group), spawned.pid);
         connection.when_guest_starts(move || moved.part_keeper(pid));
         let sandbox = Self { connection, spawned_unix_ns, keeper: spawned, group };
-        // After the keeper: the guest boots meanwhile.
+        // Started after the keeper, while the guest boots.
         let network = network.map(SandboxGateways::start).transpose()?;
         Ok((sandbox, network))
     }
 
-    /// Waits for the guest's first message. The keeper has a deadline of its own; this one is for a keeper that does not keep it.
+    /// Waits for the guest's first message. The keeper has a deadline of its own; this one is for a keeper
+    /// that ignores it.
     ///
     /// # Errors
-    /// When the sandbox has ended, or does not answer.
-    pub fn wait_until_ready(&mut self, patience: Duration) -> Result<(), LaunchError> {
-        let deadline = Instant::now() + patience + READY_MARGIN;
+    /// The sandbox has ended or does not answer.
+    pub fn wait_until_ready(&mut self, timeout: Duration) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + timeout + READY_MARGIN;
         loop {
             if !is_readable_before(self.connection.fd(), deadline) {
                 return Err(LaunchError::NotReady("the sandbox's keeper does not answer".to_owned()));
             }
             let arrivals = match self.connection.receive() {
-                Err(ConnectionError::Gone) => {
+                Err(ConnectionError::KeeperExited) => {
                     let failure = self.failure().unwrap_or_else(|| "start: it has ended".to_owned());
                     return Err(LaunchError::NotReady(format!("the sandbox's keeper could not {failure}")));
                 }
@@ -227,28 +216,27 @@ impl Sandbox {
         }
     }
 
-    /// Its control group.
     pub fn group(&self) -> &ResourceGroup {
         &self.group
     }
 
-    /// The keeper's process number.
     pub fn keeper_pid(&self) -> u32 {
         self.keeper.pid
     }
 
-    /// How the keeper's process ended. It is not waited for: one that only closed its connection is not gone.
+    /// Describes how the keeper's process ended. Does not wait: a keeper that closed its connection may still
+    /// be running.
     pub fn keepers_end(&self) -> String {
         ending::of_process(self.keeper.pidfd.as_fd())
     }
 
-    /// Ends the sandbox at once; its connection tells when it is gone.
+    /// Kills the sandbox; its connection closes when it has ended.
     pub fn kill(&self) {
-        // Fails only if it is gone already.
+        // Fails only if it has already exited.
         let _ = pidfd_send_signal(&self.keeper.pidfd, Signal::KILL);
     }
 
-    /// Why the keeper's program did not run, if it did not. For a keeper that is gone; it waits for one that is not.
+    /// Why the keeper's program failed, if it did. Waits for the keeper to exit.
     pub fn failure(&self) -> Option<String> {
         self.keeper.failure()
     }
@@ -256,29 +244,29 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // The keeper is the first process of its pid namespace: with it ends everything of the sandbox. It is killed first, so
-        // that it reports nothing about its guest.
+        // The keeper is the first process of its pid namespace: everything of the sandbox ends with it. It is killed
+        // first, so that it reports nothing about its guest.
         self.kill();
         self.group.kill_guest();
-        ending::kill_or_say(&self.keeper);
+        ending::kill_or_log(&self.keeper);
     }
 }
 
-/// What a keeper is started with.
+/// The inputs of a keeper process.
 struct KeeperLaunch<'a> {
     spec: &'a SandboxSpec,
     engine: Chosen,
     assets: &'a Assets,
     disk: &'a File,
     persistent: Option<&'a PersistentFiles>,
-    slot: &'a Slot,
+    slot: &'a CpuSlot,
     link: Option<&'a OwnedFd>,
     kvm: Option<&'a File>,
     group: &'a ResourceGroup,
 }
 
 impl KeeperLaunch<'_> {
-    /// Starts it as these users; returns the owner's end of its connection too.
+    /// Starts the keeper as these users. Also returns the owner's end of its connection.
     fn spawn(&self, identities: &Identities) -> Result<(Spawned, OwnedFd), LaunchError> {
         let Self { spec, assets, persistent, slot, .. } = self;
         let config = Launch {
@@ -327,7 +315,7 @@ impl KeeperLaunch<'_> {
     }
 }
 
-/// Why a sandbox cannot have its users.
+/// The error for user ids that cannot be mapped.
 fn not_mapped(error: io::Error) -> LaunchError {
     if rustix::process::geteuid().is_root() {
         return LaunchError::Users { why: error.to_string() };

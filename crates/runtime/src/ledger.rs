@@ -1,5 +1,5 @@
-//! What a sandbox's owner remembers of its network over all gateways that it has had. A guest that ends its gateway gets
-//! another one, and neither new budgets nor connections that are missing in the log.
+//! The state of a sandbox's network over all its gateways. A guest that crashes its gateway gets another one,
+//! but no new budgets, and its connections do not go missing in the log.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,46 +9,46 @@ use bathy_audit::event::NetPeer;
 use bathy_protocol::counts;
 use bathy_protocol::network::{FromGateway, NEVER_BEGAN, NetEvent, NetworkLimits, Spent};
 
-use crate::counts::Counts;
+use crate::counts::ByteCounters;
 use crate::net_events;
 
-/// Why a connection ended whose gateway did not say so.
-const LOST: &str = "its gateway is gone; bytes as far as that had counted them";
-const LOST_UNCOUNTED: &str = "its gateway is gone; how many bytes it carried is not known";
+/// The reasons for the end of a connection whose gateway could not report it.
+const REASON_COUNTED: &str = "its gateway failed; bytes as far as they had been counted";
+const REASON_UNCOUNTED: &str = "its gateway failed; how many bytes it carried is not known";
 
-/// What was used, and what is open.
+/// Used budgets and open connections.
 #[derive(Debug)]
 pub struct Ledger {
-    /// Whether there has been a gateway before the present one.
-    has_lost: bool,
-    /// What was last reported as used, and when its window began.
+    /// Whether there was a gateway before the present one.
+    had_gateway: bool,
+    /// The last reported budget, and when its window began.
     spent: Option<(Spent, Instant)>,
     open: BTreeMap<u64, (NetPeer, Instant)>,
-    /// Where the present gateway counts bytes.
-    counts: Option<Counts>,
-    /// How many are open at most, of a gateway that keeps to its limits.
+    /// The byte counters of the present gateway.
+    counts: Option<ByteCounters>,
+    /// The most connections that a correct gateway has open at once.
     most_open: usize,
-    /// How many more were reported.
+    /// How many more than that were reported.
     uncounted: u64,
 }
 
 impl Ledger {
-    /// Of a sandbox that has had no gateway.
+    /// The ledger of a new sandbox.
     pub fn new(limits: &NetworkLimits) -> Self {
         let most_open = usize::try_from(limits.connections).unwrap_or(usize::MAX);
-        Self { has_lost: false, spent: None, open: BTreeMap::new(), counts: None, most_open, uncounted: 0 }
+        Self { had_gateway: false, spent: None, open: BTreeMap::new(), counts: None, most_open, uncounted: 0 }
     }
 
-    /// There is a gateway, which counts bytes here.
-    pub fn begin(&mut self, counts: Counts) {
+    /// A gateway was started, which counts bytes here.
+    pub fn begin(&mut self, counts: ByteCounters) {
         self.counts = Some(counts);
     }
 
-    /// Takes note of a gateway's message.
+    /// Updates the state from a gateway's message.
     pub fn on_message(&mut self, message: &FromGateway, now: Instant) {
         match message {
             FromGateway::Spent(spent) => {
-                // One that came late began earlier than this. It then counts for longer.
+                // A message that is delayed makes its window count for longer, not shorter.
                 let began = now.checked_sub(Duration::from_millis(spent.age_ms)).unwrap_or(now);
                 self.spent = Some((*spent, began));
             }
@@ -66,40 +66,41 @@ impl Ledger {
         }
     }
 
-    /// What the next gateway begins with; nothing if it is the first one.
+    /// The budget that the next gateway starts with; none for the first one.
     pub fn carried_over(&self, now: Instant) -> Option<Spent> {
         let spent = self.spent.map(|(spent, began)| {
             let age = now.saturating_duration_since(began).as_millis();
             Spent { age_ms: u64::try_from(age).unwrap_or(u64::MAX), ..spent }
         });
-        self.has_lost.then(|| spent.unwrap_or_default())
+        self.had_gateway.then(|| spent.unwrap_or_default())
     }
 
-    /// The gateway is gone, and all of its messages were read. The ends of what it had open.
+    /// The gateway has ended and all of its messages were read. Returns the end events of its open
+    /// connections.
     pub fn close(&mut self, now: Instant) -> Vec<What> {
-        self.has_lost = true;
+        self.had_gateway = true;
         let moved = self.take_counts();
         let end = |(number, (peer, began)): (u64, (NetPeer, Instant))| {
             let took = now.saturating_duration_since(began).as_millis();
             let moved = moved.get(&number).copied();
-            let reason = if moved.is_some() { LOST } else { LOST_UNCOUNTED };
-            net_events::lost(peer, moved, u64::try_from(took).unwrap_or(u64::MAX), reason)
+            let reason = if moved.is_some() { REASON_COUNTED } else { REASON_UNCOUNTED };
+            net_events::closed_by_failure(peer, moved, u64::try_from(took).unwrap_or(u64::MAX), reason)
         };
         let mut ends: Vec<_> = std::mem::take(&mut self.open).into_iter().map(end).collect();
         let uncounted = std::mem::take(&mut self.uncounted);
         if uncounted > 0 {
-            let detail = format!("of {uncounted} the end is not known, since the gateway is gone");
+            let detail = format!("of {uncounted} the end is not known, since the gateway failed");
             ends.push(What::limit_hit("connections at once, reported by the gateway", &detail));
         }
         ends
     }
 
-    /// What the gateway had counted of what is open, by number. A gateway that was taken over counts what it likes, but only what
-    /// it had reported as open, and each once.
+    /// The byte counts of open connections by number. A compromised gateway can count anything, but only for
+    /// connections that it reported as open, and once for each.
     fn take_counts(&mut self) -> BTreeMap<u64, (u64, u64)> {
         let mut moved = BTreeMap::new();
         let Some(counts) = self.counts.take().filter(|_| !self.open.is_empty()) else { return moved };
-        // Memory that the host does not give back is counts that are not known.
+        // If the memory cannot be read, the counts are unknown.
         for count in counts::read(&counts.read().unwrap_or_default()) {
             if self.open.contains_key(&count.number) {
                 moved.entry(count.number).or_insert((count.sent, count.received));
@@ -155,23 +156,24 @@ mod tests {
         assert_eq!(ends.len(), 1, "{ends:?}");
         let expected = json!({
             "event": "net_closed", "protocol": "tcp", "direction": "out", "address": "192.0.2.7", "port": 443,
-            "took_ms": 2000, "reason": LOST_UNCOUNTED,
+            "took_ms": 2000, "reason": REASON_UNCOUNTED,
         });
         assert_eq!(ends[0], expected, "neither zero bytes nor any other number");
         assert!(ledger.close(start).is_empty(), "once");
     }
 
-    /// What a gateway that has these open, and these words in its memory when it dies, leaves: bytes from and to the guest.
+    /// The events after a gateway died with these connections open and these words in its counters: bytes
+    /// from and to the guest.
     fn left(open: &[u64], words: &[u64]) -> Vec<(Value, Value)> {
         let (mut ledger, now) = (ledger(), Instant::now());
-        let counts = Counts::new(3).unwrap();
+        let counts = ByteCounters::new(3).unwrap();
         let bytes: Vec<_> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         File::from(counts.fd().try_clone_to_owned().unwrap()).write_all_at(&bytes, 0).unwrap();
         ledger.begin(counts);
         open.iter().for_each(|number| ledger.on_message(&allowed(*number, 80), now));
         let ends = written(ledger.close(now));
-        let is_known = |end: &Value| end["reason"] == LOST && end.get("sent").is_some();
-        let is_unknown = |end: &Value| end["reason"] == LOST_UNCOUNTED && end.get("received").is_none();
+        let is_known = |end: &Value| end["reason"] == REASON_COUNTED && end.get("sent").is_some();
+        let is_unknown = |end: &Value| end["reason"] == REASON_UNCOUNTED && end.get("received").is_none();
         assert!(ends.iter().all(|end| is_known(end) || is_unknown(end)), "{ends:?}");
         assert!(ledger.close(now).is_empty() && ledger.counts.is_none(), "once");
         ends.iter().map(|end| (end["sent"].clone(), end["received"].clone())).collect()
@@ -189,11 +191,15 @@ mod tests {
     }
 
     #[test]
-    fn n9_what_a_gateway_makes_up_stays_its_word_for_its_own_connections() {
+    fn n9_forged_counts_only_affect_the_gateways_own_connections() {
         let most = u64::MAX;
         assert_eq!(left(&[most], &[most; 9]), [(json!(most), json!(most))]);
         assert_eq!(left(&[4], &[4, 1, 2, 4, 3, 4, 4, 5, 6]), [(json!(1), json!(2))], "the first one holds");
-        assert_eq!(left(&[NEVER_BEGAN], &[0; 9]), [(Value::Null, Value::Null)], "an empty slot is nobody's");
+        assert_eq!(
+            left(&[NEVER_BEGAN], &[0; 9]),
+            [(Value::Null, Value::Null)],
+            "an empty slot belongs to no connection"
+        );
         assert_eq!(left(&[2], &[3, 1, 1, 5, 1, 1, 7, 1, 1]), [(Value::Null, Value::Null)]);
     }
 

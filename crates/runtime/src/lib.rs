@@ -1,12 +1,12 @@
-//! From a description to a running sandbox, and to its end: everything that the trusted side does on the host.
+//! Everything that the trusted side does on the host, from a specification to a running sandbox and its end.
 //!
-//! * [`assets`], [`disk`], [`slot`], [`resource_group`], [`gateway`]: what a sandbox is made of.
-//! * [`launch`]: from a description to a running keeper.
-//! * [`freeze`]: pausing it.
-//! * [`supervisor`]: watching and recording it, with [`ledger`], [`net_events`] and [`audit`].
-//! * [`folder`], [`description`], [`ephemeral`]: what stands on the disk for it.
-//! * [`ending`], [`processes`]: how its processes end.
-//! * [`engine`], [`doctor`]: what this machine offers, and what to do about what it does not.
+//! * [`assets`], [`disk`], [`slot`], [`resource_group`], [`gateway`]: the parts of a sandbox.
+//! * [`launch`]: starts the keeper.
+//! * [`freeze`]: pauses and resumes the guest.
+//! * [`supervisor`]: watches and records it, with [`ledger`], [`net_events`] and [`audit`].
+//! * [`folder`], [`description`], [`ephemeral`]: its files on the host's disk.
+//! * [`ending`], [`processes`]: its processes and how they ended.
+//! * [`engine`], [`doctor`]: what this machine offers, and hints for what is missing.
 
 pub mod addresses;
 pub mod assets;
@@ -14,6 +14,7 @@ pub mod audit;
 mod counts;
 pub mod description;
 pub mod disk;
+pub mod disk_space;
 pub mod doctor;
 pub mod ending;
 pub mod engine;
@@ -28,12 +29,12 @@ pub mod ledger;
 pub mod net_events;
 pub mod processes;
 pub mod resource_group;
-pub mod room;
+
 pub mod slot;
 pub mod supervisor;
 mod sys;
 
-/// What this thread has used, which does not depend on what else the machine does.
+/// The CPU time of this thread, which does not depend on the load of the machine.
 #[cfg(test)]
 fn processor_time() -> std::time::Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

@@ -1,17 +1,17 @@
-//! What a gateway reports, as the audit log has it. A gateway may have been taken over by its guest: its texts are cut and
-//! stay texts.
+//! Converts a gateway's reports into audit events. A gateway may be compromised by its guest: its texts are
+//! cut and remain plain text.
 
 use bathy_audit::What;
 use bathy_audit::event::NetPeer;
 use bathy_policy::{HostName, Policies};
 use bathy_protocol::network::{NetEvent, Peer, Transport};
 
-/// How much of a text is kept.
-const MOST_TEXT: usize = 512;
-/// How many addresses of an answer are kept.
-const MOST_ADDRESSES: usize = 32;
+/// The most bytes of a text.
+const MAX_TEXT: usize = 512;
+/// The most addresses of an answer.
+const MAX_ADDRESSES: usize = 32;
 
-/// The event to record, of a gateway that serves by `policies`.
+/// The audit event of a report by a gateway that enforces `policies`.
 pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
     match event {
         NetEvent::Allowed { number: _, peer, rule } => What::NetAllowed { peer: of(peer), rule: cut(rule) },
@@ -26,12 +26,12 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
             reason: cut(reason),
         },
         NetEvent::Resolved { name, kind, mut addresses, mut removed } => {
-            addresses.truncate(MOST_ADDRESSES);
-            removed.truncate(MOST_ADDRESSES);
+            addresses.truncate(MAX_ADDRESSES);
+            removed.truncate(MAX_ADDRESSES);
             What::NameResolved { host: cut(name), kind: cut(kind), addresses, removed }
         }
         NetEvent::Unresolved { name, kind, reason, denied } => {
-            let cure = policies.filter(|_| denied).and_then(|policies| cure(policies, &name)).map(cut);
+            let cure = policies.filter(|_| denied).and_then(|policies| allow_rule(policies, &name)).map(cut);
             What::NameUnresolved { host: cut(name), kind: cut(kind), reason: cut(reason), denied, cure }
         }
         NetEvent::Dropped { reason, count } => What::NetDropped { reason: cut(reason), count },
@@ -42,19 +42,20 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
     }
 }
 
-/// The end of a connection or flow that its gateway could not report, with the bytes from and to the guest if they are known.
-pub fn lost(peer: NetPeer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str) -> What {
+/// The end of a connection or flow that its gateway could not report, with the bytes from and to the guest if
+/// known.
+pub fn closed_by_failure(peer: NetPeer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str) -> What {
     let (sent, received) = moved.unzip();
     What::NetClosed { peer, sent, received, took_ms, reason: reason.to_owned() }
 }
 
-/// What would have to be allowed for a name. Nothing, if it may be asked for and was refused for another reason.
-fn cure(policies: &Policies, name: &str) -> Option<String> {
+/// The rule that would allow a name. None if the name is allowed and was refused for another reason.
+fn allow_rule(policies: &Policies, name: &str) -> Option<String> {
     let name: HostName = name.parse().ok()?;
     if policies.resolve(&name).allows() { None } else { policies.fix_for_name(&name) }
 }
 
-/// A peer, its name cut.
+/// Converts a peer and cuts its name.
 pub fn of(peer: Peer) -> NetPeer {
     NetPeer {
         protocol: match peer.transport {
@@ -71,10 +72,10 @@ pub fn of(peer: Peer) -> NetPeer {
 }
 
 fn cut(mut text: String) -> String {
-    let end = (0..=MOST_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     if end < text.len() {
         text.truncate(end);
-        // It may be kept for long.
+        // It may be stored for long.
         text.shrink_to_fit();
     }
     text
@@ -146,11 +147,11 @@ mod tests {
         assert_eq!(cure("a.example", false), None, "there is no such name, allowed or not");
         assert_eq!(cure("b.example", true), None, "it is allowed, and asked for too often");
         assert_eq!(cure("c.example", true), None, "the operator denies it");
-        assert_eq!(cure("", true), None, "the question was none");
+        assert_eq!(cure("", true), None, "the query was invalid");
     }
 
     #[test]
-    fn what_a_gateway_makes_up_is_cut() {
+    fn long_texts_of_a_gateway_are_cut() {
         let policies = Policies::default();
         let long = "\u{e9}".repeat(1000);
         let event = NetEvent::Resolved {
@@ -160,10 +161,10 @@ mod tests {
             removed: vec![ADDRESS; 1000],
         };
         let event = written(event, &policies);
-        assert_eq!(event["host"].as_str().map(str::len), Some(MOST_TEXT));
-        assert_eq!(event["addresses"].as_array().map(Vec::len), Some(MOST_ADDRESSES));
-        assert_eq!(event["removed"].as_array().map(Vec::len), Some(MOST_ADDRESSES));
+        assert_eq!(event["host"].as_str().map(str::len), Some(MAX_TEXT));
+        assert_eq!(event["addresses"].as_array().map(Vec::len), Some(MAX_ADDRESSES));
+        assert_eq!(event["removed"].as_array().map(Vec::len), Some(MAX_ADDRESSES));
         let dropped = written(NetEvent::Dropped { reason: format!("x{long}"), count: 1 }, &policies);
-        assert_eq!(dropped["reason"].as_str().map(str::len), Some(MOST_TEXT - 1), "whole characters only");
+        assert_eq!(dropped["reason"].as_str().map(str::len), Some(MAX_TEXT - 1), "whole characters only");
     }
 }

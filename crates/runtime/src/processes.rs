@@ -1,42 +1,41 @@
-//! The host processes that a sandbox consists of, as the host sees them: nothing here is the guest's word.
+//! The host processes of a sandbox, as the host sees them. Nothing here is reported by the guest.
 //!
-//! A sandbox of the uml engine is a keeper, its child the guest kernel, and a child of that for every address space in the
-//! guest. One of the kvm engine is a keeper alone: a virtual processor is a thread of it, and its time the keeper's. Beside
-//! either keeper is the gateway, if the sandbox has a network.
+//! A uml sandbox is a keeper, its child the guest kernel, and a child of that for every address space in the
+//! guest. A kvm sandbox is a keeper alone: its virtual processors are threads of it. In both cases there is a
+//! gateway if the sandbox has a network.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 
-/// What a tick of /proc is worth. Programs see hundredths of a second, whatever the kernel counts in.
+/// The unit of times in /proc. User space sees hundredths of a second, whatever the kernel counts in.
 const TICK_NS: u64 = 10_000_000;
-/// The size of a page on this architecture.
+/// The page size of this architecture.
 const PAGE: u64 = 4096;
-/// How many processes of a sandbox are asked for the kinds of their memory, those with the most first. Asking takes as long
-/// as everything else about a process; and guest processes have no memory but the guest's, unless their kernel is hostile.
+/// For how many processes the kinds of memory are read, those with the most memory first. Reading them takes
+/// as long as everything else about a process, and guest processes only have guest memory unless their kernel
+/// is hostile.
 const ASKED_FOR_MEMORY: usize = 32;
 /// Longer than any line of /proc/N/stat.
 const STAT_SIZE: usize = 1024;
 
 /// A process at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process {
-    /// Its number.
+pub struct HostProcess {
     pub pid: u32,
-    /// Its parent's.
     pub parent: u32,
-    /// What it does, as a letter of ps.
+    /// Its state, as the letter that ps shows.
     pub state: u8,
     /// CPU time of its own and of children that it waited for, in nanoseconds.
     pub cpu_ns: u64,
-    /// When it began, in ticks since the machine started: tells it from a later process with its number.
+    /// Its start time in ticks since boot, which distinguishes it from a later process with the same pid.
     pub began: u64,
-    /// Pages of memory that it sees at present.
+    /// Pages of resident memory.
     pub resident: u64,
 }
 
-impl Process {
-    /// As it is now, if it still is.
+impl HostProcess {
+    /// Reads a process. None if it has been reaped.
     pub fn read(pid: u32) -> Option<Self> {
         let mut line = [0u8; STAT_SIZE];
         let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
@@ -44,14 +43,15 @@ impl Process {
     }
 
     fn parse(line: &[u8]) -> Option<Self> {
-        // The name between the parentheses is the process's own choice and can hold spaces and parentheses.
+        // The name between the parentheses is chosen by the process and can contain spaces and parentheses.
         let end = line.iter().rposition(|byte| *byte == b')')?;
         let text = |bytes| std::str::from_utf8(bytes).ok();
         let pid = text(line.split(|byte| *byte == b' ').next()?)?.parse().ok()?;
         let mut fields = text(line.get(end + 1..)?)?.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
         let parent = fields.next()?.parse().ok()?;
-        // From here on fields are counted: 14 to 17 of the whole line are times, 22 is the beginning, 24 the memory.
+        // From here on fields are counted: 14 to 17 of the whole line are times, 22 is the start time, 24 the
+        // memory.
         let mut fields = fields.skip(9);
         let mut ticks = 0u64;
         for _ in 14..=17 {
@@ -65,36 +65,36 @@ impl Process {
     /// Whether it is stopped by a signal or a tracer, or has ended.
     pub fn is_stopped(&self) -> bool {
         match self.state {
-            // A process whose first thread has ended looks like one that has ended, while other threads run.
+            // A process whose first thread has ended looks like a zombie while other threads run.
             b'Z' => !threads(self.pid).any(|state| !matches!(state, b'T' | b't' | b'Z' | b'X')),
             state => matches!(state, b'T' | b't' | b'X'),
         }
     }
 }
 
-/// The states of a process's threads; none if it has ended.
+/// The states of a process's threads; empty if it has ended.
 fn threads(pid: u32) -> impl Iterator<Item = u8> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    entries.filter_map(|entry| Some(Process::parse(&fs::read(entry.path().join("stat")).ok()?)?.state))
+    entries.filter_map(|entry| Some(HostProcess::parse(&fs::read(entry.path().join("stat")).ok()?)?.state))
 }
 
 /// All processes of the machine at about one moment.
 #[derive(Debug)]
-pub struct Processes {
-    all: BTreeMap<u32, Process>,
+pub struct HostProcesses {
+    all: BTreeMap<u32, HostProcess>,
     children: BTreeMap<u32, Vec<u32>>,
 }
 
-impl Processes {
-    /// One pass over /proc.
+impl HostProcesses {
+    /// Makes one pass over /proc.
     pub fn read() -> io::Result<Self> {
         let entries = fs::read_dir("/proc")?;
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        // One that ended meanwhile is not there.
-        Ok(Self::of(pids.filter_map(Process::read)))
+        // A process that ended meanwhile is skipped.
+        Ok(Self::of(pids.filter_map(HostProcess::read)))
     }
 
-    fn of(list: impl Iterator<Item = Process>) -> Self {
+    fn of(list: impl Iterator<Item = HostProcess>) -> Self {
         let all: BTreeMap<_, _> = list.map(|process| (process.pid, process)).collect();
         let mut children: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for process in all.values() {
@@ -103,23 +103,23 @@ impl Processes {
         Self { all, children }
     }
 
-    /// As another pass could have found them.
+    /// A modified copy, as another pass could have found it.
     #[cfg(test)]
-    pub(crate) fn with(mut self, change: impl FnMut(&mut Process)) -> Self {
+    pub(crate) fn with(mut self, change: impl FnMut(&mut HostProcess)) -> Self {
         self.all.values_mut().for_each(change);
         Self::of(self.all.into_values())
     }
 
-    /// The processes that one started.
+    /// The children of a process.
     pub fn children_of(&self, pid: u32) -> Vec<u32> {
         self.children.get(&pid).cloned().unwrap_or_default()
     }
 
     /// All descendants of a process, every parent before its children.
-    pub fn below(&self, pid: u32) -> Vec<Process> {
-        let mut found: Vec<Process> = Vec::new();
+    pub fn below(&self, pid: u32) -> Vec<HostProcess> {
+        let mut found: Vec<HostProcess> = Vec::new();
         let mut parents = vec![pid];
-        // Numbers can be used anew during the pass, so that the tree may be none: nobody is visited twice.
+        // Pids can be reused during the pass, so there may be cycles: no process is visited twice.
         let mut left = self.children.clone();
         while let Some(parent) = parents.pop() {
             let children = left.remove(&parent).unwrap_or_default();
@@ -129,7 +129,7 @@ impl Processes {
         found
     }
 
-    /// What the sandbox of this keeper consists of. Its monitor, if it has one, is not part of it; its gateway, which is the
+    /// The processes of the sandbox of this keeper. Its monitor is not part of it; its gateway, which is the
     /// monitor's other child, is.
     pub fn sandbox(&self, keeper: u32, monitor: Option<u32>) -> SandboxProcesses {
         let below = self.below(keeper);
@@ -150,21 +150,19 @@ impl Processes {
     }
 }
 
-/// The processes of one sandbox together.
+/// The processes of one sandbox in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SandboxProcesses {
-    /// The guest kernel's process.
     pub guest: Option<u32>,
-    /// How many of them are the guest's: the keeper and the gateway are not counted.
+    /// How many of them are the guest's, without the keeper and the gateway.
     pub count: usize,
-    /// CPU time, with that of processes that have ended and been waited for.
+    /// CPU time, including processes that have ended and been reaped.
     pub cpu_ns: u64,
-    /// Bytes of memory. What is shared is guest memory and counts once: the guest kernel has touched whatever its
-    /// processes have, so the largest part that one of them sees is about all of it.
+    /// Resident memory in bytes. Shared memory is guest memory and counts once: the guest kernel has touched
+    /// whatever its processes have, so the largest part that one process sees is about all of it.
     pub memory: u64,
 }
 
-/// A process's resident memory.
 #[derive(Clone, Copy, Default)]
 struct Memory {
     private: u64,
@@ -194,7 +192,7 @@ mod tests {
 
     impl Drop for Ended {
         fn drop(&mut self) {
-            for process in Processes::read().unwrap().below(self.0.id()) {
+            for process in HostProcesses::read().unwrap().below(self.0.id()) {
                 if let Some(pid) = i32::try_from(process.pid).ok().and_then(rustix::process::Pid::from_raw) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
@@ -214,7 +212,7 @@ mod tests {
             threading.Thread(target=time.sleep, args=(60,)).start()\n\
             ctypes.CDLL(None).pthread_exit(None)";
         let child = Ended(Command::new("python3").args(["-c", script]).spawn().unwrap());
-        let now = || Process::read(child.0.id()).unwrap();
+        let now = || HostProcess::read(child.0.id()).unwrap();
         wait_for(|| now().state == b'Z');
         assert!(!now().is_stopped());
         let pid = rustix::process::Pid::from_child(&child.0);
@@ -234,8 +232,8 @@ mod tests {
     fn a_name_made_of_parentheses_and_numbers_is_not_taken_for_fields() {
         let rest = "S 7 1 1 0 -1 4194560 10 20 0 0 3 4 5 6 20 0 1 0 12345 1000 100 0 0";
         for name in ["sh", "a) R 1 2 3", "(((", ") ", "x\n) Z 9"] {
-            let process = Process::parse(format!("42 ({name}) {rest}\n").as_bytes()).unwrap();
-            let expected = Process {
+            let process = HostProcess::parse(format!("42 ({name}) {rest}\n").as_bytes()).unwrap();
+            let expected = HostProcess {
                 pid: 42,
                 parent: 7,
                 state: b'S',
@@ -252,23 +250,24 @@ mod tests {
         for line in
             ["", "42", "42 (sh)", "42 (sh) S", "42 (sh) S 7 1 1", "x (sh) S 7 1 1 0 -1 1 1 1 1 1 1 1 1 1"]
         {
-            assert_eq!(Process::parse(line.as_bytes()), None, "{line:?}");
+            assert_eq!(HostProcess::parse(line.as_bytes()), None, "{line:?}");
         }
     }
 
     #[test]
     fn a_circle_of_parents_ends() {
-        let process = |pid, parent| Process { pid, parent, state: b'S', cpu_ns: 0, began: 0, resident: 0 };
-        let circle = Processes::of([process(1, 2), process(2, 1), process(3, 2)].into_iter());
+        let process =
+            |pid, parent| HostProcess { pid, parent, state: b'S', cpu_ns: 0, began: 0, resident: 0 };
+        let circle = HostProcesses::of([process(1, 2), process(2, 1), process(3, 2)].into_iter());
         assert_eq!(circle.below(1).len(), 3);
         assert!(circle.below(9).is_empty());
     }
 
     #[test]
     fn a_tree_is_found_and_its_time_and_memory_are_summed() {
-        // A keeper, its guest kernel, and two processes of that, of which one spins.
+        // A keeper, its guest kernel, and two processes of that, one of which spins.
         let keeper = shell("sh -c 'sleep 100 & sh -c \"while :; do :; done\" & wait'; true");
-        let look = || Processes::read().unwrap().sandbox(keeper.0.id(), None);
+        let look = || HostProcesses::read().unwrap().sandbox(keeper.0.id(), None);
         wait_for(|| look().count == 3 && look().cpu_ns > 0);
         let before = look();
         assert!(before.guest.is_some_and(|guest| guest != keeper.0.id()));
@@ -276,27 +275,27 @@ mod tests {
         let began = Instant::now();
         let used = || look().cpu_ns - before.cpu_ns;
         wait_for(|| used() >= 200_000_000);
-        // One of them spins: no more than a processor gives, and what a tick is rounded by.
+        // One of them spins: at most one processor's time, plus the rounding of ticks.
         let most = u128::from(used()).saturating_sub(200_000_000);
         assert!(most < began.elapsed().as_nanos(), "{most}");
-        assert_eq!(Processes::read().unwrap().sandbox(u32::MAX, None), SandboxProcesses::default());
+        assert_eq!(HostProcesses::read().unwrap().sandbox(u32::MAX, None), SandboxProcesses::default());
     }
 
     #[test]
     fn the_gateway_beside_a_keeper_is_counted_and_is_not_the_guests() {
         let monitor = shell("sleep 100 & sh -c 'while :; do :; done' & wait");
         let keeper = || {
-            let children = Processes::read().unwrap().below(monitor.0.id());
+            let children = HostProcesses::read().unwrap().below(monitor.0.id());
             children
                 .iter()
                 .find(|child| child.cpu_ns == 0)
                 .map(|child| child.pid)
                 .filter(|_| children.len() == 2)
         };
-        let look = |keeper| Processes::read().unwrap().sandbox(keeper, Some(monitor.0.id()));
+        let look = |keeper| HostProcesses::read().unwrap().sandbox(keeper, Some(monitor.0.id()));
         wait_for(|| keeper().is_some_and(|keeper| look(keeper).cpu_ns > 50_000_000));
         let keeper = keeper().unwrap();
-        let (with, alone) = (look(keeper), Processes::read().unwrap().sandbox(keeper, None));
+        let (with, alone) = (look(keeper), HostProcesses::read().unwrap().sandbox(keeper, None));
         assert_eq!((with.count, with.guest, alone.cpu_ns), (0, None, 0));
         assert!(with.memory > alone.memory, "{with:?} {alone:?}");
     }
@@ -304,15 +303,15 @@ mod tests {
     #[test]
     fn time_of_children_that_ended_is_not_lost() {
         let keeper = shell("sh -c 'n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done'; sleep 100; true");
-        let look = || Processes::read().unwrap().sandbox(keeper.0.id(), None);
+        let look = || HostProcesses::read().unwrap().sandbox(keeper.0.id(), None);
         wait_for(|| look().cpu_ns > 30_000_000);
-        // The one that counted has ended when its parent starts the one that sleeps.
+        // The counting process has ended when its parent starts the sleeping one.
         let most = std::cell::Cell::new(0);
         wait_for(|| {
             let now = look();
             let lost = now.cpu_ns < most.replace(now.cpu_ns);
             assert!(!lost, "time went back");
-            let spinning = Processes::read().unwrap().below(keeper.0.id());
+            let spinning = HostProcesses::read().unwrap().below(keeper.0.id());
             spinning.iter().all(|process| process.state == b'S')
         });
     }
@@ -320,16 +319,16 @@ mod tests {
     #[test]
     fn a_look_at_three_hundred_processes_is_cheap() {
         let keeper = shell("n=0; while [ $n -lt 300 ]; do sleep 100 & n=$((n+1)); done; wait");
-        wait_for(|| Processes::read().unwrap().below(keeper.0.id()).len() == 300);
+        wait_for(|| HostProcesses::read().unwrap().below(keeper.0.id()).len() == 300);
         let looks = (0..20).map(|_| {
             let begin = processor_time();
-            let all = Processes::read().unwrap();
+            let all = HostProcesses::read().unwrap();
             assert_eq!(all.sandbox(keeper.0.id(), None).count, 300);
             (processor_time() - begin, fs::read_dir("/proc").unwrap().count())
         });
         let (best, entries) = looks.min().unwrap();
         println!("{best:?} for 300 processes and those of the machine: {entries} entries of /proc");
-        // Unoptimized; optimized it is a tenth of that.
+        // Unoptimised; an optimised build takes a tenth of that.
         assert!(best < Duration::from_micros(100) * u32::try_from(entries).unwrap(), "{best:?}, {entries}");
     }
 }

@@ -6,32 +6,34 @@ use std::path::Path;
 use bathy_jail::cgroup::{self, Cgroup, CgroupError, CgroupLimits, Entrance, Priority};
 use bathy_spec::{Chosen, CpuQuota, SandboxSpec};
 
-/// Memory of the host that a sandbox may have besides its guest's: for its processes as such, and for each of them.
+/// Host memory beyond the guest's: for the processes as such, and for each of them.
 const OVERHEAD: u64 = 96 << 20;
 const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
-/// The same for its gateway: the program, names, and the long buffers of the first connections; and for each connection the
-/// short buffers of later ones, and what is kept of it until it is known whom it is for.
+/// The same for the gateway: the program, names and the long buffers of the first connections; and for each
+/// connection the short buffers of later ones, and what is buffered until the destination is known.
 const GATEWAY: u64 = 96 << 20;
 const GATEWAY_PER_CONNECTION: u64 = 64 << 10;
-/// The host's tables of a virtual machine's memory: at most 8 bytes for each page, twice where pages of the guest's tables
-/// are shadowed, and the same again for the keeper's own view of it.
+/// The host's page tables of a virtual machine: at most 8 bytes for each page, twice where the guest's tables
+/// are shadowed, and the same again for the keeper's own mapping.
 const TABLES: u64 = 4096 / 32;
-/// Host processes besides those of the guest: the keeper, and the guest kernel's helpers or the keeper's own threads.
+/// Host processes besides those of the guest: the keeper, and the guest kernel's helpers or the keeper's own
+/// threads.
 const HELPERS: u64 = 16;
-/// How the names of the groups of ephemeral sandboxes begin.
+/// The name prefix of the groups of ephemeral sandboxes.
 const EPHEMERAL: &str = "run-";
-/// What statfs(2) says of a file system whose files are memory.
+/// The magic number of tmpfs in statfs(2).
 const TMPFS: i64 = 0x0102_1994;
 
-/// Whether files of this folder are memory of whoever writes them.
+/// Whether files in this folder are charged as memory to the process that writes them.
 fn is_in_memory(folder: &Path) -> bool {
     rustix::fs::statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
 }
 
-/// The limits. A virtual machine's memory and processors are its keeper's own; its processes are no concern of the host's.
+/// The limits of a sandbox's group. With kvm, memory and processors are the keeper's own, and guest processes
+/// are not host processes.
 ///
-/// Whoever keeps the sandbox's files in memory has decided to spend that: the disk, and the guest's memory once more while it
-/// is parked. Otherwise a guest that fills its disk would be ended for it.
+/// A user who stores the sandbox's files in memory has accepted that cost: the disk, and the guest's memory
+/// once more while it is paused. Otherwise a guest that fills its disk would be killed for that.
 fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits {
     let (memory, tasks) = match engine {
         Chosen::Kvm => (spec.memory.0 / TABLES, u64::from(spec.cpus)),
@@ -51,7 +53,7 @@ fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits
     }
 }
 
-/// The control group, and the priority that stands in for it where the host offers none.
+/// The control group, and the scheduling priority that replaces it where the host offers no group.
 #[derive(Debug)]
 pub struct ResourceGroup {
     cgroup: Cgroup,
@@ -59,10 +61,11 @@ pub struct ResourceGroup {
 }
 
 impl ResourceGroup {
-    /// The group of the persistent sandbox `id`, whose folder this is. One that a killed monitor left is removed before.
+    /// The group of the persistent sandbox `id` with this folder. A group that a killed monitor left behind
+    /// is removed first.
     ///
     /// # Errors
-    /// When processes of the same sandbox are still there.
+    /// Processes of the same sandbox are still running.
     pub fn persistent(
         id: &str,
         spec: &SandboxSpec,
@@ -73,10 +76,10 @@ impl ResourceGroup {
         Self::create(id, spec, engine, folder)
     }
 
-    /// The group of an ephemeral sandbox, with a disk in the state folder `state`.
+    /// The group of an ephemeral sandbox with a disk in the state folder `state`.
     ///
     /// # Errors
-    /// When the id is none.
+    /// The id is invalid.
     pub fn ephemeral(
         id: &str,
         spec: &SandboxSpec,
@@ -92,60 +95,61 @@ impl ResourceGroup {
         Ok(Self { cgroup, priority })
     }
 
-    /// The group itself.
     pub fn cgroup(&self) -> &Cgroup {
         &self.cgroup
     }
 
-    /// Kills the guest together with its keeper, which is quicker than after it.
+    /// Kills the guest's processes at once, which is quicker than one after the other behind their keeper.
     pub fn kill_guest(&self) {
         self.cgroup.kill_guest();
     }
 
-    /// By which mechanism the share of processors is held.
+    /// The mechanism that enforces the CPU quota.
     pub fn describe_cpu(&self) -> String {
         self.priority.describe(&self.cgroup)
     }
 
-    /// By which mechanism the guest's processes, however many, compete for a processor as one.
+    /// The mechanism that gives all processes of a guest together the scheduler weight of one.
     pub fn describe_weight(&self) -> String {
         cgroup::describe_weight(&self.cgroup)
     }
 
-    /// Where the keeper begins: under the limits, and the guest with it.
+    /// Where the keeper starts: under the limits, with the guest.
     ///
     /// # Errors
-    /// When the group is gone.
+    /// The group was removed.
     pub fn keeper_entrance(&self) -> Result<Entrance, CgroupError> {
         self.cgroup.guest_entrance()
     }
 
-    /// Where the gateway begins: under the limits. It is not frozen with the guest: new policies take effect all the same.
+    /// Where the gateway starts: under the limits, but not frozen with the guest, so that new policies take
+    /// effect during a pause.
     ///
     /// # Errors
-    /// When the group is gone.
+    /// The group was removed.
     pub fn gateway_entrance(&self) -> io::Result<Entrance> {
         self.cgroup.host_side_entrance().map_err(io::Error::other)
     }
 
-    /// Gives a process the priority that stands in for a group.
+    /// Sets the scheduling priority that replaces a group.
     pub fn set_priority(&self, pid: u32) -> io::Result<()> {
         self.priority.apply(pid)
     }
 
-    /// The guest has inherited its place. The keeper itself is not frozen with it, and does not share its weight.
+    /// Moves the keeper out of the guest's freezer and weight, once the guest has inherited its place.
     ///
-    /// A virtual machine is threads of its keeper's: the two stay together.
+    /// With kvm they stay together, because virtual processors are threads of the keeper.
     pub fn part_keeper(&self, pid: u32) {
-        // A keeper that cannot be moved serves its guest all the same.
+        // If the keeper cannot be moved, it serves its guest all the same.
         let _ = self.cgroup.leave_guest(pid);
     }
 }
 
 impl Drop for ResourceGroup {
-    /// Removes the group once its processes have ended, and the groups of ephemeral sandboxes whose command was killed.
+    /// Removes the group once its processes have ended, and those of ephemeral sandboxes whose command was
+    /// killed.
     fn drop(&mut self) {
-        // What stays is empty, and removed by the next one.
+        // A group that stays is empty and is removed by a later sandbox.
         let _ = self.cgroup.remove();
         Cgroup::remove_abandoned(EPHEMERAL);
     }
@@ -170,25 +174,25 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_of_processes_has_room_for_each_of_them() {
+    fn a_guest_of_processes_has_memory_for_each_of_them() {
         let spec = SandboxSpec { memory: Size(512 * MIB), processes: 1024, ..SandboxSpec::default() };
         let limits = of(&spec, Chosen::Uml, false);
         assert_eq!((limits.memory, limits.pids), (Some((512 + 96 + 128 + 160) * MIB), Some(1041)));
     }
 
     #[test]
-    fn a_gateway_has_room_for_each_connection_where_there_is_one() {
+    fn a_gateway_has_memory_for_each_connection_where_there_is_one() {
         let of = |spec: &SandboxSpec| {
             let limits = of(spec, Chosen::Uml, false);
             (limits.memory.unwrap_or_default(), limits.pids.unwrap_or_default())
         };
         let none = NetworkPolicy { preset: Preset::None, rules: Vec::new() };
-        let alone = of(&SandboxSpec { network: none, ..SandboxSpec::default() });
+        let without = of(&SandboxSpec { network: none, ..SandboxSpec::default() });
         let mut spec = SandboxSpec::default();
         spec.network_limits.connections = 16;
-        assert_eq!(of(&spec), (alone.0 + 97 * MIB, alone.1 + 1));
+        assert_eq!(of(&spec), (without.0 + 97 * MIB, without.1 + 1));
         spec.network_limits.connections = 16_384;
-        assert_eq!(of(&spec), (alone.0 + (96 + 1024) * MIB, alone.1 + 1));
+        assert_eq!(of(&spec), (without.0 + (96 + 1024) * MIB, without.1 + 1));
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! Which processor a guest is pinned to: the one that the fewest of this user's sandboxes use.
+//! Chooses the processor that a guest is pinned to: the one with the fewest of this user's sandboxes.
 //!
-//! A guest kernel and its processes hand over to each other at every system call; on one processor that is seven times
-//! faster than across two. A slot is a byte of one file, locked for as long as the keeper lives: whatever ends a
-//! keeper, the kernel frees its slot. The slot's number also gives root a pair of user numbers that no other live
-//! sandbox has: so root has one file for the whole machine, in whatever folders it keeps its sandboxes, and everybody else
-//! one in the state folder.
+//! A guest kernel and its processes switch at every system call; on one processor that is seven times faster
+//! than across two. A slot is a locked byte of a file: the kernel releases the lock however a keeper ends.
+//! With root, the slot number also determines user ids that no other running sandbox has. So root has one
+//! slot file for the whole machine, whatever its state folders; other users have one in the state folder.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,91 +19,86 @@ use thiserror::Error;
 use crate::folder::make_durable_folder;
 use crate::sys;
 
-/// Sandboxes per processor.
+/// The most sandboxes on one processor.
 const DEPTH: u64 = 4096;
 /// Slots of a machine with 8192 processors.
 pub const SLOTS: u32 = 1 << 25;
 const FILE: &str = "slots";
-/// Where root's file is. It goes with the machine's power, as the locks in it do.
-const RUN: &str = "/run";
+/// The folder of root's file. Like the locks in it, it does not survive a reboot.
+const RUN_FOLDER: &str = "/run";
 const MACHINE_FOLDER: &str = "bathysphere";
 
-/// No slot can be had.
+/// A slot cannot be taken.
 #[derive(Debug, Error)]
-pub enum SlotError {
-    /// The slot file.
+pub enum CpuSlotError {
     #[error("Cannot use the slot file {0}")]
     File(PathBuf, #[source] io::Error),
-    /// The slot file of the machine.
+    /// The machine's slot file cannot be used.
     #[error(
-        "Cannot use {RUN}/{MACHINE_FOLDER}/{FILE}, by which no two sandboxes of root get the same user number. {RUN} has to be a folder that root can write to, such as a tmpfs, and others cannot"
+        "Cannot use {RUN_FOLDER}/{MACHINE_FOLDER}/{FILE}, by which no two sandboxes of root get the same user id. {RUN_FOLDER} has to be a folder that root can write to, such as a tmpfs, and others cannot"
     )]
     Machine(#[source] io::Error),
-    /// Every slot is taken.
+    /// Every slot is in use.
     #[error("Too many sandboxes are running: all {0} slots are taken")]
     Full(u64),
-    /// The processors cannot be asked for.
+    /// The allowed processors cannot be read.
     #[error("Cannot learn which processors may be used")]
     Processors(#[source] io::Error),
 }
 
-/// A taken slot.
 #[derive(Debug)]
-pub struct Slot {
-    /// The processor.
+pub struct CpuSlot {
     pub cpu: u32,
-    /// A number that no other live sandbox of this user has.
+    /// A number that no other running sandbox of this user has.
     pub number: u32,
-    /// Holds the lock.
+    /// Held open to keep the lock.
     pub lock: File,
 }
 
-impl Slot {
-    /// Its place when all slots of a machine with so many processors are counted level by level: a small number while few
-    /// sandboxes run.
-    pub fn place_among(&self, processors: u32) -> u32 {
+impl CpuSlot {
+    /// The slot's rank when slots are counted processor by processor: a small number while few sandboxes run.
+    pub fn rank_among(&self, processors: u32) -> u32 {
         let depth = u32::try_from(DEPTH).unwrap_or(u32::MAX);
         (self.number % depth).saturating_mul(processors).saturating_add(self.number / depth)
     }
 }
 
-/// Takes a slot.
-pub fn take(state: &Path) -> Result<Slot, SlotError> {
+pub fn take(state: &Path) -> Result<CpuSlot, CpuSlotError> {
     let (file, path) = if rustix::process::geteuid().is_root() {
-        let file = machine_file(Path::new(RUN)).map_err(SlotError::Machine)?;
-        (file, Path::new(RUN).join(MACHINE_FOLDER).join(FILE))
+        let file = machine_file(Path::new(RUN_FOLDER)).map_err(CpuSlotError::Machine)?;
+        (file, Path::new(RUN_FOLDER).join(MACHINE_FOLDER).join(FILE))
     } else {
         let path = state.join(FILE);
-        (state_file(state, &path).map_err(|error| SlotError::File(path.clone(), error))?, path)
+        (state_file(state, &path).map_err(|error| CpuSlotError::File(path.clone(), error))?, path)
     };
     take_of(file, &path)
 }
 
-fn take_of(file: File, path: &Path) -> Result<Slot, SlotError> {
-    let mut cpus = usable_cpus().map_err(SlotError::Processors)?;
-    // Read once: an order that changes while it is made is none.
+fn take_of(file: File, path: &Path) -> Result<CpuSlot, CpuSlotError> {
+    let mut cpus = usable_cpus().map_err(CpuSlotError::Processors)?;
+    // Read once: the sort needs a consistent order.
     let usage = fs::read_to_string("/proc/stat").unwrap_or_default();
     cpus.sort_by_cached_key(|cpu| busy_time(&usage, *cpu));
     for level in 0..DEPTH {
         for &cpu in &cpus {
             let byte = u64::from(cpu) * DEPTH + level;
             let number = u32::try_from(byte).ok().filter(|number| *number < SLOTS);
-            let number = number.ok_or_else(|| SlotError::Full(SLOTS.into()))?;
-            let failed = |error| SlotError::File(path.to_owned(), error);
+            let number = number.ok_or_else(|| CpuSlotError::Full(SLOTS.into()))?;
+            let failed = |error| CpuSlotError::File(path.to_owned(), error);
             if sys::lock_byte(&file, byte).map_err(failed)? {
                 let lock = for_keeper(&file, byte).map_err(failed)?;
-                return Ok(Slot { cpu, number, lock });
+                return Ok(CpuSlot { cpu, number, lock });
             }
         }
     }
-    Err(SlotError::Full(DEPTH * cpus.len() as u64))
+    Err(CpuSlotError::Full(DEPTH * cpus.len() as u64))
 }
 
-/// The same lock for a keeper, which must not be able to write to a file that others share: it could fill the file system, which
-/// is `/run` for root's.
+/// A second lock on the byte for the keeper, through a read-only descriptor. With a writable one, a keeper
+/// could fill the shared file system, which is `/run` for root.
 fn for_keeper(file: &File, byte: u64) -> io::Result<File> {
     let readable = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    // Nobody else can get the byte meanwhile: it is locked by the one until the other has it.
+    // There is no gap: the first lock is held until the second one is.
     let is_ours = sys::share_byte(file, byte)? && sys::share_byte(&readable, byte)?;
     if is_ours { Ok(readable) } else { Err(io::ErrorKind::WouldBlock.into()) }
 }
@@ -116,7 +110,8 @@ fn state_file(state: &Path, path: &Path) -> io::Result<File> {
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
 }
 
-/// Opens root's file below `run`. No link is followed, and what another user could have put there is refused.
+/// Opens root's file below `run`. Links are not followed, and a file that another user could have created is
+/// refused.
 fn machine_file(run: &Path) -> io::Result<File> {
     let folder = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let run = roots_own(rustix::fs::open(run, folder, Mode::empty())?.into())?;
@@ -143,12 +138,13 @@ fn roots_own(file: File) -> io::Result<File> {
     Ok(file)
 }
 
-/// Time that a processor was not idle since the machine started; decides only between equally used ones.
+/// The non-idle time of a processor since boot; used to choose between processors with equally many
+/// sandboxes.
 fn busy_time(usage: &str, cpu: u32) -> u64 {
     let name = format!("cpu{cpu} ");
     let line = usage.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
     let fields = line.split_whitespace().map(|field| field.parse::<u64>().unwrap_or(0)).enumerate();
-    // Fields 3 and 4 are idle time and waiting for disks.
+    // Fields 3 and 4 are idle and iowait.
     fields.filter(|(index, _)| *index != 3 && *index != 4).map(|(_, ticks)| ticks).sum()
 }
 
@@ -188,7 +184,7 @@ mod tests {
         assert!((&slot.lock).write_all(b"x").is_err() && slot.lock.set_len(1 << 30).is_err());
         assert!(!sys::lock_byte(&file(), byte).unwrap(), "it is taken");
         assert_ne!(take_of(file(), &path).unwrap().number, slot.number);
-        // As a keeper's copy outlives the one that it was started with.
+        // The keeper's copy of the descriptor outlives the starting process.
         let copy = slot.lock.try_clone().unwrap();
         drop(slot);
         assert!(!sys::lock_byte(&file(), byte).unwrap());

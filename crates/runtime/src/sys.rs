@@ -1,4 +1,5 @@
-//! The host side's unsafe code: a lock and questions that have no safe wrapper, and memory for the probe guest.
+//! The unsafe code of this crate: locks and system calls without a safe wrapper, and memory for the probe
+//! guest.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -10,14 +11,14 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// Locks one byte of `file` for this open file, if nobody else has. The lock goes with the open file's last descriptor,
-/// in whatever process that is.
+/// Locks one byte of `file` exclusively, unless it is locked. The lock belongs to the open file description
+/// and is released with its last descriptor, in whatever process.
 pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
     set_lock(file, byte, WRITE_LOCK)
 }
 
-/// The same for an open file that may only be read. Others of these may share the byte, and none of [`lock_byte`] gets it.
-/// A lock of [`lock_byte`] by the same open file becomes such a one.
+/// Takes a shared lock, for a read-only descriptor. Several can share the byte, but not with [`lock_byte`].
+/// An exclusive lock of the same open file description is downgraded.
 pub fn share_byte(file: &File, byte: u64) -> io::Result<bool> {
     set_lock(file, byte, READ_LOCK)
 }
@@ -34,10 +35,11 @@ fn set_lock(file: &File, byte: u64, kind: i16) -> io::Result<bool> {
     }
 }
 
-/// How many of the first `length` bytes of `file` are locked by other open files, each by a lock of [`lock_byte`].
+/// How many of the first `length` bytes of `file` are locked by other open file descriptions, each by
+/// [`lock_byte`].
 pub fn count_locked_bytes(file: &File, length: u64) -> io::Result<u32> {
     let mut count = 0;
-    // Which of several locks is reported is the kernel's choice, so both sides of it are looked at.
+    // The kernel reports any one of several locks, so both sides of it are searched.
     let mut ranges = vec![(0, i64::try_from(length).map_err(io::Error::other)?)];
     while let Some((begin, end)) = ranges.pop() {
         let Some(locked) = locked_within(file, begin, end)? else { continue };
@@ -47,7 +49,7 @@ pub fn count_locked_bytes(file: &File, length: u64) -> io::Result<u32> {
     Ok(count)
 }
 
-/// A byte of this range that another open file has locked.
+/// A byte of this range that is locked by another open file description.
 fn locked_within(file: &File, begin: i64, end: i64) -> io::Result<Option<i64>> {
     if begin >= end {
         return Ok(None);
@@ -71,7 +73,8 @@ fn lock(kind: i16, begin: i64, length: i64) -> libc::flock {
     range
 }
 
-/// Does work that starts a thread. No signal is ever for that thread: the process takes them where it waits for them.
+/// Runs work that starts a thread, with all signals blocked: the main thread handles signals where it waits
+/// for them.
 pub fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: both sets are initialized before use, by sigfillset and by the first call; masks are of this thread alone.
     unsafe {
@@ -85,7 +88,7 @@ pub fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Makes the kernel look at all of a request to its routing socket, also at the table that is asked for.
+/// Makes the kernel honour all fields of a routing request, such as the table.
 pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
     let on: c_int = 1;
     let length = libc::socklen_t::try_from(size_of::<c_int>()).map_err(io::Error::other)?;
@@ -102,7 +105,7 @@ pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `NETLINK_GET_STRICT_CHK`.
+/// The socket option `NETLINK_GET_STRICT_CHK`.
 const STRICT_REQUESTS: c_int = 12;
 
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` and `SEEK_SET` in the width of `flock`'s fields.
@@ -117,7 +120,6 @@ pub struct GuestPage {
 }
 
 impl GuestPage {
-    /// Its size.
     pub const SIZE: u64 = 4096;
     const LENGTH: usize = 4096;
 
@@ -129,19 +131,18 @@ impl GuestPage {
         Ok(Self { address })
     }
 
-    /// Copies `bytes`, as far as they fit, to its beginning.
+    /// Copies `bytes`, as far as they fit, to the start of the page.
     pub fn write(&mut self, bytes: &[u8]) {
         let length = bytes.len().min(Self::LENGTH);
         // SAFETY: the page is ours, `length` bytes long at least, and no guest has it yet.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), length) };
     }
 
-    /// Where it is.
     pub fn address(&self) -> u64 {
         self.address.addr() as u64
     }
 
-    /// Makes it memory of a guest. It must outlive the guest, which it does as long as the caller holds both.
+    /// Maps the page into a guest. It must outlive the guest, which it does as long as the caller holds both.
     pub fn give_to(&self, vm: &VmFd, region: kvm_userspace_memory_region) -> Result<(), kvm_ioctls::Error> {
         // SAFETY: the region describes this page, which is mapped until it is dropped.
         unsafe { vm.set_user_memory_region(region) }
@@ -150,12 +151,12 @@ impl GuestPage {
 
 impl Drop for GuestPage {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody uses it any more. Unmapping a valid mapping does not fail.
+        // SAFETY: the mapping is ours and has no other users. Unmapping a valid mapping does not fail.
         let _ = unsafe { munmap(self.address, Self::LENGTH) };
     }
 }
 
-/// Which version of Landlock the kernel offers, if any.
+/// The version of Landlock that the kernel offers, if any.
 pub fn landlock_version() -> Option<u32> {
     const VERSION_REQUEST: libc::c_uint = 1;
     // SAFETY: with this flag the call takes no attributes and only answers.
@@ -165,7 +166,7 @@ pub fn landlock_version() -> Option<u32> {
     u32::try_from(version).ok()
 }
 
-/// Whether the processor can run guests at full speed. Where that cannot be asked, it may.
+/// Whether the processor supports virtualization; true if that cannot be determined.
 pub fn processor_offers_virtualization() -> bool {
     #[cfg(target_arch = "x86_64")]
     {

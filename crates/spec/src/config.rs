@@ -1,7 +1,7 @@
-//! Files and flags that become one description.
+//! Combines configuration files and flags into one specification.
 //!
-//! Options are written down once, as fields of [`SandboxSpec`]. Everything here works on the *values* of that type, so a
-//! new option needs no line in this file: flags are laid over the file, the file over the defaults.
+//! Options are declared once, as fields of [`SandboxSpec`]. This module works on the *values* of that type,
+//! so a new option needs no code here: flags override the file, the file overrides the defaults.
 
 mod file;
 mod found;
@@ -21,83 +21,62 @@ use crate::name;
 
 pub use file::{FileError, read_regular};
 
-/// The file that describes a sandbox beside the code that runs in it.
+/// The file that configures a sandbox, beside the code that runs in it.
 pub const FILE_NAME: &str = "bathysphere.toml";
-/// Tables whose entries are laid over each other one by one. Every other value replaces what is below it as a whole.
-const JOINED: [&str; 2] = ["env", "labels"];
-/// No configuration is longer; what is longer is some other file.
+/// Tables that are merged entry by entry. Any other value replaces the lower one as a whole.
+const MERGED: [&str; 2] = ["env", "labels"];
+/// A longer file is not a configuration.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// A configuration that cannot be used.
+/// A configuration is invalid.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file.
     #[error("Cannot read {0}")]
     Read(PathBuf, #[source] io::Error),
-    /// The file is too long to be one.
-    #[error("{0} is longer than {MAX_FILE} bytes and so no configuration")]
+    /// The file is too long.
+    #[error("{0} is longer than {MAX_FILE} bytes, so it is not a configuration")]
     TooLong(PathBuf),
-    /// A pipe, a device or a folder.
-    #[error("{0} is {1} and not a regular file, and so no configuration")]
+    /// The file is a pipe, a device or a folder.
+    #[error("{0} is {1} and not a regular file, so it is not a configuration")]
     Kind(PathBuf, &'static str),
-    /// Not TOML.
     #[error("{path}, line {line}: {message}")]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Where.
-        line: usize,
-        /// What the parser says.
-        message: String,
-    },
-    /// A key that means nothing.
+    Syntax { path: PathBuf, line: usize, message: String },
+    /// The key is unknown.
     #[error("Unknown key `{key}` in {path}, line {line}{hint}")]
     UnknownKey {
         /// The key with its section.
         key: String,
-        /// The file.
         path: PathBuf,
-        /// Where.
         line: usize,
-        /// What may have been meant.
+        /// A suggestion, or empty.
         hint: String,
     },
-    /// A value that does not fit its key.
+    /// The value is invalid for its key.
     #[error("Bad value of `{key}` in {path}, line {line}: {reason}")]
     Value {
         /// The key with its section.
         key: String,
-        /// The file.
         path: PathBuf,
-        /// Where.
         line: usize,
-        /// What is expected.
         reason: String,
     },
-    /// More than the defaults, or less of a boundary, on the word of a file that was only found.
+    /// A file that was found, not named, raises a limit or weakens a boundary.
     #[error(
         "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
     )]
     Found {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: &'static str,
-        /// What the file has there.
+        /// The value in the file.
         part: String,
-        /// What that does, with the limit if there is one.
+        /// Its effect, with the limit if there is one.
         why: String,
-        /// How the caller says it instead.
+        /// The option that sets it explicitly.
         option: &'static str,
     },
-    /// A flag or request that does not fit its key.
+    /// The value of a flag or request is invalid for its key.
     #[error("Bad value of `{key}`: {reason}")]
-    Flag {
-        /// The key.
-        key: String,
-        /// What is expected.
-        reason: String,
-    },
+    Flag { key: String, reason: String },
 }
 
 /// The configuration file of `folder`, if there is one.
@@ -105,13 +84,13 @@ pub fn find(folder: &Path) -> Option<PathBuf> {
     Some(folder.join(FILE_NAME)).filter(|path| path.exists())
 }
 
-/// A description from one file alone.
+/// The specification from a single file.
 pub fn load(path: &Path) -> Result<SandboxSpec, ConfigError> {
     Layers::new().file(path)?.build()
 }
 
-/// Descriptions laid over each other, each with only what it says. Lists and single values replace what is below them,
-/// tables (`env`, `labels`) are joined key by key.
+/// Layers of configuration, each with only the values that it sets. Tables (`env`, `labels`) are merged key
+/// by key; other values replace the lower ones.
 #[derive(Debug)]
 pub struct Layers {
     values: Map<String, Value>,
@@ -125,28 +104,27 @@ impl Default for Layers {
 }
 
 impl Layers {
-    /// Only the defaults.
     pub fn new() -> Self {
         Self::over(&SandboxSpec::default())
     }
 
-    /// Over other defaults, such as [`crate::operator::Operator::defaults`].
+    /// Starts from other defaults, such as [`crate::operator::Operator::defaults`].
     pub fn over(defaults: &SandboxSpec) -> Self {
         Self { values: fields(defaults), failed: None }
     }
 
-    /// Lays a file on top.
+    /// Adds a file as the top layer.
     pub fn file(mut self, path: &Path) -> Result<Self, ConfigError> {
-        join(&mut self.values, read::<SandboxSpec>(path)?);
+        merge(&mut self.values, read::<SandboxSpec>(path)?);
         Ok(self)
     }
 
-    /// Lays a file on top that was not named but found, except for the keys in `replaced`, which the caller sets. It came
-    /// with code that is not trusted, so it may hold the sandbox back further than the layers below do, and no less.
+    /// Adds a file that was found, not named, except for the keys in `replaced`, which the user sets. It
+    /// belongs to untrusted code, so it may restrict the sandbox further than the layers below, but not less.
     pub fn found(mut self, path: &Path, replaced: &[&str]) -> Result<Self, ConfigError> {
         let mut values = read::<SandboxSpec>(path)?;
-        values.retain(|key, _| JOINED.contains(&key.as_str()) || !replaced.contains(&key.as_str()));
-        // Every value was tried on its own.
+        values.retain(|key, _| MERGED.contains(&key.as_str()) || !replaced.contains(&key.as_str()));
+        // Every value has been validated on its own.
         let whole = |values: Map<String, Value>| {
             serde_json::from_value::<SandboxSpec>(Value::Object(values)).map_err(|error| ConfigError::Flag {
                 key: path.display().to_string(),
@@ -154,21 +132,21 @@ impl Layers {
             })
         };
         let usual = whole(self.values.clone())?;
-        join(&mut self.values, values);
+        merge(&mut self.values, values);
         found::check(path, &whole(self.values.clone())?, &usual)?;
         Ok(self)
     }
 
-    /// Lays one value on top. Whatever is wrong with it comes out of [`Self::build`].
+    /// Adds a single value as the top layer. An error is returned by [`Self::build`].
     #[must_use]
     pub fn set(mut self, key: &str, value: impl Serialize) -> Self {
         let set = serde_json::to_value(value).map_err(|error| error.to_string()).and_then(|value| {
-            let alone = Map::from_iter([(key.to_owned(), value)]);
-            fits::<SandboxSpec>(alone.clone())?;
-            Ok(alone)
+            let single = Map::from_iter([(key.to_owned(), value)]);
+            fits::<SandboxSpec>(single.clone())?;
+            Ok(single)
         });
         match set {
-            Ok(alone) => join(&mut self.values, alone),
+            Ok(single) => merge(&mut self.values, single),
             Err(reason) => {
                 self.failed.get_or_insert_with(|| ConfigError::Flag { key: key.to_owned(), reason });
             }
@@ -176,7 +154,7 @@ impl Layers {
         self
     }
 
-    /// Lays a value on top if there is one, as with flags that were not given.
+    /// Adds a value if there is one, such as an optional flag.
     #[must_use]
     pub fn set_some(self, key: &str, value: Option<impl Serialize>) -> Self {
         match value {
@@ -185,19 +163,19 @@ impl Layers {
         }
     }
 
-    /// The description, as asked for and not yet checked.
+    /// The combined specification, not yet validated.
     pub fn build(self) -> Result<SandboxSpec, ConfigError> {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        // Every value was tried on its own, so this names no key.
+        // Every value has been validated on its own, so this error names no key.
         serde_json::from_value(Value::Object(self.values))
             .map_err(|error| ConfigError::Flag { key: "sandbox".to_owned(), reason: error.to_string() })
     }
 }
 
-/// Reads a TOML file as values of `T`, which has a default for every key and knows all its keys. Only what the file says
-/// is returned.
+/// Reads a TOML file as values of `T`, which has a default for every key and defines the valid keys. Returns
+/// only the values in the file.
 pub(crate) fn read<T>(path: &Path) -> Result<Map<String, Value>, ConfigError>
 where
     T: Default + Serialize + DeserializeOwned,
@@ -228,12 +206,12 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
 struct Reader<'a> {
     path: &'a Path,
     text: &'a str,
-    /// Says why the values do not fit the type that is read.
+    /// Checks whether values fit the type that is read.
     fits: fn(Map<String, Value>) -> Result<(), String>,
 }
 
 impl Reader<'_> {
-    /// Reads a table whose keys are those of `known`. `section` is where it stands.
+    /// Reads a table with the keys of `known`. `section` is its path.
     fn section(
         &self,
         table: &DeTable<'_>,
@@ -249,7 +227,7 @@ impl Reader<'_> {
                 (Some(Value::Object(inner)), DeValue::Table(table)) if !inner.is_empty() => {
                     self.section(table, inner, section)?.into()
                 }
-                // A table whose keys are the caller's own, such as variables: each is tried alone.
+                // A table with arbitrary keys, such as variables: each value is validated on its own.
                 (Some(Value::Object(_)), DeValue::Table(table)) => self.own_keys(table, section)?.into(),
                 _ => self.leaf(key, value.get_ref(), section)?,
             };
@@ -273,7 +251,7 @@ impl Reader<'_> {
         Ok(values)
     }
 
-    /// A value that is tried in its place, with nothing else said.
+    /// Validates a single value in its place, with defaults for everything else.
     fn leaf(
         &self,
         key: &Spanned<DeString<'_>>,
@@ -283,7 +261,7 @@ impl Reader<'_> {
         let tried = json(value).and_then(|value| {
             let wrap = |inner, name: &String| Value::Object(Map::from_iter([(name.clone(), inner)]));
             match section.iter().rev().fold(value.clone(), wrap) {
-                Value::Object(alone) => (self.fits)(alone).map(|()| value),
+                Value::Object(single) => (self.fits)(single).map(|()| value),
                 _ => Ok(value),
             }
         });
@@ -313,7 +291,7 @@ impl Reader<'_> {
     }
 }
 
-/// In the file's order, so that the first mistake is told first.
+/// The keys in the order of the file, so that the first error is reported first.
 fn in_order<'a, 'i>(table: &'a DeTable<'i>) -> Vec<(&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>)> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
@@ -332,7 +310,7 @@ fn newlines(bytes: &[u8]) -> usize {
     bytes.iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// The fields of a struct, as values.
+/// The fields of a struct as JSON values.
 fn fields(of: &impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(of) {
         Ok(Value::Object(fields)) => fields,
@@ -344,10 +322,10 @@ fn fits<T: DeserializeOwned>(values: Map<String, Value>) -> Result<(), String> {
     serde_json::from_value::<T>(Value::Object(values)).map(drop).map_err(|error| error.to_string())
 }
 
-/// Lays `above` over `below`.
-fn join(below: &mut Map<String, Value>, above: Map<String, Value>) {
+/// Merges `above` over `below`.
+fn merge(below: &mut Map<String, Value>, above: Map<String, Value>) {
     for (key, value) in above {
-        let is_joined = JOINED.contains(&key.as_str());
+        let is_joined = MERGED.contains(&key.as_str());
         match (below.get_mut(&key), value) {
             (Some(Value::Object(below)), Value::Object(above)) if is_joined => below.extend(above),
             (_, value) => drop(below.insert(key, value)),
@@ -355,7 +333,7 @@ fn join(below: &mut Map<String, Value>, above: Map<String, Value>) {
     }
 }
 
-/// TOML has two kinds of value that JSON and our options have not.
+/// TOML has two kinds of values that neither JSON nor our options have.
 fn json(value: &DeValue<'_>) -> Result<Value, String> {
     match value {
         DeValue::String(text) => Ok(Value::from(text.as_ref())),
@@ -428,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mistake_is_told_first() {
+    fn the_first_mistake_is_reported_first() {
         let error = try_load("zebra = 1\naardvark = 1\n").unwrap_err();
         assert!(error.contains("`zebra`"), "{error}");
     }
@@ -452,13 +430,13 @@ mod tests {
             ("[memory]\nx = 1", "memory", 1, "expected a size such as"),
         ] {
             let error = try_load(text).unwrap_err();
-            let place = format!("`{key}` in bathysphere.toml, line {line}");
-            assert!(error.contains(&place) && error.contains(expected), "{text}: {error}");
+            let location = format!("`{key}` in bathysphere.toml, line {line}");
+            assert!(error.contains(&location) && error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
-    fn what_is_not_toml_is_told_with_its_line() {
+    fn invalid_toml_is_reported_with_its_line() {
         for (text, line) in
             [(&b"memory = \"1G\"\ncpus =\n"[..], 2), (b"cpus = 1\ncpus = 1\n", 2), (b"\n\xff", 2)]
         {
@@ -492,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_flag_is_told_by_its_key() {
+    fn a_bad_flag_is_reported_with_its_key() {
         let error = Layers::new().set("cpus", "many").set("memory", 1).build().unwrap_err().to_string();
         assert!(error.starts_with("Bad value of `cpus`: "), "{error}");
         assert!(Layers::new().set("memroy", "1G").build().is_err());
@@ -514,7 +492,7 @@ mod tests {
         );
         let spec = Layers::new().file(&one).unwrap().file(&two).unwrap().build().unwrap();
         let rules: Vec<_> = spec.network.rules.iter().map(ToString::to_string).collect();
-        // What the lower one denies would be half of a policy that nobody wrote, and so would its preset.
+        // Merging with the lower policy would create a policy that nobody wrote.
         assert_eq!(
             (rules, spec.network.preset.name()),
             (vec!["allow b.example:443".to_owned()], "allow-list")

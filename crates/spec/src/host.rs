@@ -1,19 +1,19 @@
-//! What this machine has.
+//! The resources of this machine.
 
 use std::fs;
 use std::io;
 
-/// All memory of the machine, in bytes.
+/// The memory of the machine in bytes.
 pub fn total_memory() -> u64 {
     memory_line("MemTotal:")
 }
 
-/// Memory that could be used without swapping, in bytes.
+/// The memory that could be used without swapping, in bytes.
 pub fn available_memory() -> u64 {
     memory_line("MemAvailable:")
 }
 
-/// Names the present boot of the machine.
+/// The id of the present boot.
 pub fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

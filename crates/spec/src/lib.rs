@@ -1,14 +1,15 @@
-//! What is asked for: the one description of a sandbox, the files and flags that become it, and what the operator allows.
+//! The specification of a sandbox: files and flags are combined into it, and the operator's limits are
+//! applied to it.
 //!
-//! Pure but for reading files: nothing here starts, writes or changes anything.
+//! Apart from reading files this crate has no effects: it starts, writes and changes nothing.
 //!
-//! * [`SandboxSpec`] and [`CommandSpec`]: the descriptions, with every check of them; [`Size`], [`Seconds`] and [`CpuQuota`]
-//!   parse amounts as people write them.
-//! * [`config`]: layers of configuration that become a description.
+//! * [`SandboxSpec`] and [`CommandSpec`]: the specifications and their validation; [`Size`], [`Seconds`] and
+//!   [`CpuQuota`] parse quantities.
+//! * [`config`]: layers of configuration.
 //! * [`operator`]: the operator's floor and ceilings.
 //! * [`name`]: names and ids of sandboxes.
-//! * [`paths`]: where things are kept.
-//! * [`host`]: what the machine has, as far as a description is checked against it.
+//! * [`paths`]: the folders for files.
+//! * [`host`]: the machine's resources, against which a specification is validated.
 
 pub mod config;
 pub mod host;

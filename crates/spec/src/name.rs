@@ -1,51 +1,47 @@
-//! What sandboxes are called: the names that people give, the ids that the product gives, and the nearest of either for
-//! somebody who mistyped.
+//! Names and ids of sandboxes, and suggestions for mistyped ones.
 
 use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use thiserror::Error;
 
-/// Characters of an id: no capitals, and none of 0, 1, 8 and 9, which people take for letters.
+/// The characters of an id: no capitals, and none of 0, 1, 8 and 9, which resemble letters.
 const ID_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-/// Characters in an id: 60 bits, so that a million sandboxes share none by chance.
+/// The length of an id: 60 bits, so that even a million sandboxes do not collide by chance.
 const ID_LENGTH: usize = 12;
-/// The longest name.
 const MAX_NAME: usize = 63;
-/// The shortest beginning of an id that stands for it.
+/// The shortest prefix of an id that is accepted in its place.
 pub const MIN_PREFIX: usize = 4;
-/// How many candidates a message lists.
+/// The most candidates in a message.
 const SHOWN: usize = 8;
-/// How alike two words are when one is probably meant by the other (Jaro-Winkler; 1 is equal).
+/// The similarity from which a name is suggested (Jaro-Winkler; 1 is equal).
 const ALIKE: f64 = 0.8;
 
-/// A name that cannot be used, or that means nothing.
+/// A name is invalid, unknown or ambiguous.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NameError {
-    /// Not a name.
     #[error(
         "{0:?} is not a name. A name begins with a letter or digit and has at most {MAX_NAME} letters, digits, '_', '.' or '-'"
     )]
     Form(String),
-    /// Nothing is called that.
+    /// There is no sandbox with this name.
     #[error("There is no sandbox `{wanted}`{hint}")]
     Unknown {
-        /// What was asked for, harmless for a terminal.
+        /// The requested name, escaped for a terminal.
         wanted: String,
-        /// What may have been meant.
+        /// A suggestion, or empty.
         hint: String,
     },
-    /// Several ids begin like that.
+    /// Several ids have this prefix.
     #[error("`{wanted}` could be any of {}. Give more of the id", .candidates.join(", "))]
     Ambiguous {
-        /// What was asked for.
         wanted: String,
-        /// Ids that begin with it; the last item may tell that there are more.
+        /// Ids with this prefix; the last item may say that there are more.
         candidates: Vec<String>,
     },
 }
 
-/// Checks that `name` can be given to a sandbox.
+/// Checks that `name` is valid for a sandbox.
 pub fn check(name: &str) -> Result<(), NameError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -56,23 +52,22 @@ pub fn check(name: &str) -> Result<(), NameError> {
     }
 }
 
-/// A new id.
 pub fn new_id() -> io::Result<String> {
     let mut random = [0; ID_LENGTH];
     let filled = getrandom(&mut random, GetRandomFlags::empty())?;
     if filled != ID_LENGTH {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
     }
-    // 32 divides 256: every character is as likely as every other.
+    // 32 divides 256: every character is equally likely.
     Ok(random.iter().map(|byte| char::from(ID_ALPHABET[usize::from(byte % 32)])).collect())
 }
 
-/// Whether `text` can be an id. Ids become folder names: nothing else may pass as one.
+/// Whether `text` is a valid id. Ids become folder names, so nothing else may pass.
 pub fn is_id(text: &str) -> bool {
     text.len() == ID_LENGTH && is_id_text(text)
 }
 
-/// Whether `text` can be the beginning of an id that stands for it.
+/// Whether `text` is a valid prefix of an id.
 pub fn is_prefix(text: &str) -> bool {
     (MIN_PREFIX..=ID_LENGTH).contains(&text.len()) && is_id_text(text)
 }
@@ -81,13 +76,13 @@ fn is_id_text(text: &str) -> bool {
     text.bytes().all(|byte| ID_ALPHABET.contains(&byte))
 }
 
-/// The error for a name that nothing has, given everything that there is.
+/// The error for an unknown name, given all existing ones.
 pub fn unknown<'a>(wanted: &str, existing: impl IntoIterator<Item = &'a str>) -> NameError {
     let hint = nearest(wanted, existing).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
     NameError::Unknown { wanted: shortened(wanted).escape_debug().to_string(), hint }
 }
 
-/// The error for the beginning of several ids.
+/// The error for an ambiguous prefix.
 pub fn ambiguous(wanted: &str, mut candidates: Vec<String>) -> NameError {
     let more = candidates.len().saturating_sub(SHOWN);
     candidates.truncate(SHOWN);
@@ -97,10 +92,10 @@ pub fn ambiguous(wanted: &str, mut candidates: Vec<String>) -> NameError {
     NameError::Ambiguous { wanted: wanted.to_owned(), candidates }
 }
 
-/// The candidate that is most like `wanted`, if any is like it at all.
+/// The candidate that is most similar to `wanted`, if any is similar enough.
 pub fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_ascii_lowercase().replace('-', "_");
-    // Comparing costs the product of the lengths, and nothing that is meant has a name this long.
+    // The cost of comparing is the product of the lengths, and no valid name is this long.
     let wanted = plain(wanted.get(..wanted.len().min(2 * MAX_NAME))?);
     candidates
         .into_iter()
@@ -110,7 +105,7 @@ pub fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) 
         .map(|(_, candidate)| candidate)
 }
 
-/// Text for a message: a megabyte of name explains no more than its beginning.
+/// Cuts text for a message.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(MAX_NAME + 1) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,5 +1,6 @@
-//! What the operator allows: a floor that is raised to and ceilings that are refused beyond. Callers narrow it and
-//! never widen it; of two files, the stricter one counts. What agents ask has a second ceiling, section `[mcp]`.
+//! The operator's limits: a floor that specifications are raised to, and ceilings above which they are
+//! refused. Users can narrow them but not widen them; of two files, the stricter value counts. Agents have an
+//! additional ceiling, section `[mcp]`.
 
 pub mod inward;
 mod limits;
@@ -16,64 +17,44 @@ use thiserror::Error;
 
 use crate::config::{self, ConfigError};
 use crate::{Engine, SandboxSpec, Security, Size};
-use limits::{AGENTS, Agents, Ceiling, EVERYBODY, Limits};
+use limits::{AGENTS, ALL_SANDBOXES, Agents, Ceiling, Limits};
 
-/// The machine's file.
 pub const SYSTEM_FILE: &str = "/etc/bathysphere/config.toml";
-/// Names the one file to use instead.
+/// The environment variable that names a single file to use instead.
 pub const VARIABLE: &str = "BATHYSPHERE_CONFIG";
 
-/// What the operator does not allow, or a policy that cannot be read.
+/// The operator's configuration is invalid or does not allow a specification.
 #[derive(Debug, Error)]
 pub enum OperatorError {
-    /// A file.
     #[error("The operator's configuration cannot be used")]
     File(#[from] ConfigError),
-    /// More than a ceiling.
+    /// A value is above a ceiling.
     #[error("{what} of {wanted} is more than the operator allows: the most is {most}, by {by}")]
     Ceiling {
-        /// What is limited.
         what: &'static str,
-        /// Asked for.
         wanted: String,
-        /// Allowed.
         most: String,
-        /// Who says so: the key, the section and the file.
+        /// The origin of the limit: key, section and file.
         by: String,
     },
-    /// An image that is in no list.
+    /// The image is not on a list.
     #[error("The image `{image}` is not one that the operator allows: {allowed}, by {by}")]
-    Image {
-        /// Asked for.
-        image: String,
-        /// Allowed.
-        allowed: String,
-        /// Who says so.
-        by: String,
-    },
-    /// As many sandboxes as there may be.
+    Image { image: String, allowed: String, by: String },
+    /// The limit on sandboxes is reached.
     #[error(
         "There are {count} sandboxes, those of `bathy run` and `bathy code` included, and the operator allows {most}, by {by}. Remove one with `bathy rm`, or wait until a command ends"
     )]
-    Sandboxes {
-        /// There are.
-        count: u32,
-        /// Allowed.
-        most: u32,
-        /// Who says so.
-        by: String,
-    },
-    /// A network that leads further than public addresses.
+    Sandboxes { count: u32, most: u32, by: String },
+    /// The network policy reaches further than public addresses.
     #[error("`{part}` reaches more than the operator allows: public addresses at most, by {by}")]
     Network {
-        /// The preset or the rule.
+        /// The preset or rule that reaches too far.
         part: String,
-        /// Who says so.
         by: String,
     },
 }
 
-/// The form of a file.
+/// The structure of a file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Form {
@@ -91,41 +72,39 @@ struct Floor {
     engine: Option<Engine>,
 }
 
-/// How much of the audit log is kept. Of two files, each number counts that keeps more.
+/// How much of the audit log is kept. Of two files, the larger value counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Audit {
-    /// A file of the log is closed at this size.
+    /// The size at which a file of the log is rotated.
     pub rotate_size: Option<Size>,
-    /// How many closed files are kept.
+    /// How many rotated files are kept.
     pub keep: Option<u32>,
 }
 
-/// Everything that the operator says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operator {
     /// How much of the audit log is kept.
     pub audit: Audit,
     security: Option<(Security, PathBuf)>,
-    /// The file that asks for hardware virtual machines, the stronger boundary.
+    /// The file that requires hardware virtual machines, the stronger boundary.
     only_kvm: Option<PathBuf>,
     limits: Limits,
     agents: Limits,
-    /// What any sandbox may reach at most: every one of them has to allow it.
+    /// The network ceilings of every sandbox: all of them have to allow a destination.
     network: Vec<NetworkPolicy>,
 }
 
-/// A description that the operator allows.
+/// A specification that the operator allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// The description.
     pub spec: SandboxSpec,
-    /// What was made stricter than asked for, in sentences for the caller.
+    /// Sentences for the user about what was made stricter.
     pub notes: Vec<String>,
 }
 
 impl Operator {
-    /// The policy that holds for the caller.
+    /// Loads the configuration that applies to the present user.
     pub fn load() -> Result<Self, OperatorError> {
         if let Some(path) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
             return Self::default().with(Path::new(&path));
@@ -134,10 +113,10 @@ impl Operator {
         Self::from_files([PathBuf::from(SYSTEM_FILE)].into_iter().chain(own))
     }
 
-    /// The policy of several files; those that do not exist say nothing.
+    /// Combines several files; missing files are skipped.
     pub fn from_files(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self, OperatorError> {
         paths.into_iter().try_fold(Self::default(), |policy, path| match policy.clone().with(&path) {
-            // A link that leads nowhere is not the same: what the operator had there cannot be read.
+            // A dangling link is an error: the operator's settings exist but cannot be read.
             Err(OperatorError::File(ConfigError::Read(_, error)))
                 if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() =>
             {
@@ -161,7 +140,7 @@ impl Operator {
         if form.floor.engine == Some(Engine::Kvm) {
             self.only_kvm.get_or_insert_with(|| path.to_owned());
         }
-        self.limits.lower(form.ceiling, EVERYBODY, path);
+        self.limits.lower(form.ceiling, ALL_SANDBOXES, path);
         self.agents.lower(form.mcp.ceiling, AGENTS, path);
         self.agents.bound(form.mcp.network, path);
         self.network.extend(form.network);
@@ -170,34 +149,34 @@ impl Operator {
         Ok(self)
     }
 
-    /// The policy for what agents ask: of the ceiling for everybody and the one for agents, the stricter one counts. Where
-    /// the operator says nothing about agents, there is a usual limit for them.
+    /// The limits for agents: of the general ceiling and the one for agents, the stricter value counts. If
+    /// the operator sets none for agents, defaults apply.
     #[must_use]
     pub fn for_agents(&self) -> Self {
         let mut policy = self.clone();
-        policy.limits.narrow(&self.agents.clone().or_usual());
+        policy.limits.narrow(&self.agents.clone().or_defaults());
         policy
     }
 
-    /// The same for REPLs, which live until they are removed unless the operator says otherwise.
+    /// The limits for agents' REPLs, which live until they are removed unless the operator says otherwise.
     #[must_use]
     pub fn for_repls(&self) -> Self {
         Self { limits: self.limits.clone().for_repls(), ..self.clone() }
     }
 
-    /// The defaults of a caller who asks for nothing: never more than is allowed.
+    /// The default specification, lowered to what is allowed.
     pub fn defaults(&self) -> SandboxSpec {
         let mut spec = SandboxSpec::default();
         self.limits.defaults(&mut spec);
         spec
     }
 
-    /// Sentences on those defaults of `spec` that are lower than usual, because a ceiling is.
+    /// Sentences on those defaults of `spec` that a ceiling has lowered.
     pub fn lowered(&self, spec: &SandboxSpec) -> Vec<String> {
         self.limits.lowered(spec)
     }
 
-    /// Refuses what is above a ceiling, raises what is below the floor, and sets limits that were left open.
+    /// Refuses values above a ceiling, raises those below the floor, and fills in open limits.
     pub fn apply(&self, mut spec: SandboxSpec) -> Result<Allowed, OperatorError> {
         let mut notes = Vec::new();
         self.limits.apply(&mut spec, &mut notes)?;
@@ -214,27 +193,27 @@ impl Operator {
         Ok(Allowed { spec, notes })
     }
 
-    /// The engine that every sandbox has to use, whatever its description says: that may be older than this floor.
+    /// The engine that every sandbox must use, whatever its specification says, which may be older.
     pub fn engine_floor(&self) -> Option<Engine> {
         self.only_kvm.as_ref().map(|_| Engine::Kvm)
     }
 
-    /// What any sandbox may reach at most.
+    /// The network ceilings of every sandbox.
     pub fn network(&self) -> Vec<NetworkPolicy> {
         self.network.clone()
     }
 
-    /// How many sandboxes there may be.
+    /// The limit on the number of sandboxes.
     pub fn sandboxes(&self) -> Option<u32> {
         self.limits.sandboxes.as_ref().map(|limit| limit.value)
     }
 
-    /// The least security that commands run with.
+    /// The minimum security of all commands.
     pub fn security(&self) -> Security {
         self.security.as_ref().map_or(Security::Default, |(floor, _)| *floor)
     }
 
-    /// Refuses one more sandbox beside `count` others, if there may be no more.
+    /// Refuses one more sandbox beside `count` others if the limit is reached.
     pub fn admit(&self, count: u32) -> Result<(), OperatorError> {
         match &self.limits.sandboxes {
             Some(limit) if count >= limit.value => {

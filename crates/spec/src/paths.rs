@@ -1,4 +1,4 @@
-//! Where things are kept, by the XDG rules.
+//! The folders for files, by the XDG rules.
 
 use std::env;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use bathy_image::trust::{self, TrustError};
 use thiserror::Error;
 
-/// There is no place to keep things.
+/// A folder is not available.
 #[derive(Debug, Error)]
 pub enum PathsError {
-    /// The environment does not say where.
+    /// The environment does not define it.
     #[error(
-        "Neither {0} nor HOME is set to an absolute path, so there is no place for bathy's files. Set one of them"
+        "Neither {0} nor HOME is set to an absolute path, so bathy does not know where to store its files. Set one of them"
     )]
     Unset(&'static str),
-    /// Others could change what is kept there.
+    /// Other users could modify its content.
     #[error(transparent)]
     Trust(#[from] TrustError),
 }
@@ -22,14 +22,15 @@ pub enum PathsError {
 /// The folders of one user.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// What can be built again.
+    /// Files that can be built again.
     pub cache: PathBuf,
-    /// What belongs to live sandboxes.
+    /// Files of existing sandboxes.
     pub state: PathBuf,
 }
 
 impl Paths {
-    /// The caller's folders. They are refused where another user could put something into them: what is there is run.
+    /// The present user's folders. They are refused if another user can write to them, because their content
+    /// is executed.
     pub fn of_user() -> Result<Self, PathsError> {
         let paths =
             Self { cache: base("XDG_CACHE_HOME", ".cache")?, state: base("XDG_STATE_HOME", ".local/state")? };

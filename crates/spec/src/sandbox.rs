@@ -1,4 +1,4 @@
-//! The one description of a sandbox. Flags, files and requests all become this type; limits are checked here, once.
+//! The specification of a sandbox. Flags, files and requests all become this type, which is validated here.
 
 mod disk;
 mod engine;
@@ -23,27 +23,23 @@ pub use units::{CpuQuota, Seconds, Size};
 
 const MIB: u64 = 1024 * 1024;
 
-/// The least memory that a guest starts with.
+/// The minimum memory of a guest.
 pub const MIN_MEMORY: Size = Size(64 * MIB);
-/// The smallest disk that holds a file system worth having.
+/// The minimum size of a disk, for a usable file system.
 pub const MIN_DISK: Size = Size(16 * MIB);
-/// The largest disk.
 pub const MAX_DISK: Size = Size(1024 * 1024 * MIB);
-/// The most host processes of one sandbox.
+/// The maximum number of host processes of a sandbox.
 pub const MAX_PROCESSES: u32 = 32_768;
-/// The smallest bound of the logs of one sandbox.
+/// The minimum size limit of a sandbox's logs.
 pub const MIN_LOG: Size = Size(MIB);
-/// The largest bound of the logs of one sandbox.
+/// The maximum size limit of a sandbox's logs.
 pub const MAX_LOG: Size = Size(1024 * MIB);
 
-/// The most published ports.
 pub const MAX_PORTS: usize = 64;
-/// The most connections at once.
 pub const MAX_CONNECTIONS: u32 = 16_384;
 
-/// The most bytes of a sandbox's variables, names and values together.
+/// The maximum size of a sandbox's environment variables, names and values together.
 pub const MAX_ENVIRONMENT: usize = 128 * 1024;
-/// The most labels.
 pub const MAX_LABELS: usize = 64;
 
 const MAX_LABEL_KEY: usize = 63;
@@ -51,165 +47,140 @@ const MAX_LABEL_VALUE: usize = 256;
 const MAX_USER: usize = 128;
 const MAX_PATH: usize = 4095;
 
-/// What is wrong with a description.
+/// A specification is invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SpecError {
-    /// Not a size.
     #[error("{0:?} is not a size. Write a number of bytes, or a number with K, M, G or T, such as 512M")]
     Size(String),
-    /// Not a variable.
     #[error("{0:?} is not an environment variable. Write NAME=value")]
     Variable(String),
-    /// Too little memory.
     #[error("{0} of memory is too little for a guest. The least is {MIN_MEMORY}")]
     LittleMemory(Size),
-    /// More memory than there is.
+    /// More memory than the machine has.
     #[error("{wanted} of memory is more than this machine has ({})", available.rounded())]
-    MuchMemory {
-        /// Asked for.
-        wanted: Size,
-        /// There is.
-        available: Size,
-    },
-    /// A disk that is too small or too large.
+    MuchMemory { wanted: Size, available: Size },
+    /// The disk size is out of range.
     #[error("A disk of {0} is not possible. The least is {MIN_DISK}, the most {MAX_DISK}")]
     Disk(Size),
-    /// Too little to get ready with.
+    /// Too little bandwidth for a guest to become ready.
     #[error(
         "The disk limit `{name}` of {wanted} is too little for a guest. The least is {MIN_BANDWIDTH} in a second"
     )]
-    Bandwidth {
-        /// Which one.
-        name: &'static str,
-        /// Asked for.
-        wanted: Size,
-    },
-    /// Too few to get ready with.
+    Bandwidth { name: &'static str, wanted: Size },
+    /// Too few flushes for a guest to become ready.
     #[error("{0} flushes of the disk in a second are too few for a guest. The least is {MIN_FLUSHES}")]
     Flushes(u32),
-    /// No processor.
     #[error("A sandbox without a CPU is not possible. Use --cpus 1")]
     NoCpu,
-    /// More processors than the uml engine has.
+    /// More processors than the uml engine supports.
     #[error(
         "{wanted} CPUs are not possible: a guest of the uml engine has exactly one, because its kernel and its processes take turns on one host CPU, which is what makes it fast. Use --cpus 1. More take the kvm engine, and the uml engine is used here: {reason}"
     )]
     UmlCpus {
-        /// Asked for.
         wanted: u32,
-        /// Why it is the uml engine.
+        /// Why the uml engine is used.
         reason: String,
     },
-    /// More processors than there are.
+    /// More processors than the machine has.
     #[error(
         "{wanted} CPUs are more than a sandbox can have on this machine ({available}). Use --cpus {available}"
     )]
-    ManyCpus {
-        /// Asked for.
-        wanted: u32,
-        /// There are.
-        available: u32,
-    },
+    ManyCpus { wanted: u32, available: u32 },
     /// A setting of the other engine.
     #[error(
         "The mode {mode} belongs to the uml engine, and the kvm engine is used here: {reason}. Leave uml_mode (--uml-mode) out, or use --engine uml"
     )]
     UmlMode {
-        /// Asked for.
         mode: &'static str,
-        /// Why it is the kvm engine.
+        /// Why the kvm engine is used.
         reason: String,
     },
-    /// No or too many processes.
+    /// The number of processes is out of range.
     #[error("A limit of {0} processes is not possible. It is between 16 and {MAX_PROCESSES}")]
     Processes(u32),
-    /// Not a length of time.
+    /// The text is not a duration.
     #[error(
         "{0:?} is not a length of time. Write a number of seconds, or a number with ms, s, m, h or d, such as 15m"
     )]
     Seconds(String),
-    /// Not a share of processors.
+    /// Not a number of processors.
     #[error("{0:?} is not a number of processors. Write a number such as 0.5")]
     Quota(String),
-    /// A share that is nothing, or more than there is.
+    /// The quota is out of range.
     #[error(
         "A CPU quota of {wanted} is not possible. It is between {} and {cpus}, the CPUs of the sandbox",
         CpuQuota::MIN
     )]
     QuotaRange {
-        /// Asked for.
         wanted: CpuQuota,
-        /// Processors of the sandbox.
+        /// The processors of the sandbox.
         cpus: u32,
     },
-    /// Logs that are too small or too large.
+    /// The log size is out of range.
     #[error("A log size of {0} is not possible. It is between {MIN_LOG} and {MAX_LOG}")]
     LogSize(Size),
-    /// A limit that leaves no time.
+    /// A time limit is zero.
     #[error("{0} is zero, which would end the sandbox at once. Leave it out for no limit")]
     NoTime(&'static str),
-    /// A pause that leaves no time.
+    /// The idle timeout for pausing is zero.
     #[error(
         "pause_idle is zero, which would pause the sandbox as soon as it runs. Leave it out for no pause"
     )]
     PauseAtOnce,
-    /// A path that no process can start in.
+    /// The working directory is not an absolute path.
     #[error("{0:?} is not a working directory. Give an absolute path in the sandbox")]
     Workdir(String),
-    /// A user that nobody can be.
+    /// The user is invalid.
     #[error("{0:?} is not a user. Write a name or a number, with :group if wanted")]
     User(String),
-    /// More variables than a sandbox may have.
+    /// The environment variables are too large.
     #[error(
         "The sandbox's environment variables have {0} bytes; the most is {MAX_ENVIRONMENT}. Copy what is longer into a file, with bathy cp"
     )]
     Environment(usize),
-    /// More labels than a sandbox may have.
+    /// There are too many labels.
     #[error("{0} labels are too many. The most is {MAX_LABELS}")]
     Labels(usize),
-    /// A label that cannot be written as a flag.
+    /// A label is invalid.
     #[error(
         "{0:?} is not a label. Write key=value: the key has 1 to {MAX_LABEL_KEY} letters, digits, '.', '_', '/' or '-', the value at most {MAX_LABEL_VALUE} characters, none of them a control character"
     )]
     Label(String),
-    /// An argument that no program can be given.
+    /// An argument contains a NUL character.
     #[error("An argument of the command contains a NUL character, which no program can be given")]
     NulInCommand,
-    /// A policy that contradicts itself, or the ports that are to be published.
+    /// The network policy or a published port is invalid.
     #[error(transparent)]
     Network(#[from] bathy_policy::PolicyError),
-    /// The same port twice.
+    /// A port is published twice.
     #[error("The port {0} of the host is published twice. Leave one of them out")]
     PublishedTwice(PublishedPort),
-    /// More ports than a gateway has.
+    /// Too many ports are published.
     #[error("{0} ports are published. The most is {MAX_PORTS}")]
     Ports(usize),
-    /// A limit that leaves no network.
+    /// A network limit is zero.
     #[error("The network limit `{0}` is zero. For a sandbox without a network use --net none")]
     NoNetwork(&'static str),
-    /// More connections than one gateway serves.
+    /// More connections than a gateway supports.
     #[error("{0} connections at once are not possible. The most is {MAX_CONNECTIONS}")]
     Connections(u32),
-    /// Nothing to run.
     #[error("The command is empty. Give a program to run, such as: bathy run -- python3 -c 'print(1)'")]
     EmptyCommand,
 }
 
-/// Which engine runs a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The best that this machine can run.
+    /// The best engine that this machine supports.
     #[default]
     Auto,
-    /// A hardware virtual machine.
+    /// A virtual machine with hardware support.
     Kvm,
     /// A jailed User Mode Linux kernel.
     Uml,
 }
 
 impl Engine {
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -219,11 +190,11 @@ impl Engine {
     }
 }
 
-/// How far the commands of a sandbox are held back. The later one is the stricter one.
+/// How strictly commands are confined; the later variant is stricter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Security {
-    /// A command is what its user is in the guest.
+    /// A command has the privileges of its user in the guest.
     #[default]
     Default,
     /// Not root, no new privileges, no capabilities, nosuid and nodev everywhere, and a read-only root.
@@ -231,7 +202,6 @@ pub enum Security {
 }
 
 impl Security {
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -240,61 +210,56 @@ impl Security {
     }
 }
 
-/// A sandbox, as asked for.
+/// The specification of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxSpec {
-    /// The root image.
     pub image: String,
-    /// The engine.
     pub engine: Engine,
-    /// Guest memory.
     pub memory: Size,
-    /// Processors.
     pub cpus: u32,
-    /// Size of the writable disk.
+    /// The size of the writable disk.
     pub disk: Size,
-    /// How fast the disks may be used.
+    /// The rate limits on the disks.
     pub disk_limits: DiskLimits,
-    /// How many host processes the guest may consist of.
+    /// The limit on host processes of the guest.
     pub processes: u32,
-    /// How the uml engine contains guest processes; as [`Self::mode`] says if absent.
+    /// How the uml engine isolates guest processes; by default see [`Self::mode`].
     pub uml_mode: Option<UmlMode>,
-    /// How long the guest may take to get ready, in milliseconds.
+    /// How long the guest may take to become ready, in milliseconds.
     pub ready_timeout_ms: u64,
-    /// Variables of every command, on top of the image's.
+    /// Environment variables of every command, in addition to the image's.
     pub env: BTreeMap<String, String>,
-    /// Working directory of every command; the image's if absent.
+    /// The working directory of every command; by default the image's.
     pub workdir: Option<String>,
-    /// User of every command; the image's if absent.
+    /// The user of every command; by default the image's.
     pub user: Option<String>,
     /// The main command; none if empty.
     pub command: Vec<String>,
-    /// What the caller finds its sandboxes by.
+    /// Labels by which the user finds sandboxes.
     pub labels: BTreeMap<String, String>,
-    /// How far commands are held back.
+    /// How strictly commands are confined.
     pub security: Security,
     /// Whether restricted commands may write to the root.
     pub writable_root: bool,
-    /// The share of processor time; all of `cpus` if absent.
+    /// The CPU quota; by default all of `cpus`.
     pub cpu_quota: Option<CpuQuota>,
-    /// How much of the output and the console is kept, together.
+    /// The size limit of job output and console logs together.
     pub log_size: Size,
-    /// How long the sandbox may run; as long as it likes if absent.
+    /// How long the sandbox may run; unlimited if absent.
     pub max_duration: Option<Seconds>,
-    /// How long it may run with nobody using it; as long as it likes if absent.
+    /// How long it may run without a client before it is stopped; unlimited if absent.
     pub idle_timeout: Option<Seconds>,
-    /// After how long with nobody connected it is paused, until the next one comes; never if absent.
+    /// How long it may run without a client before it is paused until the next client connects; never if
+    /// absent.
     pub pause_idle: Option<Seconds>,
     /// Whether it is removed, with its disk and logs, when it has ended.
     pub auto_remove: bool,
-    /// What the sandbox may reach.
     pub network: NetworkPolicy,
-    /// How much of it.
     pub network_limits: NetworkLimits,
-    /// Ports of the host that lead into the sandbox.
     pub ports: Vec<PublishedPort>,
-    /// What whoever made it may let it reach at most, besides what holds for every sandbox. Not for files and options to say.
+    /// The ceilings of its creator on the network policy, in addition to those of every sandbox. Not settable
+    /// by files and options.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ceilings: Vec<NetworkPolicy>,
 }
@@ -333,13 +298,13 @@ impl Default for SandboxSpec {
 }
 
 impl SandboxSpec {
-    /// What the guest is told about a restricted sandbox.
+    /// The restriction of commands, as the guest gets it.
     pub fn restriction(&self) -> Option<Restriction> {
         (self.security == Security::Restricted).then_some(Restriction { writable_root: self.writable_root })
     }
 
-    /// Checks every limit that holds for both engines and rounds sizes to what devices can have. The others are for
-    /// [`Self::checked_for`].
+    /// Validates all limits that do not depend on the engine, and rounds sizes to what devices support. The
+    /// others are for [`Self::checked_for`].
     pub fn checked(mut self) -> Result<Self, SpecError> {
         let available = Size(host::total_memory());
         if self.memory < MIN_MEMORY {
@@ -387,7 +352,7 @@ impl SandboxSpec {
                 return Err(SpecError::Variable(format!("{name}={value}")));
             }
         }
-        // As a program gets it: NAME=value, and an end.
+        // As a program gets it: NAME=value and a terminator.
         let environment = self.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
         if environment > MAX_ENVIRONMENT {
             return Err(SpecError::Environment(environment));
@@ -400,12 +365,12 @@ impl SandboxSpec {
         if let Some(path) = self.workdir.as_ref().filter(impossible) {
             return Err(SpecError::Workdir(path.clone()));
         }
-        let nobody = |user: &&String| {
+        let is_invalid = |user: &&String| {
             user.is_empty()
                 || user.len() > MAX_USER
                 || user.contains(|c: char| c.is_control() || c.is_whitespace())
         };
-        if let Some(user) = self.user.as_ref().filter(nobody) {
+        if let Some(user) = self.user.as_ref().filter(is_invalid) {
             return Err(SpecError::User(user.clone()));
         }
         if self.command.first().is_some_and(String::is_empty) {
@@ -423,13 +388,12 @@ impl SandboxSpec {
 pub struct CommandSpec {
     /// The program and its arguments.
     pub argv: Vec<Vec<u8>>,
-    /// Variables on top of the image's.
+    /// Environment variables in addition to the image's.
     pub env: BTreeMap<String, Vec<u8>>,
-    /// Working directory; the image's if absent.
+    /// The working directory; by default the image's.
     pub cwd: Option<Vec<u8>>,
-    /// User; the image's if absent.
+    /// The user; by default the image's.
     pub user: Option<String>,
-    /// How long it may run.
     pub timeout: Option<Duration>,
 }
 
@@ -440,14 +404,14 @@ fn check_label(key: &str, value: &str) -> Result<(), SpecError> {
     if key_fits && value_fits { Ok(()) } else { Err(SpecError::Label(format!("{key}={value}"))) }
 }
 
-/// Takes a label's `key=value` apart.
+/// Parses a label written as `key=value`.
 pub fn label(text: &str) -> Result<(String, String), SpecError> {
     let (key, value) = text.split_once('=').ok_or_else(|| SpecError::Label(text.to_owned()))?;
     check_label(key, value)?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Takes `NAME=value` apart.
+/// Parses an environment variable written as `NAME=value`.
 pub fn variable(text: &str) -> Result<(String, Vec<u8>), SpecError> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !text.contains('\0') => {

@@ -61,7 +61,7 @@ pub fn command_line(launch: &Launch, mode: UmlMode) -> Vec<CString> {
     for (number, kind) in (fd::DEVICES..).zip(DEVICES).take(count) {
         words.push(format!("virtio_uml.device=fd:{number}:{kind}"));
     }
-    let mut for_pid1 = launch.words_of_restriction().peekable();
+    let mut for_pid1 = launch.restriction_arguments().peekable();
     if for_pid1.peek().is_some() {
         // What follows the dashes is for PID 1.
         words.push("--".to_owned());

@@ -194,7 +194,7 @@ pub fn command_line(launch: &Launch, devices: usize) -> String {
     // What follows the dashes is for PID 1.
     words.push("--".to_owned());
     words.push(format!("threads={}", launch.processes));
-    words.extend(launch.words_of_restriction().map(str::to_owned));
+    words.extend(launch.restriction_arguments().map(str::to_owned));
     words.join(" ")
 }
 

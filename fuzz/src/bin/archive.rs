@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use bathy_fuzz::{Input, MAX_STEPS};
-use bathy_protocol::archive::{Decoder, MAX_DATA, Record, encode};
+use bathy_protocol::archive::{ArchiveDecoder, MAX_DATA, ArchiveRecord, encode};
 use bathy_client::transfer::unpack::TEMPORARY_PREFIX;
 use bathy_client::transfer::{Limits, Packer, Unpacker};
 use libfuzzer_sys::fuzz_target;
@@ -106,30 +106,30 @@ fn drawn(input: &mut Input<'_>) -> Vec<u8> {
         let name = NAMES[usize::from(input.u8()) % NAMES.len()].to_vec();
         let mode = 0o700 | u32::from(input.u16());
         let record = match kind % 9 {
-            0 | 1 => Record::Enter { name, mode },
-            2 => Record::Leave,
+            0 | 1 => ArchiveRecord::Enter { name, mode },
+            2 => ArchiveRecord::Leave,
             3 | 4 => {
-                Record::File { name, mode, size: u64::from(input.u8()), modified: i64::from(input.u32()) }
+                ArchiveRecord::File { name, mode, size: u64::from(input.u8()), modified: i64::from(input.u32()) }
             }
-            5 => Record::Data(vec![kind; usize::from(input.u16()) % (MAX_DATA + 2)]),
-            6 => Record::FileEnd,
-            7 => Record::Link { name, target: TARGETS[usize::from(input.u8()) % TARGETS.len()].to_vec() },
-            _ => Record::Skipped { name, reason: String::new() },
+            5 => ArchiveRecord::Data(vec![kind; usize::from(input.u16()) % (MAX_DATA + 2)]),
+            6 => ArchiveRecord::FileEnd,
+            7 => ArchiveRecord::Link { name, target: TARGETS[usize::from(input.u8()) % TARGETS.len()].to_vec() },
+            _ => ArchiveRecord::Skipped { name, reason: String::new() },
         };
-        let file = matches!(record, Record::File { .. });
+        let file = matches!(record, ArchiveRecord::File { .. });
         encode(&record, &mut archive).expect("it is short enough");
         // Most files are complete, or else hardly any archive would be.
         if file && kind & 0x80 == 0 {
-            encode(&Record::FileEnd, &mut archive).expect("it is short enough");
+            encode(&ArchiveRecord::FileEnd, &mut archive).expect("it is short enough");
         }
     }
-    encode(&Record::End, &mut archive).expect("it is short enough");
+    encode(&ArchiveRecord::End, &mut archive).expect("it is short enough");
     archive
 }
 
 /// What decodes encodes to the same bytes' meaning, however it is cut.
 fn decode(archive: &[u8], choice: u8) {
-    let mut decoder = Decoder::default();
+    let mut decoder = ArchiveDecoder::default();
     for piece in archive.chunks(usize::from(choice) + 1) {
         decoder.push(piece);
         loop {

@@ -130,7 +130,7 @@ def tunnel(turn, count):
 /// Whether it is the end of something that its gateway could not report.
 fn is_lost(event: &Value) -> bool {
     let reason = event["reason"].as_str().unwrap_or_default();
-    event["event"] == "net_closed" && reason.starts_with("its gateway is gone")
+    event["event"] == "net_closed" && reason.starts_with("its gateway failed")
 }
 
 /// Trades 500,000 bytes for 300,000 and tells that by a call to the echo port; with `inbound`, before that also datagrams,

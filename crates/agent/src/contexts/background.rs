@@ -1,43 +1,42 @@
-//! What is written while no cell runs: counted, and the last of it kept.
+//! Output that is written while no cell runs: counted, and its end buffered.
 
 use std::collections::VecDeque;
 
-/// How much is kept.
-const KEPT: usize = 16 * 1024;
+/// How many bytes are buffered.
+const CAPACITY: usize = 16 * 1024;
 
-/// How much of it is quoted when an interpreter did not start.
+/// How many bytes are quoted when an interpreter did not start.
 const QUOTED: usize = 600;
 
 /// Output that belongs to no cell.
 #[derive(Default)]
-pub struct Background {
+pub struct BackgroundOutput {
     last: VecDeque<u8>,
     total: u64,
 }
 
-impl Background {
-    /// Somebody wrote this.
+impl BackgroundOutput {
     pub fn push(&mut self, bytes: &[u8]) {
         self.total = self.total.saturating_add(bytes.len() as u64);
-        let bytes = bytes.get(bytes.len().saturating_sub(KEPT)..).unwrap_or_default();
-        let excess = (self.last.len() + bytes.len()).saturating_sub(KEPT);
+        let bytes = bytes.get(bytes.len().saturating_sub(CAPACITY)..).unwrap_or_default();
+        let excess = (self.last.len() + bytes.len()).saturating_sub(CAPACITY);
         self.last.drain(..excess);
         self.last.extend(bytes);
     }
 
-    /// How much there was, and the last of it.
+    /// Returns and clears the byte count and the buffered end.
     pub fn take(&mut self) -> (u64, Vec<u8>) {
-        let taken = std::mem::take(self);
-        (taken.total, taken.last.into())
+        let previous = std::mem::take(self);
+        (previous.total, previous.last.into())
     }
 
-    /// The last of it as a text of one line.
-    pub fn take_last_words(&mut self) -> Option<String> {
+    /// Takes the buffered end as a single line of text.
+    pub fn take_excerpt(&mut self) -> Option<String> {
         let (_, last) = self.take();
         let last = last.get(last.len().saturating_sub(QUOTED)..).unwrap_or_default();
-        let words = String::from_utf8_lossy(last);
-        let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-        (!words.is_empty()).then_some(words)
+        let text = String::from_utf8_lossy(last);
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        (!text.is_empty()).then_some(text)
     }
 }
 
@@ -46,17 +45,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_last_is_kept_and_all_of_it_is_counted() {
-        let mut background = Background::default();
-        background.push(&[b'a'; KEPT]);
+    fn only_the_end_is_buffered_and_everything_is_counted() {
+        let mut background = BackgroundOutput::default();
+        background.push(&[b'a'; CAPACITY]);
         background.push(b"end");
         background.push(b"");
         let (total, last) = background.take();
-        assert_eq!(total, KEPT as u64 + 3);
-        assert_eq!(last.len(), KEPT);
+        assert_eq!(total, CAPACITY as u64 + 3);
+        assert_eq!(last.len(), CAPACITY);
         assert!(last.ends_with(b"aend"));
-        background.push(&[b'b'; 3 * KEPT]);
-        assert_eq!(background.take(), (3 * KEPT as u64, vec![b'b'; KEPT]));
+        background.push(&[b'b'; 3 * CAPACITY]);
+        assert_eq!(background.take(), (3 * CAPACITY as u64, vec![b'b'; CAPACITY]));
         assert_eq!(background.take(), (0, vec![]));
     }
 }

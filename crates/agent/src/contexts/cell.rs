@@ -1,70 +1,66 @@
-//! One cell: from the request to its last record.
+//! One cell, from the request to its last record.
 
 use std::time::{Duration, Instant};
 
 use bathy_protocol::Exit;
 use bathy_protocol::cell::{
-    Cell, CellEnd, CellEnded, CellStarted, Interrupter, Kind, Language, MAX_RECORD, put_message,
+    Cell, CellEnd, CellEnded, CellStarted, Interrupter, Language, MAX_RECORD, RecordKind, put_message,
 };
 
-use super::stream::Stream;
+use super::stream::AnswerStream;
 
-/// The most that a cell may display and return. What is beyond is dropped.
-const MAX_SAID: usize = 32 * 1024 * 1024;
+/// The most bytes that a cell may display and return. The rest is dropped.
+const MAX_VALUES: usize = 32 * 1024 * 1024;
 
-/// The most of the interpreter's own words about a cell that are passed on.
-const MAX_VERDICT: usize = 4096;
+/// The most bytes of the driver's report on a cell that are forwarded.
+const MAX_REPORT: usize = 4096;
 
-/// A cell that runs or waits.
+/// A running or queued cell.
 pub struct Task {
-    /// What was asked. The code is taken out when it is sent.
+    /// The request. The code is taken out when it is sent.
     pub cell: Cell,
-    /// Where its records go.
-    pub stream: Stream,
-    /// Since when its code runs.
+    /// The stream of its records.
+    pub stream: AnswerStream,
+    /// Set while its code runs.
     pub running: Option<Running>,
     queued: Instant,
     written: [u64; 2],
-    said: usize,
+    values: usize,
     stray: u64,
     background: u64,
 }
 
-/// The times of a cell that runs.
+/// The deadlines of a running cell.
 pub struct Running {
     since: Instant,
     /// When it is interrupted.
     pub timeout: Option<Instant>,
-    /// It was interrupted.
     pub interrupt: Option<Interrupt>,
 }
 
-/// An interrupt that was not yet answered.
 pub struct Interrupt {
-    /// Who wanted it.
     pub by: Interrupter,
-    /// When it is repeated: the first may have come before the code was looked at.
+    /// When it is repeated: the first may have come before the code was read.
     pub again: Option<Instant>,
-    /// When patience ends.
     pub kill: Instant,
 }
 
 impl Task {
-    /// A cell that came just now.
-    pub fn new(cell: Cell, stream: Stream) -> Self {
+    /// A cell that has just arrived.
+    pub fn new(cell: Cell, stream: AnswerStream) -> Self {
         Self {
             cell,
             stream,
             running: None,
             queued: Instant::now(),
             written: [0; 2],
-            said: 0,
+            values: 0,
             stray: 0,
             background: 0,
         }
     }
 
-    /// How many bytes of the request are still kept.
+    /// How many bytes of the request are still in memory.
     pub fn weight(&self) -> usize {
         weight(&self.cell)
     }
@@ -79,47 +75,48 @@ impl Task {
         fields
     }
 
-    /// Its code is put to the interpreter now, after `background` bytes of which these are the last.
+    /// Marks the code as started, after `background` bytes of background output that end in these.
     pub fn begin(&mut self, fresh: bool, lost: Option<String>, background: (u64, &[u8])) {
         let now = Instant::now();
         let (bytes, last) = background;
         self.background = bytes;
         if !last.is_empty() {
-            self.stream.put(Kind::Background, last);
+            self.stream.put(RecordKind::Background, last);
         }
         let started = CellStarted { fresh, lost, waited_ms: milliseconds(now - self.queued) };
-        self.stream.put_with(|records| put_message(Kind::Started, &started, records));
+        self.stream.put_with(|records| put_message(RecordKind::Started, &started, records));
         let timeout = Duration::from_millis(self.cell.timeout_ms.into());
         let timeout = (!timeout.is_zero()).then(|| now + timeout);
         self.running = Some(Running { since: now, timeout, interrupt: None });
     }
 
-    /// Whether more of this output may be read: it has somewhere to go, or is only counted.
-    pub fn takes_output(&self, number: usize) -> bool {
-        self.stream.has_room() || self.written.get(number).is_some_and(|count| *count >= self.cell.max_output)
+    /// Whether more of this output may be read: its stream has capacity, or it is only counted.
+    pub fn accepts_output(&self, number: usize) -> bool {
+        self.stream.has_capacity()
+            || self.written.get(number).is_some_and(|count| *count >= self.cell.max_output)
     }
 
-    /// It has written this to standard output (0) or error (1).
+    /// Forwards standard output (0) or error (1) up to the limit.
     pub fn output(&mut self, number: usize, bytes: &[u8]) {
         let Some(written) = self.written.get_mut(number) else { return };
         let left = usize::try_from(self.cell.max_output.saturating_sub(*written)).unwrap_or(usize::MAX);
         *written = written.saturating_add(bytes.len() as u64);
-        let kind = if number == 0 { Kind::Stdout } else { Kind::Stderr };
+        let kind = if number == 0 { RecordKind::Stdout } else { RecordKind::Stderr };
         if let Some(part) = bytes.get(..left.min(bytes.len())).filter(|part| !part.is_empty()) {
             self.stream.put(kind, part);
         }
     }
 
-    /// The interpreter has said something about a value or an error.
-    pub fn say(&mut self, kind: u8, json: &[u8]) {
+    /// Forwards a value or an error.
+    pub fn value(&mut self, kind: u8, json: &[u8]) {
         let kind = match kind {
-            b'p' => Kind::Piece,
-            b'd' => Kind::Display,
-            b'r' => Kind::Result,
-            _ => Kind::Error,
+            b'p' => RecordKind::Piece,
+            b'd' => RecordKind::Display,
+            b'r' => RecordKind::Result,
+            _ => RecordKind::Error,
         };
-        self.said = self.said.saturating_add(json.len());
-        if self.said > MAX_SAID {
+        self.values = self.values.saturating_add(json.len());
+        if self.values > MAX_VALUES {
             self.stray();
         } else {
             debug_assert!(json.len() <= MAX_RECORD);
@@ -127,14 +124,14 @@ impl Task {
         }
     }
 
-    /// A packet that means nothing.
+    /// Counts an invalid packet.
     pub fn stray(&mut self) {
         self.stray = self.stray.saturating_add(1);
     }
 
-    /// It is over: what is left is its stream.
-    pub fn end(mut self, end: CellEnd, state_lost: bool) -> Stream {
-        let succeeded = matches!(&end, CellEnd::Finished(verdict) if !says_error(verdict));
+    /// Ends the cell and returns its stream.
+    pub fn end(mut self, end: CellEnd, state_lost: bool) -> AnswerStream {
+        let succeeded = matches!(&end, CellEnd::Finished(report) if !is_error(report));
         let [stdout_bytes, stderr_bytes] = self.written;
         let ended = CellEnded {
             end,
@@ -146,28 +143,28 @@ impl Task {
             stray_packets: self.stray,
             ran_ms: self.running.as_ref().map_or(0, |run| milliseconds(run.since.elapsed())),
         };
-        self.stream.put_with(|records| put_message(Kind::Ended, &ended, records));
+        self.stream.put_with(|records| put_message(RecordKind::Ended, &ended, records));
         self.stream.end(Exit::Code(u8::from(!succeeded)));
         self.stream
     }
 }
 
-/// How many bytes a request keeps while it waits.
+/// How many bytes a queued request takes.
 pub fn weight(cell: &Cell) -> usize {
     let env: usize = cell.env.iter().map(String::len).sum();
     let made: usize = cell.make.iter().flat_map(|make| &make.env).map(Vec::len).sum();
     cell.code.len().saturating_add(env).saturating_add(made)
 }
 
-/// The interpreter's words about how a cell ended, as text of bounded length.
-pub fn verdict(json: &[u8]) -> CellEnd {
-    let json = json.get(..json.len().min(MAX_VERDICT)).unwrap_or_default();
+/// The driver's report on how a cell ended, as text of limited length.
+pub fn report_of(json: &[u8]) -> CellEnd {
+    let json = json.get(..json.len().min(MAX_REPORT)).unwrap_or_default();
     CellEnd::Finished(String::from_utf8_lossy(json).into_owned())
 }
 
-/// Whether the verdict is an error. It is only searched: what it says is for the host to read.
-fn says_error(verdict: &str) -> bool {
-    let dense: String = verdict.chars().filter(|character| !character.is_ascii_whitespace()).collect();
+/// Whether the report is an error. It is only searched: the host parses it.
+fn is_error(report: &str) -> bool {
+    let dense: String = report.chars().filter(|character| !character.is_ascii_whitespace()).collect();
     dense.contains("\"status\":\"error\"")
 }
 

@@ -1,6 +1,6 @@
-//! One context: its interpreter, the cell that runs and those that wait.
+//! One context: its interpreter, the running cell and the queue.
 //!
-//! Whatever happens changes plain fields; [`Context::advance`] then takes every step that has become possible.
+//! Events change plain fields; [`Context::advance`] then takes every step that has become possible.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -12,38 +12,35 @@ use rustix::event::PollFlags;
 use rustix::process::Signal;
 
 use super::Means;
-use super::background::Background;
-use super::cell::{Interrupt, Task, verdict};
+use super::background::BackgroundOutput;
+use super::cell::{Interrupt, Task, report_of};
 use super::languages::Driver;
-use super::process::{End, Held, Process, Received};
-use super::stream::Stream;
+use super::process::{ChannelRead, Held, InterpreterProcess, ProcessEnd};
+use super::stream::AnswerStream;
 use crate::spawn::Launching;
 
-/// What of a context became ready.
+/// The event source of a context that became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// It is known whether the interpreter was executed.
+pub enum ContextPart {
+    /// It is now known whether the interpreter was executed.
     Launch,
-    /// The interpreter takes more of a request.
+    /// The interpreter can read more of a request.
     Requests,
-    /// It has written to standard output (0) or error (1).
+    /// Standard output (0) or error (1) is readable.
     Output(usize),
-    /// It has sent a packet.
+    /// A packet has arrived.
     Replies,
 }
 
-/// A context.
 pub struct Context {
-    /// Its name.
     pub name: String,
-    /// Its language.
     pub language: Language,
     /// What its interpreter is started with.
     pub surroundings: Surroundings,
-    process: Option<Process>,
+    process: Option<InterpreterProcess>,
     current: Option<Task>,
     waiting: VecDeque<Task>,
-    background: Background,
+    background: BackgroundOutput,
     lost: Option<String>,
     /// Why the last attempt to start its interpreter failed.
     refused: Option<Refused>,
@@ -52,12 +49,12 @@ pub struct Context {
 impl Context {
     /// A context without an interpreter.
     pub fn new(name: String, language: Language, surroundings: Surroundings) -> Self {
-        let (background, waiting) = (Background::default(), VecDeque::new());
+        let (background, waiting) = (BackgroundOutput::default(), VecDeque::new());
         let (process, current, lost, refused) = (None, None, None, None);
         Self { name, language, surroundings, process, current, waiting, background, lost, refused }
     }
 
-    /// As it is listed.
+    /// The entry for the list of contexts.
     pub fn info(&self) -> ContextInfo {
         ContextInfo {
             context: self.name.clone(),
@@ -69,44 +66,42 @@ impl Context {
         }
     }
 
-    /// The interpreter's process.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().filter(|process| process.end.is_none()).map(|process| process.pid)
     }
 
-    /// All its cells.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
         self.current.iter().chain(&self.waiting)
     }
 
-    /// All its cells.
     pub fn tasks_mut(&mut self) -> impl Iterator<Item = &mut Task> {
         self.current.iter_mut().chain(&mut self.waiting)
     }
 
-    /// How many cells wait.
+    /// The length of the queue.
     pub fn queue_length(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Puts a cell at the end of the queue.
+    /// Adds a cell to the queue.
     pub fn enqueue(&mut self, task: Task) {
         self.waiting.push_back(task);
     }
 
-    /// Starts the interpreter, which is not running.
+    /// Starts the interpreter, which must not be running.
     pub fn start(&mut self, means: &mut Means<'_>) -> Result<(), Refused> {
         self.refused = None;
-        self.process = Some(Process::start(self.language, &self.surroundings, means)?);
+        self.process = Some(InterpreterProcess::start(self.language, &self.surroundings, means)?);
         Ok(())
     }
 
-    /// Whether its interpreter, if it has one, is held back as far as is asked for. One that runs cannot be held back further.
+    /// Whether its interpreter, if it has one, is at least this restricted. A running interpreter cannot be
+    /// restricted further.
     pub fn covers(&self, wanted: Option<Restriction>) -> bool {
         self.process.is_none() || Restriction::covers(self.surroundings.restricted, wanted)
     }
 
-    /// Why code that is restricted further does not run in it.
+    /// The refusal for code that requires more restrictions.
     pub fn less_restricted(&self) -> String {
         format!(
             "the context {} was started with fewer restrictions than apply now: run the code in a new context, or \
@@ -115,12 +110,12 @@ impl Context {
         )
     }
 
-    /// The next interpreter is held back at least so far.
+    /// The next interpreter is restricted at least this far.
     pub fn restrict(&mut self, restricted: Option<Restriction>) {
         self.surroundings.restricted = Restriction::stricter(self.surroundings.restricted, restricted);
     }
 
-    /// Whether its interpreter was executed, or why not; `None` while that is undecided.
+    /// Whether its interpreter was executed, or why not; `None` while that is unknown.
     pub fn launched(&self) -> Option<Result<u32, Refused>> {
         if self
             .process
@@ -132,34 +127,36 @@ impl Context {
         Some(self.refused.clone().map_or_else(|| Ok(self.pid().unwrap_or(0)), Err))
     }
 
-    /// Names what has to be waited for.
-    pub fn watch<'a>(&'a self, now: Instant, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
+    /// Registers the descriptors to poll.
+    pub fn watch<'a>(&'a self, now: Instant, mut add: impl FnMut(ContextPart, BorrowedFd<'a>, PollFlags)) {
         let Some(process) = &self.process else { return };
         if let Some(decided) = process.launching.as_ref().and_then(Launching::decided) {
-            add(Part::Launch, decided, PollFlags::IN);
+            add(ContextPart::Launch, decided, PollFlags::IN);
         }
         if let Some(requests) = process.requests().filter(|_| process.is_writing()) {
-            add(Part::Requests, requests, PollFlags::OUT);
+            add(ContextPart::Requests, requests, PollFlags::OUT);
         }
         for number in 0..2 {
-            let wanted = self.takes_output(number) && process.rests(number, now).is_none();
+            let wanted = self.accepts_output(number) && process.paused_until(number, now).is_none();
             if let Some(output) = process.output(number).filter(|_| wanted) {
-                add(Part::Output(number), output, PollFlags::IN);
+                add(ContextPart::Output(number), output, PollFlags::IN);
             }
         }
-        if let Some(replies) = process.replies().filter(|_| self.takes_packets()) {
-            add(Part::Replies, replies, PollFlags::IN);
+        if let Some(replies) = process.replies().filter(|_| self.accepts_packets()) {
+            add(ContextPart::Replies, replies, PollFlags::IN);
         }
     }
 
-    /// When something has to be done if nothing happens.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let process = self.process.as_ref()?;
         let starting = (!process.ready && process.end.is_none()).then_some(process.ready_by);
         let executed = process.launching.as_ref().map(Launching::deadline);
         let running = self.running_deadline();
-        let rests = |number| process.rests(number, now).filter(|_| self.takes_output(number));
-        [executed, starting, process.closed_until(), running, rests(0), rests(1)].into_iter().flatten().min()
+        let paused_until = |number| process.paused_until(number, now).filter(|_| self.accepts_output(number));
+        [executed, starting, process.closed_until(), running, paused_until(0), paused_until(1)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn running_deadline(&self) -> Option<Instant> {
@@ -178,42 +175,43 @@ impl Context {
         self.current.as_ref().filter(|task| task.running.is_some())
     }
 
-    fn takes_output(&self, number: usize) -> bool {
-        let owed = |process: &Process| {
+    fn accepts_output(&self, number: usize) -> bool {
+        let owed = |process: &InterpreterProcess| {
             process.held.is_none() || process.owed.get(number).is_some_and(|owed| *owed > 0)
         };
-        self.process.as_ref().is_some_and(owed) && self.running().is_none_or(|task| task.takes_output(number))
+        self.process.as_ref().is_some_and(owed)
+            && self.running().is_none_or(|task| task.accepts_output(number))
     }
 
-    fn takes_packets(&self) -> bool {
+    fn accepts_packets(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.held.is_none())
-            && self.running().is_none_or(|task| task.stream.has_room())
+            && self.running().is_none_or(|task| task.stream.has_capacity())
     }
 
-    /// Serves a part that became ready.
-    pub fn serve(&mut self, part: Part, buffer: &mut [u8]) {
+    /// Handles a ready event source.
+    pub fn serve(&mut self, part: ContextPart, buffer: &mut [u8]) {
         match part {
-            Part::Launch => {
+            ContextPart::Launch => {
                 if let Some(process) = &mut self.process {
                     process.settle(self.language, Instant::now());
                 }
             }
-            Part::Requests => {
+            ContextPart::Requests => {
                 if let Some(process) = &mut self.process {
                     process.write_request();
                 }
             }
-            Part::Output(number) if self.takes_output(number) => {
+            ContextPart::Output(number) if self.accepts_output(number) => {
                 self.read_output(number, buffer);
             }
-            Part::Replies if self.takes_packets() => {
+            ContextPart::Replies if self.accepts_packets() => {
                 self.receive(buffer);
             }
-            Part::Output(_) | Part::Replies => {}
+            ContextPart::Output(_) | ContextPart::Replies => {}
         }
     }
 
-    /// Reads an output once. False if nothing was there.
+    /// Reads an output once. False if there was nothing to read.
     fn read_output(&mut self, number: usize, buffer: &mut [u8]) -> bool {
         let Some(process) = &mut self.process else { return false };
         let Some(bytes) = process.read_output(number, buffer) else { return false };
@@ -224,18 +222,18 @@ impl Context {
         true
     }
 
-    /// Reads a packet. False if nothing was there.
+    /// Reads a packet. False if there was none.
     fn receive(&mut self, buffer: &mut [u8]) -> bool {
         let Some(process) = &mut self.process else { return false };
         let task = self.current.as_mut().filter(|task| task.running.is_some());
         match (process.receive(buffer), task) {
-            (Received::Nothing, _) => return false,
-            (Received::Packet(b'y', _), _) if !process.ready => process.ready = true,
-            (Received::Packet(kind @ (b'p' | b'd' | b'r' | b'e'), json), Some(_)) => {
-                process.hold(Held::Said(kind, json));
+            (ChannelRead::Nothing, _) => return false,
+            (ChannelRead::Packet(b'y', _), _) if !process.ready => process.ready = true,
+            (ChannelRead::Packet(kind @ (b'p' | b'd' | b'r' | b'e'), json), Some(_)) => {
+                process.hold(Held::Value(kind, json));
             }
-            // The cell that a verdict is about was read to its end.
-            (Received::Packet(b'f', json), Some(_)) if !process.is_writing() => {
+            // The cell that this report is about was read to its end.
+            (ChannelRead::Packet(b'f', json), Some(_)) if !process.is_writing() => {
                 process.hold(Held::Finished(json));
             }
             (_, Some(task)) => task.stray(),
@@ -244,15 +242,15 @@ impl Context {
         true
     }
 
-    /// A child of ours has ended. True if it was this context's.
+    /// Handles the end of a child. True if it was this context's interpreter.
     pub fn reaped(&mut self, pid: u32, exit: Exit, means: &Means<'_>) -> bool {
         match &mut self.process {
             Some(process) if process.pid == pid => {
-                // Known now at the latest: the process is gone.
+                // The launch is decided at the latest now, because the process has ended.
                 process.settle(self.language, Instant::now());
                 if process.end.is_none() {
-                    process.end = Some(End::Died(exit));
-                    // Its children would go on writing, and nobody could tell to whom.
+                    process.end = Some(ProcessEnd::Died(exit));
+                    // Its children would keep writing to pipes that no cell owns.
                     means.processes.end_session(pid);
                 }
                 true
@@ -261,20 +259,19 @@ impl Context {
         }
     }
 
-    /// Kills the interpreter, if there is one.
-    pub fn kill(&mut self, end: End, means: &Means<'_>) {
+    pub fn kill(&mut self, end: ProcessEnd, means: &Means<'_>) {
         if let Some(process) = self.process.as_mut().filter(|process| process.end.is_none()) {
             process.end = Some(end);
             process.kill(means.processes);
         }
     }
 
-    /// Ends everything at once: the interpreter, the cell that runs, those that wait.
-    pub fn clear(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) {
-        self.kill(End::Unwanted, means);
+    /// Ends the interpreter, the running cell and the queue.
+    pub fn clear(&mut self, means: &Means<'_>, done: &mut Vec<AnswerStream>) {
+        self.kill(ProcessEnd::Unwanted, means);
         let used = self.process.take().is_some_and(|process| process.cells > 0);
         self.lost = used.then(|| "the context was restarted".to_owned()).or_else(|| self.lost.take());
-        self.background = Background::default();
+        self.background = BackgroundOutput::default();
         if let Some(task) = self.current.take() {
             let (end, lost) = match task.running {
                 Some(_) => (CellEnd::Killed, true),
@@ -285,13 +282,13 @@ impl Context {
         self.cancel_waiting(done);
     }
 
-    /// Ends the cells that wait.
-    pub fn cancel_waiting(&mut self, done: &mut Vec<Stream>) {
+    /// Cancels the queued cells.
+    pub fn cancel_waiting(&mut self, done: &mut Vec<AnswerStream>) {
         done.extend(self.waiting.drain(..).map(|task| task.end(CellEnd::Cancelled, false)));
     }
 
-    /// Interrupts the cell of this stream, or takes it from the queue.
-    pub fn interrupt_stream(&mut self, stream: u32, done: &mut Vec<Stream>) {
+    /// Interrupts the cell of this stream, or removes it from the queue.
+    pub fn interrupt_stream(&mut self, stream: u32, done: &mut Vec<AnswerStream>) {
         if self.current.as_ref().is_some_and(|task| task.stream.is(stream)) {
             self.interrupt(Interrupter::Asked, done);
         } else if let Some(index) = self.waiting.iter().position(|task| task.stream.is(stream))
@@ -301,8 +298,8 @@ impl Context {
         }
     }
 
-    /// Interrupts the present cell.
-    pub fn interrupt(&mut self, by: Interrupter, done: &mut Vec<Stream>) {
+    /// Interrupts the running cell.
+    pub fn interrupt(&mut self, by: Interrupter, done: &mut Vec<AnswerStream>) {
         let Some(task) = &mut self.current else { return };
         let grace = Duration::from_millis(task.cell.grace_ms.into());
         match (&mut task.running, &self.process) {
@@ -312,12 +309,12 @@ impl Context {
                 let (again, kill) = (Some(now + grace / 2), now + grace);
                 running.interrupt.get_or_insert(Interrupt { by, again, kill });
             }
-            // Its interpreter may go on starting, for the next one.
+            // Its interpreter may continue to start, for the next cell.
             _ => done.extend(self.current.take().map(|task| task.end(CellEnd::Cancelled, false))),
         }
     }
 
-    /// Nobody waits for its cells any more.
+    /// The session has ended: no client waits for these cells.
     pub fn end_conversation(&mut self) {
         self.waiting.clear();
         match &mut self.current {
@@ -330,23 +327,26 @@ impl Context {
     }
 
     /// Takes every step that is possible now.
-    pub fn advance(&mut self, means: &mut Means<'_>, buffer: &mut [u8], done: &mut Vec<Stream>) {
+    pub fn advance(&mut self, means: &mut Means<'_>, buffer: &mut [u8], done: &mut Vec<AnswerStream>) {
         self.keep_time(means, done);
-        // Each step ends something, begins something, or takes a packet that was there before.
-        while self.release(means, done) || self.wind_up(buffer) || self.go_on(means, buffer, done) {}
+        // Terminates: each step ends something, begins something, or reads a packet that has already arrived.
+        while self.forward_held(means, done)
+            || self.drain_ended(buffer)
+            || self.start_next(means, buffer, done)
+        {}
     }
 
-    fn keep_time(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) {
+    fn keep_time(&mut self, means: &Means<'_>, done: &mut Vec<AnswerStream>) {
         let now = Instant::now();
         let Some(process) = &mut self.process else { return };
         if process.launching.as_ref().is_some_and(|launching| launching.deadline() <= now) {
             return process.settle(self.language, now);
         }
         if process.closed_until().is_some_and(|until| now >= until) {
-            return self.kill(End::ChannelClosed, means);
+            return self.kill(ProcessEnd::ChannelClosed, means);
         }
         if !process.ready && process.end.is_none() && now >= process.ready_by {
-            return self.kill(End::NotReady, means);
+            return self.kill(ProcessEnd::NotReady, means);
         }
         if self.running_deadline().is_none_or(|deadline| now < deadline) {
             return;
@@ -354,7 +354,7 @@ impl Context {
         let running = self.current.as_mut().and_then(|task| task.running.as_mut());
         match running.and_then(|running| running.interrupt.as_mut()) {
             None => self.interrupt(Interrupter::Timeout, done),
-            Some(interrupt) if now >= interrupt.kill => self.kill(End::Stuck, means),
+            Some(interrupt) if now >= interrupt.kill => self.kill(ProcessEnd::Stuck, means),
             Some(interrupt) => {
                 interrupt.again = None;
                 if let Some(process) = &self.process {
@@ -364,28 +364,28 @@ impl Context {
         }
     }
 
-    /// Says what was held, once the output before it is out.
-    fn release(&mut self, means: &Means<'_>, done: &mut Vec<Stream>) -> bool {
+    /// Forwards held records, once the output before them is forwarded.
+    fn forward_held(&mut self, means: &Means<'_>, done: &mut Vec<AnswerStream>) -> bool {
         let Some(process) = self.process.as_mut().filter(|process| process.owed == [0; 2]) else {
             return false;
         };
         match process.held.take() {
             None => return false,
-            Some(Held::Said(kind, json)) => {
+            Some(Held::Value(kind, json)) => {
                 if let Some(task) = &mut self.current {
-                    task.say(kind, &json);
+                    task.value(kind, &json);
                 }
             }
             Some(Held::Finished(json)) => {
-                done.extend(self.current.take().map(|task| task.end(verdict(&json), false)));
+                done.extend(self.current.take().map(|task| task.end(report_of(&json), false)));
             }
-            Some(Held::Ended(end)) => self.bury(end, means, done),
+            Some(Held::Ended(end)) => self.mark_dead(end, means, done),
         }
         true
     }
 
-    /// An ended process: what it sent before is read, then its end is next to be said.
-    fn wind_up(&mut self, buffer: &mut [u8]) -> bool {
+    /// For an ended process: reads what it sent before, then schedules its end as the next record.
+    fn drain_ended(&mut self, buffer: &mut [u8]) -> bool {
         let Some((end, process)) = self.process.as_mut().and_then(|process| Some((process.end?, process)))
         else {
             return false;
@@ -393,8 +393,8 @@ impl Context {
         if process.held.is_some() {
             return false;
         }
-        if matches!(end, End::Died(_)) {
-            if !self.takes_packets() {
+        if matches!(end, ProcessEnd::Died(_)) {
+            if !self.accepts_packets() {
                 return false;
             }
             if self.receive(buffer) {
@@ -407,28 +407,28 @@ impl Context {
         true
     }
 
-    /// The process is gone, and what it has written is read.
-    fn bury(&mut self, end: End, means: &Means<'_>, done: &mut Vec<Stream>) {
+    /// The process has ended and its output was read: reports its end.
+    fn mark_dead(&mut self, end: ProcessEnd, means: &Means<'_>, done: &mut Vec<AnswerStream>) {
         let Some(mut process) = self.process.take() else { return };
         self.refused = process.refused.take();
         let killed = Exit::Signal(u8::try_from(Signal::KILL.as_raw()).unwrap_or(u8::MAX));
         let no_memory =
-            end == End::Died(killed) && means.processes.out_of_memory_kills() > process.memory_kills;
+            end == ProcessEnd::Died(killed) && means.processes.out_of_memory_kills() > process.memory_kills;
         let why = match no_memory {
-            true => "memory ran out, and the interpreter was ended".to_owned(),
+            true => "memory ran out, and the interpreter was killed".to_owned(),
             false => end.why(Driver::of(self.language).program()),
         };
-        // One that was about to run in it has another started.
+        // A cell that was about to run in it gets another interpreter.
         if let Some(task) = self.current.take_if(|task| task.running.is_some() || !process.ready) {
             let end = match end {
-                End::NotExecuted => CellEnd::NotStarted(
+                ProcessEnd::NotExecuted => CellEnd::NotStarted(
                     self.refused.as_ref().map_or_else(|| why.clone(), |it| it.message.clone()),
                 ),
                 _ if !process.ready => CellEnd::NotStarted(self.start_failure(why.clone())),
-                End::Died(_) if no_memory => CellEnd::OutOfMemory,
-                End::Died(exit) => CellEnd::Exited(exit),
-                End::ChannelClosed => CellEnd::ChannelClosed,
-                End::Stuck | End::NotReady | End::Unwanted => CellEnd::Killed,
+                ProcessEnd::Died(_) if no_memory => CellEnd::OutOfMemory,
+                ProcessEnd::Died(exit) => CellEnd::Exited(exit),
+                ProcessEnd::ChannelClosed => CellEnd::ChannelClosed,
+                ProcessEnd::Stuck | ProcessEnd::NotReady | ProcessEnd::Unwanted => CellEnd::Killed,
             };
             let lost = task.running.is_some();
             done.push(task.end(end, lost));
@@ -438,16 +438,16 @@ impl Context {
         }
     }
 
-    /// Why no interpreter got ready, with the last words of the one that tried.
+    /// Why no interpreter became ready, with the end of its output.
     fn start_failure(&mut self, why: String) -> String {
-        match self.background.take_last_words() {
-            Some(words) => format!("{why} before it ran anything: {words}"),
+        match self.background.take_excerpt() {
+            Some(text) => format!("{why} before it ran anything: {text}"),
             None => format!("{why} before it ran anything"),
         }
     }
 
-    /// The next cell's turn.
-    fn go_on(&mut self, means: &mut Means<'_>, buffer: &mut [u8], done: &mut Vec<Stream>) -> bool {
+    /// Starts the next cell.
+    fn start_next(&mut self, means: &mut Means<'_>, buffer: &mut [u8], done: &mut Vec<AnswerStream>) -> bool {
         if means.closing {
             self.cancel_waiting(done);
         }
@@ -468,7 +468,7 @@ impl Context {
                 }
                 true
             }
-            // It was started for another cell while this one waited.
+            // It was started for another cell while this one was queued.
             Some(process)
                 if process.end.is_none()
                     && !Restriction::covers(self.surroundings.restricted, restricted) =>
@@ -485,8 +485,8 @@ impl Context {
         }
     }
 
-    /// Puts the present cell to the interpreter.
-    fn begin(&mut self, means: &Means<'_>, buffer: &mut [u8], done: &mut Vec<Stream>) {
+    /// Sends the current cell to the interpreter.
+    fn begin(&mut self, means: &Means<'_>, buffer: &mut [u8], done: &mut Vec<AnswerStream>) {
         self.read_leftovers(buffer);
         let (Some(process), Some(mut task)) = (&mut self.process, self.current.take()) else { return };
         process.memory_kills = means.processes.out_of_memory_kills();
@@ -494,18 +494,18 @@ impl Context {
         task.begin(process.cells == 0, self.lost.take(), (bytes, &last));
         process.cells = process.cells.saturating_add(1);
         let sent = process.send(&task.fields());
-        // Whatever of it may be long was needed until now.
+        // The large fields were needed until now.
         (task.cell.code, task.cell.env, task.cell.make) = (String::new(), Vec::new(), None);
         match sent {
             Ok(()) => self.current = Some(task),
             Err(error) => {
-                let end = CellEnd::NotStarted(format!("the code could not be handed over: {error}"));
+                let end = CellEnd::NotStarted(format!("the code could not be sent: {error}"));
                 done.push(task.end(end, false));
             }
         }
     }
 
-    /// What is in the pipes now was written before the next cell.
+    /// Data that is in the pipes now was written before the next cell.
     fn read_leftovers(&mut self, buffer: &mut [u8]) {
         for number in 0..2 {
             let mut left = self.process.as_ref().map_or(0, |process| process.waiting(number));

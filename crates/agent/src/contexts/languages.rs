@@ -1,4 +1,4 @@
-//! Which program speaks which language, and how a request is put to it.
+//! The programs that run each language, and how requests are passed to them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,12 +14,12 @@ use crate::processes::Processes;
 enum Delivery {
     /// Descriptor 5 is its source; requests are length-prefixed fields on descriptor 3.
     Stream(&'static str),
-    /// Descriptor 5 is a file with the fields of the request, each ended by a zero byte; a newline on descriptor 3
-    /// announces it. Its source is among its arguments.
+    /// Descriptor 5 is a file with the NUL-terminated fields of the request; a newline on descriptor 3
+    /// announces it. The source is among the arguments.
     File,
 }
 
-/// How a language is spoken.
+/// The driver of a language.
 pub struct Driver {
     /// The program and its arguments.
     pub argv: &'static [&'static str],
@@ -27,7 +27,6 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The driver of a language.
     pub fn of(language: Language) -> Self {
         match language {
             Language::Python => Self { argv: &python::ARGV, delivery: Delivery::Stream(python::SOURCE) },
@@ -38,37 +37,36 @@ impl Driver {
         }
     }
 
-    /// The program's name.
     pub fn program(&self) -> &'static str {
         self.argv.first().copied().unwrap_or_default()
     }
 
-    /// Whether code with a zero byte cannot be put to it.
+    /// Whether code with a NUL byte is refused.
     pub fn refuses_zero_bytes(&self) -> bool {
         matches!(self.delivery, Delivery::File)
     }
 }
 
-/// What a process finds as descriptor 5.
+/// Descriptor 5 of a driver process.
 pub struct Fifth {
-    /// The process's own opening of it, for reading.
+    /// The process's own open file description, for reading.
     pub theirs: OwnedFd,
-    /// Where requests are put, if it is not the driver's source.
+    /// The file for requests, unless it is the driver's source.
     pub requests: Option<OwnedFd>,
 }
 
-/// The drivers' sources, as files that are made when they are first needed.
+/// The drivers' sources, as files that are created on demand.
 #[derive(Default)]
 pub struct Sources {
     files: Vec<(Language, OwnedFd)>,
 }
 
 impl Sources {
-    /// Descriptor 5 for one more process.
+    /// Creates descriptor 5 for a new process.
     pub fn fifth(&mut self, language: Language, processes: &Processes) -> io::Result<Fifth> {
         let Delivery::Stream(source) = Driver::of(language).delivery else {
             let file = memfd_create("cell", MemfdFlags::CLOEXEC)?;
-            // One who could write to it could also hold it locked while we want to.
+            // A process that can write to it could also hold a lock that we need.
             fchmod(&file, Mode::RUSR | Mode::RGRP | Mode::ROTH)?;
             let theirs = processes.reopen(file.as_fd())?;
             return Ok(Fifth { theirs, requests: Some(file) });
@@ -78,7 +76,7 @@ impl Sources {
         }
         let file = self.files.iter().find(|(known, _)| *known == language);
         let (_, file) = file.ok_or(io::ErrorKind::NotFound)?;
-        // An opening of its own: the offset of a shared one would be everybody's.
+        // A separate open file description, because a shared one would share the file offset.
         Ok(Fifth { theirs: processes.reopen(file.as_fd())?, requests: None })
     }
 }
@@ -90,7 +88,7 @@ fn sealed(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Puts these bytes at the beginning of a file.
+/// Writes to the start of a file.
 pub fn write_all_at_start(file: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     let mut written = 0;
     while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
@@ -102,7 +100,7 @@ pub fn write_all_at_start(file: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A request as a driver reads it from a byte stream.
+/// Encodes a request for a byte stream.
 pub fn length_prefixed(fields: &[&[u8]]) -> Vec<u8> {
     let prefix = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
     let total: usize = fields.iter().map(|field| 4 + field.len()).sum();
@@ -115,7 +113,7 @@ pub fn length_prefixed(fields: &[&[u8]]) -> Vec<u8> {
     request
 }
 
-/// A request as a driver reads it from a file.
+/// Encodes a request for a file.
 pub fn zero_ended(fields: &[&[u8]]) -> Vec<u8> {
     let mut request = Vec::with_capacity(fields.iter().map(|field| field.len() + 1).sum());
     for field in fields {

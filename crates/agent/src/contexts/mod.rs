@@ -1,10 +1,11 @@
-//! The interpreters that run code with state: a registry of contexts, served by the agent's one loop.
+//! The interpreters that run code with state: a registry of contexts, served by the agent's event loop.
 //!
-//! A context is one process that runs a driver of ours (`python.py` and its like), which says on a channel of its own
-//! what values and errors there were. Its plain output comes through pipes. Both become records on the stream of the
-//! cell that runs. Nothing here waits for anything: the server watches the descriptors and the deadlines.
+//! A context is one process that runs a driver of ours (`python.py` and the like), which reports values and
+//! errors on a separate channel. Plain output comes through pipes. Both become records on the stream of the
+//! running cell. Nothing here blocks: the server polls the descriptors and deadlines.
 //!
-//! Memory is bounded: nothing is read from an interpreter while its cell's stream has enough to send; what is
+//! Memory is bounded: an interpreter is not read while its cell's stream has enough queued (backpressure);
+//! output beyond the cell's limit is read, counted and discarded.
 //! beyond a cell's own limit is read, counted and thrown away.
 
 mod background;
@@ -23,18 +24,19 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use bathy_protocol::cell::{
-    Cell, ContextInfo, ContextsRequest, Interrupter, Kind, Language, MAX_CODE, Surroundings, put_message,
+    Cell, ContextInfo, ContextsRequest, Interrupter, Language, MAX_CODE, RecordKind, Surroundings,
+    put_message,
 };
 use bathy_protocol::{Exit, Refused, ToGuest, ToHost, WindowError};
 use rustix::event::PollFlags;
 
 use self::cell::Task;
 use self::context::Context;
-pub use self::context::Part;
+pub use self::context::ContextPart;
 use self::languages::{Driver, Sources};
 use self::process::MAX_PACKET;
-use self::stream::Stream;
-use crate::command::say;
+use self::stream::AnswerStream;
+use crate::command::send_message;
 use crate::processes::Processes;
 use crate::spawn::{Launcher, bad_request};
 
@@ -42,15 +44,13 @@ const MAX_CONTEXTS: usize = 32;
 const MAX_WAITING: usize = 64;
 const MAX_NAME: usize = 64;
 
-/// How much code, and what goes with it, may wait in all contexts together, in bytes.
+/// The most bytes of queued code and parameters in all contexts together.
 const MAX_WAITING_CODE: usize = 32 * 1024 * 1024;
 
 /// What interpreters are started and ended with.
 #[derive(Clone, Copy)]
 pub struct Tools<'a> {
-    /// Starts processes.
     pub launcher: &'a Launcher,
-    /// Ends them.
     pub processes: &'a Processes,
 }
 
@@ -59,15 +59,15 @@ struct Means<'a> {
     launcher: &'a Launcher,
     processes: &'a Processes,
     sources: &'a mut Sources,
-    /// Nothing new is started any more.
+    /// No interpreter is started any more.
     closing: bool,
 }
 
 /// A request that is answered once the context's interpreter is executed.
 struct Pending {
-    stream: Stream,
+    stream: AnswerStream,
     context: String,
-    /// It made the context, which goes if there is no interpreter for it.
+    /// The request created the context, which is removed if its interpreter does not start.
     made: bool,
 }
 
@@ -76,15 +76,15 @@ struct Pending {
 pub struct Contexts {
     contexts: Vec<Context>,
     pending: Vec<Pending>,
-    /// What is over and has still to be sent.
-    ending: Vec<Stream>,
+    /// Ended cells whose records are not sent yet.
+    ending: Vec<AnswerStream>,
     sources: Sources,
     buffer: Vec<u8>,
     closing: bool,
 }
 
 impl Contexts {
-    /// Takes a cell, or says why not. Returns the interpreter's process, or 0 if it has still to be started.
+    /// Queues a cell, or refuses it. Returns the pid of the interpreter, or 0 if it has yet to be started.
     pub fn run(&mut self, stream: u32, cell: Cell) -> Result<u32, Refused> {
         check_cell(&cell)?;
         let waiting: usize = self.contexts.iter().flat_map(Context::tasks).map(Task::weight).sum();
@@ -96,7 +96,7 @@ impl Contexts {
             (Err(unknown), None) => return Err(unknown),
             (Err(_), Some(surroundings)) => {
                 self.check_new(&cell.context)?;
-                let language = spoken(cell.language);
+                let language = runs_as(cell.language);
                 self.contexts.push(Context::new(cell.context.clone(), language, surroundings.clone()));
                 self.contexts.len() - 1
             }
@@ -116,18 +116,19 @@ impl Contexts {
         if context.queue_length() >= MAX_WAITING {
             return Err(bad_request(&format!("{MAX_WAITING} cells wait in this context already")));
         }
-        context.enqueue(Task::new(cell, Stream::new(stream)));
+        context.enqueue(Task::new(cell, AnswerStream::new(stream)));
         Ok(context.pid().unwrap_or(0))
     }
 
-    /// Does what is asked about contexts, or says why not. The answer is the list of them; it is `None` if it comes later.
+    /// Handles a request about contexts, or refuses it. Returns the list of contexts, or `None` if the answer
+    /// comes later.
     pub fn change(
         &mut self,
         stream: u32,
         request: ContextsRequest,
         tools: Tools<'_>,
     ) -> Result<Option<u32>, Refused> {
-        let stream = Stream::new(stream);
+        let stream = AnswerStream::new(stream);
         match request {
             ContextsRequest::List => {}
             ContextsRequest::Make { context, language, surroundings } => {
@@ -163,14 +164,14 @@ impl Contexts {
     }
 
     /// Answers with the list of contexts.
-    fn list(&mut self, mut answer: Stream) {
+    fn list(&mut self, mut answer: AnswerStream) {
         let list: Vec<ContextInfo> = self.contexts.iter().map(Context::info).collect();
-        answer.put_with(|records| put_message(Kind::Contexts, &list, records));
+        answer.put_with(|records| put_message(RecordKind::Contexts, &list, records));
         answer.end(Exit::Code(0));
         self.ending.push(answer);
     }
 
-    /// Answers requests whose interpreters are executed by now, or cannot be.
+    /// Answers requests whose interpreters were executed or failed.
     fn settle(&mut self, tools: Tools<'_>, outbox: &mut Vec<u8>) {
         for request in std::mem::take(&mut self.pending) {
             let context = self.contexts.iter().find(|context| context.name == request.context);
@@ -178,11 +179,11 @@ impl Contexts {
             match context.map_or_else(unknown, Context::launched) {
                 None => self.pending.push(request),
                 Some(Ok(pid)) => {
-                    say(request.stream.number, &ToHost::Started { pid }, outbox);
+                    send_message(request.stream.number, &ToHost::Started { pid }, outbox);
                     self.list(request.stream);
                 }
                 Some(Err(refused)) => {
-                    say(request.stream.number, &ToHost::Refused(refused), outbox);
+                    send_message(request.stream.number, &ToHost::Refused(refused), outbox);
                     if let Some(index) = self.index(&request.context).ok().filter(|_| request.made) {
                         let mut failed = self.contexts.remove(index);
                         let (means, _, ending) = self.parts(tools);
@@ -204,7 +205,7 @@ impl Contexts {
             return Err(bad_request(&format!("there is a context {name} already")));
         }
         self.check_new(&name)?;
-        let mut context = Context::new(name, spoken(language), surroundings);
+        let mut context = Context::new(name, runs_as(language), surroundings);
         let (mut means, contexts, _) = self.parts(tools);
         context.start(&mut means)?;
         contexts.push(context);
@@ -238,25 +239,28 @@ impl Contexts {
         bad_request(&format!("there is no context {name:?} (there is: {there})"))
     }
 
-    fn parts<'a>(&'a mut self, tools: Tools<'a>) -> (Means<'a>, &'a mut Vec<Context>, &'a mut Vec<Stream>) {
+    fn parts<'a>(
+        &'a mut self,
+        tools: Tools<'a>,
+    ) -> (Means<'a>, &'a mut Vec<Context>, &'a mut Vec<AnswerStream>) {
         let Tools { launcher, processes } = tools;
         let means = Means { launcher, processes, sources: &mut self.sources, closing: self.closing };
         (means, &mut self.contexts, &mut self.ending)
     }
 
-    /// Whether a stream is a cell's.
+    /// Whether a stream belongs to a cell.
     pub fn has(&self, stream: u32) -> bool {
         let tasks = self.contexts.iter().flat_map(Context::tasks).map(|task| &task.stream);
         let pending = self.pending.iter().map(|request| &request.stream);
         tasks.chain(pending).chain(&self.ending).any(|known| known.is(stream))
     }
 
-    /// How many streams there are.
+    /// The number of streams.
     pub fn len(&self) -> usize {
         self.contexts.iter().flat_map(Context::tasks).count() + self.pending.len() + self.ending.len()
     }
 
-    /// The host asks something of a stream, which may be nobody's any more.
+    /// Handles a message of the host for a stream, which may have ended already.
     pub fn request(&mut self, number: u32, message: &ToGuest) -> Result<(), WindowError> {
         match message {
             ToGuest::Signal(_) => {
@@ -278,44 +282,47 @@ impl Contexts {
         }
     }
 
-    fn stream(&mut self, number: u32) -> Option<&mut Stream> {
+    fn stream(&mut self, number: u32) -> Option<&mut AnswerStream> {
         let tasks = self.contexts.iter_mut().flat_map(Context::tasks_mut).map(|task| &mut task.stream);
         let pending = self.pending.iter_mut().map(|request| &mut request.stream);
         tasks.chain(pending).chain(&mut self.ending).find(|stream| stream.is(number))
     }
 
-    /// Names what has to be waited for; the number is the context's.
-    pub fn watch<'a>(&'a self, now: Instant, mut add: impl FnMut(usize, Part, BorrowedFd<'a>, PollFlags)) {
+    /// Registers the descriptors to poll; the number is the context's.
+    pub fn watch<'a>(
+        &'a self,
+        now: Instant,
+        mut add: impl FnMut(usize, ContextPart, BorrowedFd<'a>, PollFlags),
+    ) {
         for (index, context) in self.contexts.iter().enumerate() {
             context.watch(now, |part, fd, flags| add(index, part, fd, flags));
         }
     }
 
-    /// When something has to be done if nothing happens.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         self.contexts.iter().filter_map(|context| context.deadline(now)).min()
     }
 
-    /// Serves what became ready.
-    pub fn serve(&mut self, index: usize, part: Part) {
+    /// Handles a ready event source.
+    pub fn serve(&mut self, index: usize, part: ContextPart) {
         self.buffer.resize(MAX_PACKET, 0);
         if let Some(context) = self.contexts.get_mut(index) {
             context.serve(part, &mut self.buffer);
         }
     }
 
-    /// A child has ended. True if it was an interpreter.
+    /// Handles the end of a child. True if it was an interpreter.
     pub fn reaped(&mut self, pid: u32, exit: Exit, tools: Tools<'_>) -> bool {
         let (means, contexts, _) = self.parts(tools);
         contexts.iter_mut().any(|context| context.reaped(pid, exit, &means))
     }
 
-    /// Goes on wherever that is possible, and says what can be said until the outbox holds `limit` bytes.
+    /// Advances all contexts and queues records until the outbox holds `limit` bytes.
     pub fn advance(&mut self, tools: Tools<'_>, outbox: &mut Vec<u8>, limit: usize) {
         if self.contexts.is_empty() && self.pending.is_empty() && self.ending.is_empty() {
             return;
         }
-        // What is sent first makes room for what is read then.
+        // Sending first makes space for reading.
         self.flush(outbox, limit);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(MAX_PACKET, 0);
@@ -338,7 +345,7 @@ impl Contexts {
         });
     }
 
-    /// The conversation is over: nobody waits for any cell. The contexts stay.
+    /// The session has ended: no client waits for any cell. The contexts remain.
     pub fn end_conversation(&mut self) {
         self.ending.clear();
         self.pending.clear();
@@ -347,7 +354,7 @@ impl Contexts {
         }
     }
 
-    /// Nothing new is started any more.
+    /// From now on no interpreter is started.
     pub fn close(&mut self) {
         self.closing = true;
     }
@@ -377,7 +384,7 @@ fn check_cell(cell: &Cell) -> Result<(), Refused> {
 }
 
 /// The language of the context that runs this one.
-fn spoken(language: Language) -> Language {
+fn runs_as(language: Language) -> Language {
     match language {
         Language::TypeScript => Language::JavaScript,
         other => other,

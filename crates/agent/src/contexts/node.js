@@ -63,7 +63,7 @@ function send(kind, payload) {
     }
     writeFully(4, Buffer.concat([token, Buffer.from(kind), body.subarray(at)]));
   } catch {
-    // Nobody can be answered any more.
+    // The agent has closed the channel.
     process.reallyExit(70);
   }
 }
@@ -138,7 +138,7 @@ function restoreOutputs() {
       // The lowest free number is given out, and that is this one.
       got = fs.openSync(`/proc/self/fd/${spare}`, fs.constants.O_WRONLY);
     } catch {
-      // Told below.
+      // Reported below.
     }
     if (got === fd) continue;
     fs.writeSync(fd === 1 ? 2 : 1, `the cell closed its standard ${name === 'stdout' ? 'output' : 'error'}, which cannot be opened again here\n`);
@@ -204,7 +204,7 @@ function tellUnhandled(error) {
   try {
     writeFully(2, Buffer.from(text));
   } catch {
-    // Standard error is gone until the cell ends.
+    // Standard error stays closed until the cell ends.
   }
 }
 
@@ -360,7 +360,7 @@ function evaluated(mine, error, reply) {
   } catch (problem) {
     return failed(mine, problem);
   }
-  // By then Node has told of promises that the cell left rejected.
+  // By then Node has reported promises that the cell left rejected.
   setImmediate(() => finish(mine));
 }
 
@@ -382,7 +382,7 @@ function finish(mine, error) {
     try {
       undo();
     } catch {
-      // The directory it came from is gone; it stays where it is.
+      // The previous directory was removed, so it stays in the current one.
     }
   }
   restoreOutputs();
@@ -405,7 +405,7 @@ const { Session } = require('node:inspector');
 const { Signal } = require('internal/test/binding').internalBinding('signal_wrap');
 const signal = new Signal();
 signal.onsignal = () => {
-  // Connected for this only: Node does not end while somebody is.
+  // Connected for this only: Node does not exit while a session is.
   const session = new Session();
   session.connectToMainThread();
   session.post('Runtime.evaluate', { expression: "globalThis[Symbol.for('interrupt the cell')]()" }, () => session.disconnect());

@@ -1,4 +1,4 @@
-// From what somebody wrote to what V8 can evaluate piece by piece: types are taken out, `import` statements become
+// Rewrites code so that V8 can evaluate it piece by piece: types are stripped, `import` statements become
 // `await import()`, and top-level declarations become ones that a later cell may declare again in any form. Lines stay
 // where they were.
 const nodeModule = require('node:module');
@@ -162,7 +162,7 @@ function statement(node, code, changes) {
 
 /** The code as it is evaluated. */
 function prepare(code) {
-  // At the start of a statement `{` opens a block, but nobody who writes only `{ a: 1 }` means one.
+  // At the start of a statement `{` opens a block, but code that is only `{ a: 1 }` means an object.
   if (/^\s*\{/.test(code) && !/;\s*$/.test(code)) {
     const object = `(${code.trimEnd()}\n)`;
     if (code.length <= MAX_PARSED && acorn() && !(parse(object) instanceof Error)) return prepare(object);

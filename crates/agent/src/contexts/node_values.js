@@ -1,4 +1,4 @@
-// What a value looks like to somebody who cannot touch it: Jupyter's MIME bundles, bounded.
+// Represents values as bounded Jupyter MIME bundles.
 'use strict';
 const util = require('node:util');
 
@@ -8,7 +8,7 @@ const { stringify, parse: parseJson } = JSON;
 const MAX_TEXT = 64 * 1024; // text/plain of a value
 const MAX_VALUE = 8 * 1024 * 1024; // one MIME type
 const MAX_BUNDLE = 16 * 1024 * 1024; // all MIME types of one value
-const MAX_JSON = 64 * 1024; // a value's JSON that nobody asked for
+const MAX_JSON = 64 * 1024; // the limit of JSON that a cell did not request
 const MAX_JSON_NODES = 5000;
 const MAX_JSON_DEPTH = 16;
 const MAX_KEYS = 1000;

@@ -1,4 +1,4 @@
-//! One interpreter process: its pipes, and its channel.
+//! One interpreter process: its pipes and its channel.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,115 +15,114 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Means;
 use super::languages::{Driver, length_prefixed, write_all_at_start, zero_ended};
-use crate::breather::Breather;
 use crate::processes::Processes;
+use crate::read_throttle::ReadThrottle;
 use crate::spawn::{Launching, bad_request};
 
-/// How long an interpreter may take to get ready, on a machine where many of them start at once.
+/// How long an interpreter may take to become ready, on a machine where many start at once.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long after its channel was closed a process is still taken to be about to end.
+/// How long after its channel was closed a process is assumed to be exiting.
 const CLOSED_PAUSE: Duration = Duration::from_millis(300);
 
-/// How many packets of an ended process are read. More than fit into the channel can only come from somebody else.
+/// How many packets of an ended process are read. More than fit into the channel can only come from another
+/// process.
 const LAST_PACKETS: usize = 1024;
 
-/// The most bytes of one packet that are looked at.
+/// The most bytes of a packet that are read.
 pub const MAX_PACKET: usize = 60_000;
 
 const TOKEN_LENGTH: usize = 32;
 
-/// What comes to be said once the output before it is out.
+/// Records that wait until the output before them is forwarded.
 pub enum Held {
     /// A value or an error, or a piece of one: its kind byte and its JSON.
-    Said(u8, Vec<u8>),
-    /// The cell is over, in the interpreter's own words.
+    Value(u8, Vec<u8>),
+    /// The cell has ended, with the driver's report.
     Finished(Vec<u8>),
-    /// The process is over.
-    Ended(End),
+    /// The process has ended.
+    Ended(ProcessEnd),
 }
 
-/// How a process came to its end.
+/// Why a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// By itself, or by somebody in the guest.
+pub enum ProcessEnd {
+    /// It exited, or a process in the guest killed it.
     Died(Exit),
-    /// Its program was not executed.
+    /// Its program could not be executed.
     NotExecuted,
-    /// We killed it: a cell did not end.
+    /// We killed it: a cell did not react to an interrupt.
     Stuck,
-    /// We killed it: it did not get ready.
+    /// We killed it: it did not become ready.
     NotReady,
-    /// We killed it: it cannot be talked to any more.
+    /// We killed it: its channel was closed.
     ChannelClosed,
-    /// We killed it: somebody wants a new one, or none.
+    /// We killed it: a restart or removal was requested.
     Unwanted,
 }
 
-impl End {
-    /// For people who ask why the state is gone.
+impl ProcessEnd {
+    /// Explains to the user why the state was lost.
     pub fn why(self, program: &str) -> String {
         match self {
             Self::Died(Exit::Code(code)) => format!("the interpreter ended with code {code}"),
-            Self::Died(Exit::Signal(signal)) => format!("the interpreter was ended by signal {signal}"),
+            Self::Died(Exit::Signal(signal)) => format!("the interpreter was killed by signal {signal}"),
             Self::NotExecuted => format!("{program} was not executed"),
             Self::Stuck => "a cell did not end when it was interrupted, and was killed".to_owned(),
-            Self::NotReady => format!("{program} did nothing for {} s", READY_WITHIN.as_secs()),
+            Self::NotReady => format!("{program} was not ready within {} s", READY_WITHIN.as_secs()),
             Self::ChannelClosed => "a cell closed the interpreter's own channel".to_owned(),
             Self::Unwanted => "the context was restarted".to_owned(),
         }
     }
 }
 
-/// What came on the channel.
-pub enum Received {
-    /// Nothing, for now.
+/// The result of reading the channel.
+pub enum ChannelRead {
     Nothing,
-    /// Something without the token.
+    /// A packet without the token.
     Stray,
     /// A packet: its kind byte and the rest.
     Packet(u8, Vec<u8>),
 }
 
-/// A process and what is in flight to and from it.
-pub struct Process {
-    /// Its number; also its session and process group.
+/// An interpreter process and its data in flight.
+pub struct InterpreterProcess {
+    /// The pid, which is also its session and process group.
     pub pid: u32,
-    /// Its launch, until its program is executed.
+    /// Its launch, until the program is executed.
     pub launching: Option<Launching>,
     /// Why its program was not executed.
     pub refused: Option<Refused>,
-    /// It has answered.
     pub ready: bool,
-    /// When it has to have answered.
+    /// The deadline for becoming ready.
     pub ready_by: Instant,
-    /// How many cells were put to it.
+    /// How many cells it has received.
     pub cells: u64,
-    /// How many processes had been ended for want of memory when it was last looked at.
+    /// The kernel's count of out-of-memory kills when it was last read.
     pub memory_kills: u64,
-    /// How it ended, if it did.
-    pub end: Option<End>,
-    /// What waits for the output before it.
+    /// Why it ended, if it did.
+    pub end: Option<ProcessEnd>,
+    /// A record that waits for the output before it.
     pub held: Option<Held>,
-    /// How many bytes of each output come before that.
+    /// How many bytes of each output come before that record.
     pub owed: [usize; 2],
     outputs: [Option<OwnedFd>; 2],
-    breathers: [Breather; 2],
+    breathers: [ReadThrottle; 2],
     requests: Option<OwnedFd>,
     request: Vec<u8>,
     written: usize,
     replies: OwnedFd,
-    /// Since when nothing can come from it.
-    closed: Option<Instant>,
-    /// Since when nothing can be told it.
-    deaf: Option<Instant>,
+    /// Since when its channel is closed for reading.
+    unreadable_since: Option<Instant>,
+    /// Since when its channel is closed for writing.
+    unwritable_since: Option<Instant>,
     last_packets: usize,
     file: Option<OwnedFd>,
     token: [u8; TOKEN_LENGTH],
 }
 
-impl Process {
-    /// Starts an interpreter and greets it.
+impl InterpreterProcess {
+    /// Starts an interpreter and sends the greeting.
     pub fn start(language: Language, with: &Surroundings, means: &mut Means<'_>) -> Result<Self, Refused> {
         let driver = Driver::of(language);
         let failed =
@@ -158,8 +157,8 @@ impl Process {
             request: Vec::new(),
             written: 0,
             replies: channels.replies,
-            closed: None,
-            deaf: None,
+            unreadable_since: None,
+            unwritable_since: None,
             last_packets: LAST_PACKETS,
             file: fifth.requests,
             token,
@@ -171,7 +170,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Takes note of whether its program was executed, if that is known by now.
+    /// Records whether its program was executed, once that is known.
     pub fn settle(&mut self, language: Language, now: Instant) {
         let Some(outcome) = self.launching.as_mut().and_then(|launching| launching.outcome(now)) else {
             return;
@@ -183,19 +182,19 @@ impl Process {
             refused.message = format!("{program} is not in this image: {} needs it", language.as_str());
         }
         self.refused = Some(refused);
-        self.end.get_or_insert(End::NotExecuted);
+        self.end.get_or_insert(ProcessEnd::NotExecuted);
     }
 
-    /// Ends it with its session.
+    /// Kills it with its session.
     pub fn kill(&self, processes: &Processes) {
         if let Some(launching) = &self.launching {
             launching.signal(Signal::KILL);
         }
-        // Also while it is launching: it may have been executed, and have started others, before that is known here.
+        // Also during the launch: it may have been executed, and have started others, before we know.
         processes.end_session(self.pid);
     }
 
-    /// Puts a request to the interpreter, which has answered the one before.
+    /// Sends a request to the interpreter, which must have answered the previous one.
     pub fn send(&mut self, fields: &[&[u8]]) -> io::Result<()> {
         match &self.file {
             Some(file) => {
@@ -210,7 +209,7 @@ impl Process {
         Ok(())
     }
 
-    /// Writes as much of the request as the interpreter takes.
+    /// Writes as much of the request as the interpreter reads.
     pub fn write_request(&mut self) {
         while let (Some(requests), Some(rest)) =
             (&self.requests, self.request.get(self.written..).filter(|rest| !rest.is_empty()))
@@ -219,10 +218,10 @@ impl Process {
                 Ok(0) | Err(Errno::AGAIN) => return,
                 Ok(count) => self.written += count,
                 Err(Errno::INTR) => {}
-                // It does not read any more. If it does not end either, there is nobody to talk to.
+                // It has closed the channel. If it does not exit either, it is unusable.
                 Err(_) => {
                     self.requests = None;
-                    self.deaf = Some(Instant::now());
+                    self.unwritable_since = Some(Instant::now());
                 }
             }
         }
@@ -230,67 +229,66 @@ impl Process {
         self.written = 0;
     }
 
-    /// Whether a part of the request has still to be written.
+    /// Whether a part of the request is not written yet.
     pub fn is_writing(&self) -> bool {
         !self.request.is_empty()
     }
 
-    /// Where requests are written.
+    /// The descriptor that requests are written to.
     pub fn requests(&self) -> Option<BorrowedFd<'_>> {
         self.requests.as_ref().map(AsFd::as_fd)
     }
 
-    /// Where packets come from, until they do not.
+    /// The descriptor that packets are read from, until it is closed.
     pub fn replies(&self) -> Option<BorrowedFd<'_>> {
-        self.closed.is_none().then(|| self.replies.as_fd())
+        self.unreadable_since.is_none().then(|| self.replies.as_fd())
     }
 
-    /// Where standard output (0) or error (1) is read.
+    /// The descriptor of standard output (0) or error (1).
     pub fn output(&self, number: usize) -> Option<BorrowedFd<'_>> {
         self.outputs.get(number)?.as_ref().map(AsFd::as_fd)
     }
 
-    /// When the closed channel is taken for a broken one.
+    /// When a closed channel counts as broken.
     pub fn closed_until(&self) -> Option<Instant> {
-        let since = [self.closed, self.deaf].into_iter().flatten().min();
+        let since = [self.unreadable_since, self.unwritable_since].into_iter().flatten().min();
         since.filter(|_| self.end.is_none()).map(|since| since + CLOSED_PAUSE)
     }
 
-    /// Reads one packet.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
+    pub fn receive(&mut self, buffer: &mut [u8]) -> ChannelRead {
         if self.end.is_some() {
             self.last_packets = self.last_packets.saturating_sub(1);
         }
-        if self.closed.is_some() || self.last_packets == 0 {
-            return Received::Nothing;
+        if self.unreadable_since.is_some() || self.last_packets == 0 {
+            return ChannelRead::Nothing;
         }
         match recv(&self.replies, &mut *buffer, RecvFlags::TRUNC) {
             Ok((_, 0)) if self.is_closed() => {
-                self.closed = Some(Instant::now());
-                Received::Nothing
+                self.unreadable_since = Some(Instant::now());
+                ChannelRead::Nothing
             }
             Ok((_, length)) if length <= MAX_PACKET => {
                 let packet = buffer.get(..length).unwrap_or_default();
                 match packet.strip_prefix(&self.token).and_then(<[u8]>::split_first) {
-                    Some((kind, payload)) => Received::Packet(*kind, payload.to_vec()),
-                    None => Received::Stray,
+                    Some((kind, payload)) => ChannelRead::Packet(*kind, payload.to_vec()),
+                    None => ChannelRead::Stray,
                 }
             }
-            Ok(_) => Received::Stray,
-            Err(Errno::AGAIN | Errno::INTR) => Received::Nothing,
+            Ok(_) => ChannelRead::Stray,
+            Err(Errno::AGAIN | Errno::INTR) => ChannelRead::Nothing,
             Err(_) => {
-                self.closed = Some(Instant::now());
-                Received::Nothing
+                self.unreadable_since = Some(Instant::now());
+                ChannelRead::Nothing
             }
         }
     }
 
-    /// Whether reading nothing meant the end, and not an empty packet.
+    /// Whether reading nothing means end of file, rather than an empty packet.
     fn is_closed(&self) -> bool {
         let mut fds = [PollFd::new(&self.replies, PollFlags::RDHUP)];
         let looked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         let hung_up = fds.iter().any(|fd| fd.revents().intersects(PollFlags::RDHUP | PollFlags::HUP));
-        // An empty packet may have others behind it.
+        // There may be more packets behind an empty one.
         looked.is_err() || hung_up && ioctl_fionread(&self.replies).unwrap_or(0) == 0
     }
 
@@ -300,18 +298,18 @@ impl Process {
         count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
     }
 
-    /// What is said next waits for the output that was written before it.
+    /// Holds a record until the output that was written before it is forwarded.
     pub fn hold(&mut self, held: Held) {
         self.owed = [self.waiting(0), self.waiting(1)];
         self.held = Some(held);
     }
 
-    /// Until when an output is left alone: not if something waits for what is in it.
-    pub fn rests(&self, number: usize, now: Instant) -> Option<Instant> {
-        self.breathers.get(number).filter(|_| self.held.is_none())?.rests(now)
+    /// Until when an output is not read. It is read at once if a record waits for it.
+    pub fn paused_until(&self, number: usize, now: Instant) -> Option<Instant> {
+        self.breathers.get(number).filter(|_| self.held.is_none())?.paused_until(now)
     }
 
-    /// Reads an output once, and not beyond what is owed if something is held. `None` if there is nothing.
+    /// Reads an output once, at most up to the held record. `None` if there is nothing.
     pub fn read_output<'b>(&mut self, number: usize, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         let (pipe, owed) = (self.outputs.get_mut(number)?, self.owed.get_mut(number)?);
         let most = if self.held.is_some() { (*owed).min(buffer.len()) } else { buffer.len() };
@@ -324,11 +322,11 @@ impl Process {
             Ok(0) => *pipe = None,
             Ok(count) => {
                 *owed = owed.saturating_sub(count);
-                self.breathers.get_mut(number)?.took(count);
+                self.breathers.get_mut(number)?.on_read(count);
                 return part.get(..count);
             }
             Err(Errno::INTR) => return None,
-            // Somebody else may have read what was there.
+            // Another process may have read the data.
             Err(Errno::AGAIN) => {}
             Err(_) => *pipe = None,
         }
@@ -336,10 +334,10 @@ impl Process {
         None
     }
 
-    /// Interrupts whatever runs in it.
+    /// Sends SIGINT to its process group.
     pub fn interrupt(&self) {
         if let (Some(group), None) = (self.group(), self.end) {
-            // Fails only if the group is gone already.
+            // Fails only if the group has exited.
             let _ = kill_process_group(group, Signal::INT);
         }
     }
@@ -349,7 +347,7 @@ impl Process {
     }
 }
 
-/// The pipes and sockets beyond the standard ones; what is not ours is closed once the process has it.
+/// The pipes and sockets beyond the standard ones. The interpreter's ends are closed once it has them.
 struct Channels {
     requests: OwnedFd,
     request_end: OwnedFd,
@@ -369,10 +367,10 @@ impl Channels {
     }
 }
 
-/// What tells the interpreter's packets from whatever its code writes. No secret: the code could find it.
+/// Distinguishes the driver's packets from other writes of the process. It is no secret: the code could find it.
 fn make_token() -> io::Result<[u8; TOKEN_LENGTH]> {
     let mut random = [0u8; TOKEN_LENGTH / 2];
-    // Never waits, however young the guest is.
+    // Does not block, even early after boot.
     getrandom(&mut random, GetRandomFlags::INSECURE)?;
     let mut token = [0u8; TOKEN_LENGTH];
     for (pair, byte) in token.chunks_exact_mut(2).zip(random) {

@@ -1,33 +1,32 @@
-//! The answers to one request: records that wait until the host has room for them.
+//! The answer to one request: records that are queued until the host accepts them.
 
-use bathy_protocol::cell::{self, Kind, MAX_RECORD};
+use bathy_protocol::cell::{self, MAX_RECORD, RecordKind};
 use bathy_protocol::{
     Channel, Exit, MessageError, SendWindow, StdChannel, ToGuest, ToHost, WindowError, frame,
 };
 
-use crate::command::say;
+use crate::command::send_message;
 
-/// Nothing is read for a stream while this much waits.
-const ENOUGH: usize = 64 * 1024;
+/// At this many queued bytes a stream's source is no longer read (backpressure).
+const THROTTLE_AT: usize = 64 * 1024;
 
-/// The most that one frame carries.
-const FRAME: usize = 32 * 1024;
+/// The maximum payload of one frame.
+const MAX_FRAME: usize = 32 * 1024;
 
-/// What is said on one stream.
-pub struct Stream {
-    /// Its number.
+/// The records of one stream.
+pub struct AnswerStream {
     pub number: u32,
-    /// Nobody listens: only the end is still reported.
+    /// The client has left: only the end is still reported.
     abandoned: bool,
-    /// The present conversation knows it.
+    /// The present session knows the stream.
     known: bool,
     records: Vec<u8>,
     window: SendWindow,
     exit: Option<Exit>,
 }
 
-impl Stream {
-    /// A stream on which nothing was said yet.
+impl AnswerStream {
+    /// A stream without records.
     pub fn new(number: u32) -> Self {
         Self {
             number,
@@ -39,9 +38,9 @@ impl Stream {
         }
     }
 
-    /// Whether more may be read for it.
-    pub fn has_room(&self) -> bool {
-        self.abandoned || self.records.len() < ENOUGH
+    /// Whether more may be read for this stream.
+    pub fn has_capacity(&self) -> bool {
+        self.abandoned || self.records.len() < THROTTLE_AT
     }
 
     /// Whether this is the stream that the host means by `number`.
@@ -49,8 +48,7 @@ impl Stream {
         self.known && self.number == number
     }
 
-    /// Adds a record.
-    pub fn put(&mut self, kind: Kind, payload: &[u8]) {
+    pub fn put(&mut self, kind: RecordKind, payload: &[u8]) {
         if !self.abandoned {
             for part in payload.chunks(MAX_RECORD) {
                 cell::put(kind, part, &mut self.records);
@@ -58,31 +56,31 @@ impl Stream {
         }
     }
 
-    /// Adds a record of our own words, which `write` appends.
+    /// Adds a record of the agent, which `write` appends.
     pub fn put_with(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), MessageError>) {
         if !self.abandoned && write(&mut self.records).is_err() {
             eprintln!("bathysphere agent: a record for stream {} could not be encoded", self.number);
         }
     }
 
-    /// Nothing more is added; this follows the last record.
+    /// Ends the stream after its last record with this exit status.
     pub fn end(&mut self, exit: Exit) {
         self.exit = Some(exit);
     }
 
-    /// Nobody listens any more.
+    /// The client has left: drops all records.
     pub fn abandon(&mut self) {
         self.abandoned = true;
         self.records = Vec::new();
     }
 
-    /// The conversation that it belongs to is over.
+    /// The session has ended, so later messages of the host are not for this stream.
     pub fn forget(&mut self) {
         self.abandon();
         self.known = false;
     }
 
-    /// What the host may ask of the stream itself.
+    /// Handles a message of the host for the stream itself.
     pub fn request(&mut self, message: &ToGuest) -> Result<(), WindowError> {
         match message {
             ToGuest::Grant { channel: StdChannel::Stdout, bytes } => self.window.grant(*bytes),
@@ -94,12 +92,12 @@ impl Stream {
         }
     }
 
-    /// Moves records to the outbox as far as the host takes them, until the outbox holds `limit` bytes.
+    /// Moves records to the outbox as far as the host's window allows, until the outbox holds `limit` bytes.
     pub fn flush(&mut self, outbox: &mut Vec<u8>, limit: usize) {
         let mut sent = 0;
         while outbox.len() < limit {
             let rest = self.records.get(sent..).unwrap_or_default();
-            let length = rest.len().min(self.window.open()).min(FRAME);
+            let length = rest.len().min(self.window.open()).min(MAX_FRAME);
             let Some(part) = rest.get(..length).filter(|part| !part.is_empty()) else { break };
             frame::encode(self.number, Channel::Stdout, part, outbox);
             self.window.sent(length);
@@ -108,16 +106,16 @@ impl Stream {
         self.records.drain(..sent);
     }
 
-    /// Says how it ended, once everything else was sent. True if it is over.
+    /// Sends the exit status once all records are sent. True if the stream has ended.
     pub fn is_over(&mut self, outbox: &mut Vec<u8>) -> bool {
         let Some(exit) = self.exit.filter(|_| self.records.is_empty()) else { return false };
         if self.known {
-            say(self.number, &ToHost::Exited(exit), outbox);
+            send_message(self.number, &ToHost::Exited(exit), outbox);
         }
         true
     }
 
-    /// How many bytes wait.
+    /// How many bytes are queued.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         self.records.len()

@@ -1,13 +1,14 @@
 //! Starts a process without waiting for it.
 //!
-//! The child shares our memory until it executes its program: copying even a small address space costs milliseconds
-//! under User Mode Linux, where every mapped page is a system call on the host. We do not wait for it as `vfork` would:
-//! before it executes, the child is its user's already, so other processes of that user can stop it, and a program or
-//! folder of theirs can hold its system calls up. Whatever it uses stays allocated until the kernel has closed the
-//! child's end of a pipe, which it does after the child has left our memory: when it executes, and when it exits.
+//! The child shares our memory until it executes its program: copying even a small address space takes
+//! milliseconds under User Mode Linux, where every mapped page is a system call on the host. We do not wait
+//! for the child as `vfork` would: before it executes, it already belongs to the command's user, so other
+//! processes of that user can stop it, and a program or folder of theirs can block its system calls. The
+//! memory that it uses stays allocated until the kernel has closed the child's end of a pipe. That happens
+//! after the child has left our memory, when it executes or exits.
 //!
-//! While both run, the child makes system calls and nothing else. It makes them itself: the C library would store
-//! error numbers where our own thread looks for them.
+//! While both run, the child only makes system calls, and without the C library, which would store error
+//! numbers where our thread reads them.
 
 use std::arch::asm;
 use std::cell::RefCell;
@@ -20,7 +21,6 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// What is executed.
 pub enum Executable<'a> {
     /// Paths to try, in order.
     Paths(Vec<CString>),
@@ -28,60 +28,50 @@ pub enum Executable<'a> {
     Open(BorrowedFd<'a>),
 }
 
-/// How a process is held back beyond its user.
+/// Restrictions on a process besides its user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Confinement {
-    /// Nothing it executes gains a privilege, and no capability is left to gain.
+    /// It cannot gain privileges by executing a program, and has no capabilities.
     pub no_privileges: bool,
-    /// It sees the mounts of its own, limited like [`limit_mounts`] does.
+    /// It gets its own mount namespace, restricted as by [`limit_mounts`].
     pub mounts: Option<MountLimits>,
 }
 
-/// What [`limit_mounts`] does besides what it always does.
+/// Optional restrictions of [`limit_mounts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountLimits {
-    /// Whether the root becomes read-only. What is mounted elsewhere stays as it is.
+    /// Whether the root becomes read-only. Other mounts are unaffected.
     pub read_only_root: bool,
 }
 
-/// A program to start, with everything decided: the child only makes system calls.
+/// A program to start. Everything is decided: the child only makes system calls.
 pub struct Program<'a> {
-    /// The program itself.
     pub executable: Executable<'a>,
     /// Arguments, the program's name first.
     pub argv: Vec<CString>,
-    /// Environment.
     pub env: Vec<CString>,
-    /// Working directory.
     pub cwd: CString,
-    /// User number.
     pub uid: u32,
-    /// Group number.
     pub gid: u32,
-    /// All groups.
     pub groups: Vec<u32>,
-    /// Standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
-    /// Further descriptors, which it finds at 3 and above.
+    /// Additional descriptors, at 3 and above.
     pub extra: &'a [BorrowedFd<'a>],
-    /// Whether standard input is a terminal that becomes the session's own.
+    /// Whether standard input is a terminal that becomes the controlling terminal.
     pub terminal: bool,
-    /// What it may not do.
     pub confinement: Confinement,
 }
 
-/// Which step of the child failed.
+/// The step of the child that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Changing to the working directory.
+    /// Changing the working directory.
     Chdir,
-    /// Becoming the user.
     Identity,
-    /// Giving up privileges, limiting mounts.
+    /// Dropping privileges, restricting mounts.
     Confinement,
-    /// Standard input, output, error, session, signals.
+    /// Standard streams, session, signals.
     Stdio,
-    /// Executing the program.
     Exec,
 }
 
@@ -92,17 +82,16 @@ impl Step {
 /// A descriptor that the child gets besides the standard ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placed {
-    /// Its number here.
     fd: c_int,
-    /// Whether executing the program closes it.
+    /// Whether it is closed on exec.
     closed: bool,
 }
 
-/// What the child reads, and where it leaves why it failed.
+/// What the child reads, and where it stores why it failed.
 struct Launch {
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
-    /// What the pointers point to.
+    /// The strings that the pointers refer to.
     _strings: [Vec<CString>; 2],
     candidates: Vec<CString>,
     cwd: CString,
@@ -112,9 +101,9 @@ struct Launch {
     terminal: bool,
     confinement: Confinement,
     stdio: [c_int; 3],
-    /// What is placed at 3 and above, in this order.
+    /// The descriptors to place at 3 and above, in this order.
     placed: Vec<Placed>,
-    /// Where the open file is placed that is executed.
+    /// The index of the open file that is executed.
     file: Option<usize>,
     /// The failed step's number plus one, and the error number.
     failed_step: AtomicU8,
@@ -131,23 +120,23 @@ impl Launch {
     }
 }
 
-/// The child's stack: its system calls take a few hundred bytes of it, and it calls nothing that takes more.
+/// The child's stack: its system calls take a few hundred bytes.
 #[repr(C, align(16))]
 struct Stack([u8; 16 * 1024]);
 
-/// Where a program finds the first descriptor beyond the standard ones.
+/// The number of the first descriptor beyond the standard ones.
 const FIRST_EXTRA: c_int = 3;
 
 /// `libc::TIOCSCTTY` in the width of other numbers.
 const TIOCSCTTY: c_int = 0x540e;
 
-/// The memory that a child uses until it executes or exits. It is freed by [`Self::free`] and not by being dropped: the
-/// child may still use it.
+/// The memory that a child uses until it executes or exits. It is freed by [`Self::free`] and not on drop,
+/// because the child may still use it.
 struct Borrowed {
-    /// Both were boxed. A box would claim that nothing else leads there.
+    /// Both came from boxes. A box would claim unique access.
     launch: NonNull<Launch>,
     stack: NonNull<Stack>,
-    /// Ends when the child does not need the memory any more.
+    /// Reaches end of file when the child no longer needs the memory.
     ended: OwnedFd,
 }
 
@@ -157,8 +146,8 @@ impl Borrowed {
     }
 
     fn free(self) -> Result<(), (Step, io::Error)> {
-        // SAFETY: both came from boxes in `start`, only this turns them back, and it takes `self`. It is called when the
-        // child does not use them any more.
+        // SAFETY: both came from boxes in `start`, only this turns them back, and it takes `self`. It is
+        // called when the child no longer uses them.
         let (launch, _stack) =
             unsafe { (Box::from_raw(self.launch.as_ptr()), Box::from_raw(self.stack.as_ptr())) };
         launch.outcome()
@@ -166,12 +155,12 @@ impl Borrowed {
 }
 
 thread_local! {
-    /// What children that are not of interest any more still use.
-    static LEFT: RefCell<Vec<Borrowed>> = const { RefCell::new(Vec::new()) };
+    /// Memory of children whose outcome is no longer needed.
+    static ABANDONED: RefCell<Vec<Borrowed>> = const { RefCell::new(Vec::new()) };
 }
 
-fn free_left() {
-    LEFT.with_borrow_mut(|left| {
+fn free_abandoned() {
+    ABANDONED.with_borrow_mut(|left| {
         for freed in left.extract_if(.., |borrowed| borrowed.is_free()) {
             // Its request was answered long ago.
             let _ = freed.free();
@@ -181,7 +170,6 @@ fn free_left() {
 
 /// A child that may not have executed its program yet.
 pub struct Child {
-    /// Its process number.
     pub pid: u32,
     borrowed: Option<Borrowed>,
 }
@@ -192,8 +180,8 @@ impl Child {
         self.borrowed.as_ref().map(|borrowed| borrowed.ended.as_fd())
     }
 
-    /// Whether the program is executed; `None` while that is undecided. A child that was killed before counts as one that
-    /// was killed after.
+    /// Whether the program was executed; `None` while that is unknown. A child that was killed before counts
+    /// as executed and then killed.
     pub fn outcome(&mut self) -> Option<Result<(), (Step, io::Error)>> {
         self.borrowed.take_if(|borrowed| borrowed.is_free()).map(Borrowed::free)
     }
@@ -202,15 +190,15 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if let Some(borrowed) = self.borrowed.take() {
-            // Fails only while the thread ends; then the memory is never freed.
-            let _ = LEFT.try_with(|left| left.borrow_mut().push(borrowed));
+            // Fails only while the thread exits; then the memory is leaked.
+            let _ = ABANDONED.try_with(|left| left.borrow_mut().push(borrowed));
         }
     }
 }
 
-/// Starts `program` as the leader of its own session.
+/// Starts `program` as the leader of a new session.
 pub fn start(program: Program<'_>) -> Result<Child, (Step, io::Error)> {
-    free_left();
+    free_abandoned();
     let no_pipe = |error: Errno| (Step::Stdio, error.into());
     let (ended, theirs) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(no_pipe)?;
     let mut wanted: Vec<(BorrowedFd<'_>, bool)> = program.extra.iter().map(|fd| (*fd, false)).collect();
@@ -222,7 +210,7 @@ pub fn start(program: Program<'_>) -> Result<Child, (Step, io::Error)> {
             (Vec::new(), Some(wanted.len() - 1))
         }
     };
-    let (placed, _copies) = out_of_the_way(&wanted).map_err(|error| (Step::Stdio, error))?;
+    let (placed, _copies) = relocate(&wanted).map_err(|error| (Step::Stdio, error))?;
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
     let launch = Box::new(Launch {
         argv: pointers(&program.argv),
@@ -247,9 +235,10 @@ pub fn start(program: Program<'_>) -> Result<Child, (Step, io::Error)> {
         ended,
     };
     let flags = libc::CLONE_VM | libc::SIGCHLD;
-    // SAFETY: the stack and `launch` outlive the child's use of them: they are freed when `ended` has ended, which is
-    // after the child has executed or exited. Of `launch` only the atomic fields change. The stack pointer is the aligned
-    // end of the stack. The child makes system calls and nothing else.
+    // SAFETY: the stack and `launch` outlive the child's use of them: they are freed when `ended` has reached
+    // end of file, which is after the child has executed or exited. Of `launch` only the atomic fields
+    // change. The stack pointer is the aligned end of the stack. The child makes system calls and nothing
+    // else.
     let pid = unsafe {
         let top = borrowed.stack.add(1).as_ptr();
         libc::clone(child, top.cast::<c_void>(), flags, borrowed.launch.as_ptr().cast::<c_void>())
@@ -263,8 +252,9 @@ pub fn start(program: Program<'_>) -> Result<Child, (Step, io::Error)> {
     Ok(Child { pid, borrowed: Some(borrowed) })
 }
 
-/// Numbers of `wanted` that no place for any of them overwrites, and the copies that this took.
-fn out_of_the_way(wanted: &[(BorrowedFd<'_>, bool)]) -> io::Result<(Vec<Placed>, Vec<OwnedFd>)> {
+/// Duplicates descriptors whose numbers would be overwritten by a target number. Returns the numbers and the
+/// copies.
+fn relocate(wanted: &[(BorrowedFd<'_>, bool)]) -> io::Result<(Vec<Placed>, Vec<OwnedFd>)> {
     let after = FIRST_EXTRA.saturating_add(c_int::try_from(wanted.len()).unwrap_or(c_int::MAX));
     let (mut numbers, mut copies) = (Vec::new(), Vec::new());
     for (fd, closed) in wanted {
@@ -279,19 +269,20 @@ fn out_of_the_way(wanted: &[(BorrowedFd<'_>, bool)]) -> io::Result<(Vec<Placed>,
     Ok((numbers, copies))
 }
 
-/// The child's whole life before the program: returns only if a step failed.
+/// The child's code until the program runs: returns only if a step failed.
 extern "C" fn child(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passes its `Launch`, which lives until this function has ended or the program runs.
     let launch = unsafe { &*argument.cast::<Launch>() };
-    let (step, errno) = become_program(launch);
+    let (step, errno) = run_child(launch);
     let number = Step::ALL.iter().position(|known| *known == step).unwrap_or_default();
     launch.errno.store(errno, Ordering::Release);
     launch.failed_step.store(u8::try_from(number).unwrap_or_default().saturating_add(1), Ordering::Release);
     127
 }
 
-/// As root until the identity changes, so that no process of the user can stop or trace the child before.
-fn become_program(launch: &Launch) -> (Step, c_int) {
+/// Runs as root until the identity changes, so that no process of the user can stop or trace the child
+/// before.
+fn run_child(launch: &Launch) -> (Step, c_int) {
     if let Err(errno) = arrange(launch) {
         return (Step::Stdio, errno);
     }
@@ -301,7 +292,7 @@ fn become_program(launch: &Launch) -> (Step, c_int) {
     if let Err(errno) = change_identity(launch) {
         return (Step::Identity, errno);
     }
-    // A change of user empties the other sets and leaves this one.
+    // Changing the user clears the other capability sets but not the bounding set.
     if launch.confinement.no_privileges
         && let Err(errno) = clear_capabilities()
     {
@@ -314,7 +305,7 @@ fn become_program(launch: &Launch) -> (Step, c_int) {
     (Step::Exec, execute(launch))
 }
 
-/// The session, signals and descriptors.
+/// Sets up session, signals and descriptors.
 fn arrange(launch: &Launch) -> Result<(), c_int> {
     const SET: usize = size_of::<u64>();
     // The kernel's `sigaction`, all default, and an empty set of signals.
@@ -329,14 +320,15 @@ fn arrange(launch: &Launch) -> Result<(), c_int> {
             // The sources are all above 2, so that no target overwrites a source.
             call(libc::SYS_dup2, [number(source), target, 0, 0, 0])?;
         }
-        // Theirs are all above the last place, and what stood at a place before was needed only for the three above.
+        // The sources are all above the last target, and descriptors at a target were needed only for the
+        // three above.
         let mut target = number(FIRST_EXTRA);
         for source in &launch.placed {
             let flags = if source.closed { number(libc::O_CLOEXEC) } else { 0 };
             call(libc::SYS_dup3, [number(source.fd), target, flags, 0, 0])?;
             target = target.wrapping_add(1);
         }
-        // A child that is held up would hold open what belongs to other commands: their input would not end.
+        // A delayed child would otherwise hold open descriptors of other commands, whose input would not end.
         call(libc::SYS_close_range, [target, u32::MAX as usize, 0, 0, 0])?;
         if launch.terminal {
             call(libc::SYS_ioctl, [0, number(TIOCSCTTY), 0, 0, 0])?;
@@ -351,7 +343,7 @@ fn confine(confinement: Confinement) -> Result<(), c_int> {
         unsafe { call(libc::SYS_unshare, [number(libc::CLONE_NEWNS), 0, 0, 0, 0])? };
         set_mounts(limits)?;
     }
-    // Before the identity changes: dropping capabilities for good needs one.
+    // Before the identity changes, because dropping capabilities for good requires one.
     if confinement.no_privileges { give_up_privileges() } else { Ok(()) }
 }
 
@@ -361,17 +353,17 @@ fn change_identity(launch: &Launch) -> Result<(), c_int> {
     unsafe {
         call(libc::SYS_setgroups, [launch.groups.len(), address(launch.groups.as_ptr()), 0, 0, 0])?;
         call(libc::SYS_setresgid, [gid, gid, gid, 0, 0])?;
-        // The memory that we share becomes undumpable by this: the user's processes cannot reach it through the child.
+        // This makes the shared memory undumpable: the user's processes cannot access it through the child.
         call(libc::SYS_setresuid, [uid, uid, uid, 0, 0])?;
     }
     Ok(())
 }
 
-/// Returns only if that failed.
+/// Returns only if all attempts failed.
 fn execute(launch: &Launch) -> c_int {
     let (argv, envp) = (address(launch.argv.as_ptr()), address(launch.envp.as_ptr()));
-    if let Some(place) = launch.file {
-        let (file, empty) = (place.wrapping_add(number(FIRST_EXTRA)), address(c"".as_ptr()));
+    if let Some(index) = launch.file {
+        let (file, empty) = (index.wrapping_add(number(FIRST_EXTRA)), address(c"".as_ptr()));
         let arguments = [file, empty, argv, envp, number(libc::AT_EMPTY_PATH)];
         // SAFETY: both lists end with a null pointer, all strings with a zero byte.
         return unsafe { call(libc::SYS_execveat, arguments) }.err().unwrap_or(libc::EIO);
@@ -381,7 +373,7 @@ fn execute(launch: &Launch) -> c_int {
         // SAFETY: as above.
         match unsafe { call(libc::SYS_execve, [address(candidate.as_ptr()), argv, envp, 0, 0]) } {
             Err(libc::ENOENT | libc::ENOTDIR) => {}
-            // Like a shell: go on looking, but remember that something was there.
+            // Like a shell: continue the search, but remember that there was a candidate.
             Err(libc::EACCES) => outcome = libc::EACCES,
             Err(other) => return other,
             Ok(_) => return libc::EIO,
@@ -390,7 +382,7 @@ fn execute(launch: &Launch) -> c_int {
     outcome
 }
 
-/// Whatever is executed from here on gains nothing.
+/// Programs executed from here on gain no privileges.
 fn give_up_privileges() -> Result<(), c_int> {
     // SAFETY: plain system calls on numbers.
     let control = |option: c_int, value: usize| unsafe {
@@ -400,7 +392,7 @@ fn give_up_privileges() -> Result<(), c_int> {
     control(libc::PR_CAP_AMBIENT, number(libc::PR_CAP_AMBIENT_CLEAR_ALL))?;
     for capability in 0..u64::BITS as usize {
         match control(libc::PR_CAPBSET_DROP, capability) {
-            // The first number that the kernel does not know ends the list; before it, every one has to go.
+            // The first unknown capability ends the list; before it, every one must be dropped.
             Err(libc::EINVAL) if capability > 0 => return Ok(()),
             outcome => outcome?,
         }
@@ -408,7 +400,7 @@ fn give_up_privileges() -> Result<(), c_int> {
     Ok(())
 }
 
-/// Empties the permitted, effective and inheritable sets.
+/// Clears the permitted, effective and inheritable sets.
 fn clear_capabilities() -> Result<(), c_int> {
     // Version 3 of the structure, for the calling thread; two halves of three sets.
     let header: [u32; 2] = [0x2008_0522, 0];
@@ -427,14 +419,14 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Puts nosuid and nodev on every mount of this mount namespace, except that device files under `/dev` stay usable.
+/// Sets nosuid and nodev on every mount of this mount namespace. Device files under `/dev` stay usable.
 pub fn limit_mounts(limits: MountLimits) -> io::Result<()> {
     set_mounts(limits).map_err(io::Error::from_raw_os_error)
 }
 
 fn set_mounts(limits: MountLimits) -> Result<(), c_int> {
     let everything = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
-    // Private, so that what is changed here is changed nowhere else.
+    // Private, so that changes here do not propagate.
     let all = MountAttributes { set: everything, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
     change_mount(c"/", number(libc::AT_RECURSIVE), &all)?;
     let devices = MountAttributes {
@@ -444,7 +436,7 @@ fn set_mounts(limits: MountLimits) -> Result<(), c_int> {
         user_namespace: 0,
     };
     for folder in [c"/dev", c"/dev/pts"] {
-        // If the sandbox's root has taken it away, there is nothing to be loosened.
+        // If the sandbox's root has unmounted it, there is nothing to relax.
         let _ = change_mount(folder, 0, &devices);
     }
     if limits.read_only_root {
@@ -462,21 +454,22 @@ fn change_mount(path: &CStr, flags: usize, attributes: &MountAttributes) -> Resu
     unsafe { call(libc::SYS_mount_setattr, arguments).map(drop) }
 }
 
-/// A number as a register holds it.
+/// Converts a number for a register.
 fn number(value: c_int) -> usize {
     (value as isize).cast_unsigned()
 }
 
-/// Where the kernel finds a value.
+/// Converts an address for a register.
 fn address<T>(value: *const T) -> usize {
     value.expose_provenance()
 }
 
-/// A system call with at most five arguments, or its error number.
+/// Makes a system call with at most five arguments. Returns its result or error number.
 ///
 /// # Safety
 ///
-/// Addresses among the arguments are of values that the call may read as the kernel reads them, and the call writes none.
+/// Addresses among the arguments must be of values that the call may read as the kernel reads them, and the
+/// call must write none.
 unsafe fn call(which: c_long, arguments: [usize; 5]) -> Result<usize, c_int> {
     let [first, second, third, fourth, fifth] = arguments;
     let outcome: c_long;
@@ -507,7 +500,7 @@ mod tests {
         let (error, input, file) = (io::stderr(), io::stdin(), std::fs::File::open("/dev/null").unwrap());
         let far = rustix::io::fcntl_dupfd_cloexec(&file, 100).unwrap();
         let wanted = [(error.as_fd(), false), (far.as_fd(), true), (input.as_fd(), false)];
-        let (numbers, copies) = out_of_the_way(&wanted).unwrap();
+        let (numbers, copies) = relocate(&wanted).unwrap();
         assert_eq!(copies.len(), 2);
         assert_eq!(numbers.len(), 3);
         assert_eq!(numbers[1], Placed { fd: far.as_raw_fd(), closed: true });
@@ -554,9 +547,9 @@ mod tests {
         let child = launch(c"/bin/true");
         let pid = Child { pid: child.pid, borrowed: None };
         drop(child);
-        assert_eq!(LEFT.with_borrow(Vec::len), 1);
+        assert_eq!(ABANDONED.with_borrow(Vec::len), 1);
         reap(&pid);
-        free_left();
-        assert_eq!(LEFT.with_borrow(Vec::len), 0);
+        free_abandoned();
+        assert_eq!(ABANDONED.with_borrow(Vec::len), 0);
     }
 }

@@ -1,17 +1,17 @@
-//! From files to an archive. Memory is bounded by the depth of the tree, not by its size; nothing that is opened can
-//! make us wait.
+//! Packs files into an archive. Memory is bounded by the depth of the tree, not by its size, and no open
+//! blocks.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bathy_protocol::archive::{MAX_DATA, MAX_DEPTH, MAX_NAME, Record, encode, is_plain_name};
+use bathy_protocol::archive::{ArchiveRecord, MAX_DATA, MAX_DEPTH, MAX_NAME, encode, is_plain_name};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::{TransferError, join, reason};
 
 const MODE_BITS: u32 = 0o7777;
-/// How much is gathered before it is written.
+/// How much is buffered before it is written.
 const CHUNK: usize = 64 * 1024;
 
 /// Writes the file or folder at `path` as an archive. Only the top item may be a link that is followed.
@@ -21,11 +21,11 @@ pub fn get(out: &mut impl Write, path: &[u8]) -> Result<(), TransferError> {
     while !walk.folders.is_empty() {
         walk.step()?;
     }
-    walk.send(&Record::End)?;
+    walk.send(&ArchiveRecord::End)?;
     walk.flush()
 }
 
-/// What something is that is neither file, folder nor link.
+/// Describes a special file.
 pub fn kind(kind: FileType) -> &'static str {
     match kind {
         FileType::Fifo => "a fifo",
@@ -42,7 +42,7 @@ struct Folder {
     name: Vec<u8>,
 }
 
-/// A file with its first bytes, which show that it can be read.
+/// A file with its first bytes, which prove that it is readable.
 struct Opened {
     fd: OwnedFd,
     stat: Stat,
@@ -74,7 +74,7 @@ impl<W: Write> Walk<'_, W> {
         }
     }
 
-    /// The next entry of the innermost folder, or its end.
+    /// Processes the next entry of the innermost folder, or its end.
     fn step(&mut self) -> Result<(), TransferError> {
         let Some(folder) = self.folders.last_mut() else { return Ok(()) };
         let name = match folder.entries.read() {
@@ -95,7 +95,7 @@ impl<W: Write> Walk<'_, W> {
         }
     }
 
-    /// Sends one entry. What keeps it from being read is the inner error; the outer one ends the copy.
+    /// Sends one entry. The inner error is about reading this entry; the outer one ends the copy.
     fn entry(&mut self, name: &[u8]) -> Result<Result<(), Errno>, TransferError> {
         let Some(folder) = self.folders.last() else { return Ok(Ok(())) };
         let here = folder.fd.as_fd();
@@ -118,7 +118,7 @@ impl<W: Write> Walk<'_, W> {
             },
             FileType::Symlink => match readlinkat(here, name, Vec::new()) {
                 Ok(target) => {
-                    self.send(&Record::Link { name: name.to_vec(), target: target.into_bytes() })?;
+                    self.send(&ArchiveRecord::Link { name: name.to_vec(), target: target.into_bytes() })?;
                 }
                 Err(error) => return Ok(Err(error)),
             },
@@ -128,14 +128,14 @@ impl<W: Write> Walk<'_, W> {
     }
 
     fn enter(&mut self, folder: Folder, stat: &Stat) -> Result<(), TransferError> {
-        self.send(&Record::Enter { name: folder.name.clone(), mode: stat.st_mode & MODE_BITS })?;
+        self.send(&ArchiveRecord::Enter { name: folder.name.clone(), mode: stat.st_mode & MODE_BITS })?;
         self.folders.push(folder);
         Ok(())
     }
 
     fn leave(&mut self, broken: Option<Errno>) -> Result<(), TransferError> {
         let Some(folder) = self.folders.pop() else { return Ok(()) };
-        self.send(&Record::Leave)?;
+        self.send(&ArchiveRecord::Leave)?;
         match broken {
             None => Ok(()),
             Some(error) if self.folders.is_empty() => Err(TransferError::File(folder.path, error)),
@@ -145,34 +145,34 @@ impl<W: Write> Walk<'_, W> {
 
     fn file(&mut self, name: &[u8], path: &[u8], opened: &Opened) -> Result<(), TransferError> {
         let size = u64::try_from(opened.stat.st_size).unwrap_or(0);
-        self.send(&Record::File {
+        self.send(&ArchiveRecord::File {
             name: name.to_vec(),
             mode: opened.stat.st_mode & MODE_BITS,
             size,
             modified: opened.stat.st_mtime,
         })?;
-        // A file that grows faster than it is read would have no end. The kernel's own files say that they are empty.
+        // A file that grows faster than it is read would never end. Kernel files report a size of zero.
         let mut left = if size == 0 { u64::MAX } else { size };
         let mut count = opened.first;
         while count > 0 && left > 0 {
             let part = usize::try_from(left).unwrap_or(usize::MAX).min(count);
             left -= part as u64;
-            self.send(&Record::Data(self.chunk.get(..part).unwrap_or_default().to_vec()))?;
+            self.send(&ArchiveRecord::Data(self.chunk.get(..part).unwrap_or_default().to_vec()))?;
             count = match read(&opened.fd, &mut self.chunk) {
                 Ok(count) => count,
-                // There may be more, some time.
+                // There may be more data later.
                 Err(Errno::AGAIN) => 0,
                 Err(error) => return Err(TransferError::File(path.to_vec(), error)),
             };
         }
-        self.send(&Record::FileEnd)
+        self.send(&ArchiveRecord::FileEnd)
     }
 
     fn skip(&mut self, name: &[u8], reason: &str) -> Result<(), TransferError> {
-        self.send(&Record::Skipped { name: name.to_vec(), reason: reason.to_owned() })
+        self.send(&ArchiveRecord::Skipped { name: name.to_vec(), reason: reason.to_owned() })
     }
 
-    fn send(&mut self, record: &Record) -> Result<(), TransferError> {
+    fn send(&mut self, record: &ArchiveRecord) -> Result<(), TransferError> {
         encode(record, &mut self.gathered)?;
         if self.gathered.len() >= CHUNK { self.flush() } else { Ok(()) }
     }
@@ -197,16 +197,17 @@ fn open_folder(
     Ok(Folder { fd, entries, path: path.to_vec(), name: name.to_vec() })
 }
 
-/// Opens a file and reads its beginning into `chunk`.
+/// Opens a file and reads its start into `chunk`.
 fn open_file(from: BorrowedFd<'_>, at: &[u8], flags: OFlags, chunk: &mut [u8]) -> Result<Opened, Errno> {
     let (fd, stat) = open_regular(from, at, flags)?;
     let first = read(&fd, chunk)?;
     Ok(Opened { fd, stat, first })
 }
 
-/// Opens a regular file, and nothing else.
+/// Opens a regular file and nothing else.
 pub fn open_regular(from: BorrowedFd<'_>, at: &[u8], flags: OFlags) -> Result<(OwnedFd, Stat), Errno> {
-    // Should a fifo or a terminal have taken its place meanwhile, it neither blocks nor becomes ours.
+    // If a fifo or terminal has taken its place meanwhile, the open does not block or acquire a controlling
+    // terminal.
     let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd = openat(from, at, flags, Mode::empty())?;
     let stat = fstat(&fd)?;

@@ -3,7 +3,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use bathy_protocol::archive::Decoder;
+use bathy_protocol::archive::ArchiveDecoder;
 use rustix::fs::mkfifoat;
 
 use super::super::put::put;
@@ -14,18 +14,18 @@ fn wire(path: &Path) -> Result<Vec<u8>, TransferError> {
     get(&mut wire, path.as_os_str().as_bytes()).map(|()| wire)
 }
 
-/// What the receiver, which checks names and order, makes of it.
-fn records(path: &Path) -> Vec<Record> {
-    let mut decoder = Decoder::default();
+/// What the receiver, which checks names and order, accepts.
+fn records(path: &Path) -> Vec<ArchiveRecord> {
+    let mut decoder = ArchiveDecoder::default();
     decoder.push(&wire(path).unwrap());
     let records: Vec<_> = std::iter::from_fn(|| decoder.next_record().unwrap()).collect();
     assert!(decoder.is_complete());
     records
 }
 
-fn skipped(records: &[Record]) -> Vec<(String, String)> {
-    let one = |record: &Record| match record {
-        Record::Skipped { name, reason } => {
+fn skipped(records: &[ArchiveRecord]) -> Vec<(String, String)> {
+    let one = |record: &ArchiveRecord| match record {
+        ArchiveRecord::Skipped { name, reason } => {
             Some((String::from_utf8_lossy(name).into_owned(), reason.clone()))
         }
         _ => None,
@@ -35,9 +35,9 @@ fn skipped(records: &[Record]) -> Vec<(String, String)> {
     all
 }
 
-fn content(records: &[Record]) -> Vec<u8> {
-    let data = |record: &Record| match record {
-        Record::Data(bytes) => Some(bytes.clone()),
+fn content(records: &[ArchiveRecord]) -> Vec<u8> {
+    let data = |record: &ArchiveRecord| match record {
+        ArchiveRecord::Data(bytes) => Some(bytes.clone()),
         _ => None,
     };
     records.iter().filter_map(data).flatten().collect()
@@ -92,9 +92,9 @@ fn only_the_top_link_is_followed() {
     symlink("real", folder.path().join("top")).unwrap();
     symlink("/", folder.path().join("real/inner")).unwrap();
     let records = records(&folder.path().join("top"));
-    assert!(matches!(records.first(), Some(Record::Enter { .. })));
-    assert!(records.contains(&Record::Link { name: b"inner".to_vec(), target: b"/".to_vec() }));
-    assert_eq!(records.iter().filter(|record| matches!(record, Record::Enter { .. })).count(), 1);
+    assert!(matches!(records.first(), Some(ArchiveRecord::Enter { .. })));
+    assert!(records.contains(&ArchiveRecord::Link { name: b"inner".to_vec(), target: b"/".to_vec() }));
+    assert_eq!(records.iter().filter(|record| matches!(record, ArchiveRecord::Enter { .. })).count(), 1);
 }
 
 #[test]
@@ -107,9 +107,9 @@ fn what_is_missing_is_named() {
 fn files_of_the_kernel_that_say_they_are_empty_are_not() {
     let sent = records(Path::new("/proc/self/status"));
     assert!(content(&sent).starts_with(b"Name:"));
-    // One that fails when it is read, in a folder: skipped, with the reason.
+    // A file that fails when it is read, in a folder: skipped, with the reason.
     let own = records(Path::new("/proc/self/attr"));
-    assert!(matches!(own.last(), Some(Record::End)));
+    assert!(matches!(own.last(), Some(ArchiveRecord::End)));
     let error = wire(Path::new("/proc/self/mem")).unwrap_err().to_string();
     assert!(error.contains("/proc/self/mem: "), "{error}");
 }
@@ -124,7 +124,10 @@ fn folders_too_deep_are_skipped_and_the_rest_is_there() {
     fs::create_dir_all(&path).unwrap();
     fs::write(folder.path().join("file"), "1").unwrap();
     let records = records(folder.path());
-    assert_eq!(records.iter().filter(|record| matches!(record, Record::Enter { .. })).count(), MAX_DEPTH);
+    assert_eq!(
+        records.iter().filter(|record| matches!(record, ArchiveRecord::Enter { .. })).count(),
+        MAX_DEPTH
+    );
     assert_eq!(skipped(&records).len(), 1);
     assert_eq!(content(&records), b"1");
 }
@@ -141,7 +144,7 @@ fn a_file_that_grows_is_sent_at_its_size() {
     let mut walk = Walk { out: &mut out, gathered: Vec::new(), folders: Vec::new(), chunk };
     walk.file(b"log", b"log", &opened).unwrap();
     walk.flush().unwrap();
-    let mut decoder = Decoder::default();
+    let mut decoder = ArchiveDecoder::default();
     decoder.push(&out);
     let records: Vec<_> = std::iter::from_fn(|| decoder.next_record().unwrap()).collect();
     assert_eq!(content(&records).len(), MAX_DATA + 10);

@@ -1,21 +1,21 @@
-//! What is in one folder. Memory is bounded by how much is wanted, not by how much is there.
+//! Lists one folder. Memory is bounded by the number of requested entries.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use bathy_protocol::archive::is_plain_name;
-use bathy_protocol::archive::listing::{Entry, Item, Kind, MAX_BYTES, MAX_ENTRIES, encode};
+use bathy_protocol::archive::listing::{Entry, EntryType, Item, MAX_BYTES, MAX_ENTRIES, encode};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::TransferError;
 
-/// How much is gathered before it is written.
+/// How much is buffered before it is written.
 const CHUNK: usize = 64 * 1024;
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// Writes the first `limit` entries of the folder at `path`, by name, and how many there are.
+/// Writes the first `limit` entries of the folder at `path`, by name, and their total number.
 pub fn list(out: &mut impl Write, path: &[u8], limit: u64) -> Result<(), TransferError> {
     let failed = |error| match error {
         Errno::NOTDIR => TransferError::NotAFolder(path.to_vec()),
@@ -47,7 +47,7 @@ pub fn list(out: &mut impl Write, path: &[u8], limit: u64) -> Result<(), Transfe
     out.write_all(&gathered).map_err(TransferError::Stream)
 }
 
-/// The first names, with what the folder says that they are, and the number of all.
+/// The first names with the types that the folder reports, and the total number.
 fn first_names(folder: BorrowedFd<'_>, limit: usize) -> Result<(BTreeMap<Vec<u8>, FileType>, u64), Errno> {
     let (mut names, mut total) = (BTreeMap::new(), 0u64);
     for read in Dir::read_from(folder)? {
@@ -70,19 +70,19 @@ fn first_names(folder: BorrowedFd<'_>, limit: usize) -> Result<(BTreeMap<Vec<u8>
     Ok((names, total))
 }
 
-/// What is known about a name, or nothing if it is gone by now.
-fn entry(folder: BorrowedFd<'_>, name: Vec<u8>, told: FileType) -> Option<Entry> {
+/// The entry of a name; none if it was removed meanwhile.
+fn entry(folder: BorrowedFd<'_>, name: Vec<u8>, listed: FileType) -> Option<Entry> {
     let stat = match statat(folder, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return None,
-        // A folder that may be listed but not entered tells no more.
+        // A folder that may be listed but not entered only reveals the type.
         Err(_) => {
-            return Some(Entry { name, kind: kind(told), size: 0, mode: 0, modified_ns: 0, target: None });
+            return Some(Entry { name, kind: kind(listed), size: 0, mode: 0, modified_ns: 0, target: None });
         }
     };
     let kind = kind(FileType::from_raw_mode(stat.st_mode));
     let target = match kind {
-        Kind::Symlink => {
+        EntryType::Symlink => {
             readlinkat(folder, name.as_slice(), Vec::new()).ok().map(|target| target.into_bytes())
         }
         _ => None,
@@ -97,12 +97,12 @@ fn entry(folder: BorrowedFd<'_>, name: Vec<u8>, told: FileType) -> Option<Entry>
     })
 }
 
-fn kind(kind: FileType) -> Kind {
+fn kind(kind: FileType) -> EntryType {
     match kind {
-        FileType::RegularFile => Kind::File,
-        FileType::Directory => Kind::Directory,
-        FileType::Symlink => Kind::Symlink,
-        _ => Kind::Other,
+        FileType::RegularFile => EntryType::File,
+        FileType::Directory => EntryType::Directory,
+        FileType::Symlink => EntryType::Symlink,
+        _ => EntryType::Other,
     }
 }
 

@@ -3,14 +3,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use bathy_protocol::archive::listing::{Decoder, MAX_TARGET};
+use bathy_protocol::archive::listing::{ListingDecoder, MAX_TARGET};
 
 use super::*;
 
 fn listed(path: &Path, limit: u64) -> Result<(Vec<Entry>, u64), TransferError> {
     let mut wire = Vec::new();
     list(&mut wire, path.as_os_str().as_bytes(), limit)?;
-    let (mut decoder, mut entries) = (Decoder::default(), Vec::new());
+    let (mut decoder, mut entries) = (ListingDecoder::default(), Vec::new());
     decoder.push(&wire);
     loop {
         match decoder.next_item().unwrap().unwrap() {
@@ -21,7 +21,7 @@ fn listed(path: &Path, limit: u64) -> Result<(Vec<Entry>, u64), TransferError> {
 }
 
 #[test]
-fn each_entry_is_told_as_it_is_and_no_link_is_followed() {
+fn each_entry_is_listed_as_it_is_and_no_link_is_followed() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("file"), "12345").unwrap();
@@ -34,10 +34,10 @@ fn each_entry_is_told_as_it_is_and_no_link_is_followed() {
     assert_eq!(
         said,
         [
-            (b"a folder".as_slice(), Kind::Directory),
-            (b"fifo", Kind::Other),
-            (b"file", Kind::File),
-            (b"link", Kind::Symlink)
+            (b"a folder".as_slice(), EntryType::Directory),
+            (b"fifo", EntryType::Other),
+            (b"file", EntryType::File),
+            (b"link", EntryType::Symlink)
         ]
     );
     assert_eq!(total, 4);
@@ -49,7 +49,7 @@ fn each_entry_is_told_as_it_is_and_no_link_is_followed() {
 }
 
 #[test]
-fn the_first_names_are_told_and_all_are_counted() {
+fn the_first_names_are_listed_and_all_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..1000 {
         fs::write(folder.path().join(format!("{:03}", (number * 7) % 1000)), "").unwrap();

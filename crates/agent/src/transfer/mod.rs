@@ -1,7 +1,7 @@
-//! Copies files into and out of the guest: the agent's own program, run once more as the user whose files they are.
+//! Copies files into and out of the guest: the agent's own program, run again as the files' user.
 //!
-//! The files travel as a [`bathy_protocol::archive`] on standard input or output. A process of its own, so that the
-//! guest kernel decides what this user may read and write, and that a slow disk holds up nothing else.
+//! The files are sent as a [`bathy_protocol::archive`] on standard input or output. A separate process means
+//! that the guest kernel checks this user's permissions, and that a slow disk delays nothing else.
 
 mod get;
 mod list;
@@ -15,20 +15,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use bathy_protocol::archive::Part;
+use bathy_protocol::archive::ItemPart;
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::users;
 
-/// What this program is called when it copies.
+/// The name of this program when it copies.
 pub const PROGRAM: &str = "bathysphere-transfer";
 /// The first argument of a copy into the guest; the path and the item's name follow.
 pub const PUT: &str = "put";
-/// The first argument of a copy out of the guest; the path and a [`Part`] follow.
+/// The first argument of a copy out of the guest; the path and an [`ItemPart`] follow.
 pub const GET: &str = "get";
 
-/// What kept a copy from being made.
 #[derive(Debug, Error)]
 enum TransferError {
     #[error("{}: {}", show(.0), reason(*.1))]
@@ -51,18 +50,18 @@ enum TransferError {
     Truncated,
     #[error("{0}")]
     Archive(#[from] bathy_protocol::archive::ArchiveError),
-    #[error("the host hung up: {0}")]
+    #[error("the host closed the connection: {0}")]
     Stream(io::Error),
 }
 
-/// Copies as the arguments say. What went wrong is one line on standard error.
+/// Copies as the arguments say. An error is one line on standard error.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     let arguments: Vec<&[u8]> = arguments.iter().map(|argument| argument.as_bytes()).collect();
     let outcome = match arguments.as_slice() {
         [program, rest @ ..] if *program == PROGRAM.as_bytes() => match rest {
             [direction, path, name] if *direction == PUT.as_bytes() => put_item(path, name),
-            [direction, path, part] if *direction == GET.as_bytes() => match Part::from_name(part) {
+            [direction, path, part] if *direction == GET.as_bytes() => match ItemPart::from_name(part) {
                 Some(part) => get_part(path, part),
                 None => return refuse_to_run(),
             },
@@ -84,16 +83,16 @@ fn put_item(path: &[u8], name: &[u8]) -> Result<(), TransferError> {
     if name.is_empty() { put::write(&mut input, &path) } else { put::put(&mut input, &path, name) }
 }
 
-fn get_part(path: &[u8], part: Part) -> Result<(), TransferError> {
+fn get_part(path: &[u8], part: ItemPart) -> Result<(), TransferError> {
     let (mut output, path) = (unbuffered(io::stdout().as_fd())?, from_home(path));
     match part {
-        Part::Whole => get::get(&mut output, &path),
-        Part::Range { offset, limit } => range::range(&mut output, &path, offset, limit),
-        Part::Listing { limit } => list::list(&mut output, &path, limit),
+        ItemPart::Whole => get::get(&mut output, &path),
+        ItemPart::Range { offset, limit } => range::range(&mut output, &path, offset, limit),
+        ItemPart::Listing { limit } => list::list(&mut output, &path, limit),
     }
 }
 
-/// A relative path begins at the user's home, as it does for a command.
+/// A relative path starts at the user's home, as it does for a command.
 fn from_home(path: &[u8]) -> Vec<u8> {
     if path.starts_with(b"/") {
         return path.to_vec();
@@ -102,7 +101,7 @@ fn from_home(path: &[u8]) -> Vec<u8> {
     join(user.map_or_else(|_| String::from("/"), |user| user.home).as_bytes(), path)
 }
 
-/// Both directions move large pieces themselves.
+/// Both directions use large buffers of their own.
 fn unbuffered(stream: BorrowedFd<'_>) -> Result<File, TransferError> {
     stream.try_clone_to_owned().map(File::from).map_err(TransferError::Stream)
 }
@@ -112,7 +111,7 @@ fn refuse_to_run() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A path that fits into one line.
+/// Formats a path as a single line.
 fn show(path: &[u8]) -> String {
     let mut shown = String::new();
     for character in OsStr::from_bytes(path).to_string_lossy().chars() {
@@ -125,21 +124,20 @@ fn show(path: &[u8]) -> String {
     shown
 }
 
-/// What an error number means to somebody who copies.
+/// Explains an error number to the user.
 fn reason(error: Errno) -> String {
     match error {
         Errno::NOSPC | Errno::DQUOT => "the sandbox's disk is full".to_owned(),
         Errno::NOENT => "No such file or directory".to_owned(),
         Errno::ACCESS => "Permission denied".to_owned(),
         other => {
-            // The library adds the number in parentheses, which says nothing more.
+            // The standard library adds the number in parentheses, which is not helpful.
             let text = io::Error::from(other).to_string();
             text.split(" (os error").next().unwrap_or_default().to_owned()
         }
     }
 }
 
-/// `folder/name`.
 fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     let slash: &[u8] = if folder.is_empty() || folder.ends_with(b"/") { b"" } else { b"/" };
     [folder, slash, name].concat()

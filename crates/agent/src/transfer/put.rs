@@ -1,5 +1,5 @@
-//! From an archive to files. Below the destination no link is followed: every name is one component, opened from the
-//! folder that holds it.
+//! Unpacks an archive into files. Below the destination no link is followed: every name is a single
+//! component, opened relative to its folder.
 
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 
-use bathy_protocol::archive::{Decoder, Record, is_plain_name};
+use bathy_protocol::archive::{ArchiveDecoder, ArchiveRecord, is_plain_name};
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, accessat,
     fchmod, fchown, futimens, linkat, mkdirat, openat, readlinkat, renameat, statat, symlinkat, syncfs,
@@ -18,29 +18,29 @@ use rustix::io::Errno;
 
 use super::{TransferError, join};
 
-/// Neither set-user-ID nor the like: what is copied gains nothing by it.
+/// No set-user-ID and the like: a copy gains no privileges.
 const MODE_BITS: u32 = 0o777;
 const CHUNK: usize = 64 * 1024;
 /// How many names are tried for a temporary file.
 const TEMPORARY_NAMES: u32 = 1000;
 /// How many links are followed to a file that is written.
 const MAX_LINKS: usize = 40;
-/// The permissions of a folder that is made on the way to a file.
+/// The permissions of created parent folders.
 const FOLDER_MODE: u32 = 0o755;
 
-/// Reads an archive and makes its item at `path`, or in it under `name` if `path` is a folder.
+/// Unpacks an archive to `path`, or into it under `name` if `path` is a folder.
 pub fn put(input: &mut impl Read, path: &[u8], name: &[u8]) -> Result<(), TransferError> {
     fill(Tree::at(path, name)?, input)
 }
 
-/// Reads an archive of one file and writes that to `path`, as an editor would: through links, with the permissions and
-/// the owner of a file that is there, and with the present time.
+/// Unpacks an archive of one file to `path`, as an editor would write it: following links, keeping the
+/// permissions and owner of an existing file, with the present time.
 pub fn write(input: &mut impl Read, path: &[u8]) -> Result<(), TransferError> {
     fill(Tree::of_file(path)?, input)
 }
 
 fn fill(mut tree: Tree, input: &mut impl Read) -> Result<(), TransferError> {
-    let mut decoder = Decoder::default();
+    let mut decoder = ArchiveDecoder::default();
     let mut buffer = vec![0u8; CHUNK];
     loop {
         let count = match input.read(&mut buffer) {
@@ -51,7 +51,7 @@ fn fill(mut tree: Tree, input: &mut impl Read) -> Result<(), TransferError> {
         };
         decoder.push(buffer.get(..count).unwrap_or_default());
         while let Some(record) = decoder.next_record()? {
-            if record == Record::End {
+            if record == ArchiveRecord::End {
                 return tree.finish();
             }
             tree.take(record)?;
@@ -59,11 +59,11 @@ fn fill(mut tree: Tree, input: &mut impl Read) -> Result<(), TransferError> {
     }
 }
 
-/// A folder that the archive is in, or the one that holds its item.
+/// A folder of the archive, or the one that receives its item.
 struct Folder {
     fd: OwnedFd,
     path: Vec<u8>,
-    /// What its mode is to be when it is left; `None` if it was there before.
+    /// The mode to set when it is complete; `None` if it existed before.
     mode: Option<Mode>,
 }
 
@@ -78,7 +78,7 @@ struct Pending {
     temporary: Option<Temporary>,
 }
 
-/// A name that goes when it was not used.
+/// A temporary name that is removed unless it was renamed.
 struct Temporary {
     folder: OwnedFd,
     name: String,
@@ -91,13 +91,12 @@ impl Drop for Temporary {
     }
 }
 
-/// The destination.
 struct Tree {
     folders: Vec<Folder>,
-    /// What the archive's first item is called here.
+    /// The local name of the archive's first item.
     top: Vec<u8>,
     file: Option<Pending>,
-    /// A file that is there is given new content; otherwise, it makes way for another one.
+    /// Whether the content of an existing file is replaced. Otherwise the file itself is replaced.
     rewrites: bool,
 }
 
@@ -123,7 +122,7 @@ impl Tree {
         Ok(Self { folders: vec![parent], top: top.to_vec(), file: None, rewrites: false })
     }
 
-    /// The one file at `path`. The folders on the way to it are made.
+    /// A single file at `path`, whose parent folders are created.
     fn of_file(path: &[u8]) -> Result<Self, TransferError> {
         let path = follow(path)?;
         let (parent, top) = split(&path);
@@ -141,20 +140,20 @@ impl Tree {
         Ok(Self { folders: vec![parent], top: top.to_vec(), file: None, rewrites: true })
     }
 
-    fn take(&mut self, record: Record) -> Result<(), TransferError> {
+    fn take(&mut self, record: ArchiveRecord) -> Result<(), TransferError> {
         match record {
-            Record::Enter { name, mode } => self.enter(&self.name(name), mode),
-            Record::Leave => self.leave(),
-            Record::File { name, mode, modified, .. } => self.begin(self.name(name), mode, modified),
-            Record::Data(bytes) => self.write(&bytes),
-            Record::FileEnd => self.end_file(),
-            Record::Link { name, target } => self.link(&self.name(name), &target),
-            // The host has said so itself.
-            Record::Skipped { .. } | Record::End => Ok(()),
+            ArchiveRecord::Enter { name, mode } => self.enter(&self.name(name), mode),
+            ArchiveRecord::Leave => self.leave(),
+            ArchiveRecord::File { name, mode, modified, .. } => self.begin(self.name(name), mode, modified),
+            ArchiveRecord::Data(bytes) => self.write(&bytes),
+            ArchiveRecord::FileEnd => self.end_file(),
+            ArchiveRecord::Link { name, target } => self.link(&self.name(name), &target),
+            // The host has reported these itself.
+            ArchiveRecord::Skipped { .. } | ArchiveRecord::End => Ok(()),
         }
     }
 
-    /// The decoder has checked every name but the first item's, which is ours to choose.
+    /// The decoder has checked every name but the first item's, which we choose.
     fn name(&self, name: Vec<u8>) -> Vec<u8> {
         if self.folders.len() == 1 { self.top.clone() } else { name }
     }
@@ -183,7 +182,7 @@ impl Tree {
 
     fn leave(&mut self) -> Result<(), TransferError> {
         let Some(folder) = self.folders.pop() else { return Err(TransferError::Truncated) };
-        // Only now: a folder that may not be written to could not have been filled.
+        // Set last: a read-only folder could not have been filled.
         if let Some(mode) = folder.mode {
             fchmod(&folder.fd, mode).map_err(|error| TransferError::File(folder.path, error))?;
         }
@@ -196,7 +195,7 @@ impl Tree {
         let present = check_replaceable(here, &name, &path)?;
         let (mut mode, mut owner) = (mode_of(mode), None);
         if let Some(stat) = present.filter(|_| self.rewrites) {
-            // To take its place needs no permission of the file's own, but to write it does.
+            // Replacing the file requires no permission on it, but writing to it does.
             accessat(&here.fd, &name, Access::WRITE_OK, AtFlags::empty())
                 .map_err(|error| TransferError::File(path.clone(), error))?;
             mode = mode_of(stat.st_mode);
@@ -205,7 +204,7 @@ impl Tree {
         let modified = (!self.rewrites).then_some(modified);
         let (fd, temporary) = match nameless_file(here) {
             Ok(fd) => (fd, None),
-            // Not every file system can do without a name.
+            // Some file systems do not support unnamed files.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 let made = temporary(here, |folder, name| {
                     let flags =
@@ -233,7 +232,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A reader sees the file whole or not at all.
+    /// Renames the file into place, so that readers see it whole or not at all.
     fn end_file(&mut self) -> Result<(), TransferError> {
         let Some(file) = self.file.take() else { return Err(TransferError::Truncated) };
         self.complete(&file).map_err(|error| match error {
@@ -245,7 +244,7 @@ impl Tree {
     fn complete(&self, file: &Pending) -> Result<(), Errno> {
         let Some(here) = self.folders.last() else { return Err(Errno::IO) };
         if let Some((user, group)) = file.owner {
-            // Only root may give a file away; what others write is theirs.
+            // Only root can change the owner; otherwise the file belongs to the writing user.
             let _ = fchown(&file.fd, Some(user), Some(group));
         }
         fchmod(&file.fd, file.mode)?;
@@ -259,47 +258,51 @@ impl Tree {
         if let Some(temporary) = &file.temporary {
             return renameat(&here.fd, &temporary.name, &here.fd, &file.name);
         }
-        place(here, &file.name, |folder, name| linkat(&file.fd, "", folder, name, AtFlags::EMPTY_PATH))
+        create_or_replace(here, &file.name, |folder, name| {
+            linkat(&file.fd, "", folder, name, AtFlags::EMPTY_PATH)
+        })
     }
 
     fn link(&self, name: &[u8], target: &[u8]) -> Result<(), TransferError> {
         let here = self.here()?;
         let path = join(&here.path, name);
         check_replaceable(here, name, &path)?;
-        place(here, name, |folder, name| symlinkat(target, folder, name)).map_err(|error| match error {
-            Errno::ISDIR | Errno::NOTEMPTY => TransferError::FolderInTheWay(path),
-            error => TransferError::File(path, error),
+        create_or_replace(here, name, |folder, name| symlinkat(target, folder, name)).map_err(|error| {
+            match error {
+                Errno::ISDIR | Errno::NOTEMPTY => TransferError::FolderInTheWay(path),
+                error => TransferError::File(path, error),
+            }
         })
     }
 
-    /// Everything is on the disk when this returns: a copy that was reported survives the guest's death.
+    /// Flushes everything to the disk: a copy that was reported survives a crash of the guest.
     fn finish(self) -> Result<(), TransferError> {
         let here = self.here()?;
         match syncfs(&here.fd) {
-            // A folder that cannot be listed is open by its path only.
+            // A folder that cannot be listed was opened with O_PATH.
             Ok(()) | Err(Errno::BADF) => {}
             Err(error) => return Err(TransferError::File(here.path.clone(), error)),
         }
         if !self.rewrites {
-            // Besides, for what may be mounted inside of the tree.
+            // This also covers file systems mounted inside the tree.
             rustix::fs::sync();
         }
         Ok(())
     }
 }
 
-/// The folder of a path, and the name in it.
+/// Splits a path into its folder and name.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let (parent, top) = path.split_at(cut);
     (if parent.is_empty() { b"." } else { parent }, top)
 }
 
-/// Where a path leads that may be a link, also if there is nothing.
+/// Follows links from a path to its target, which need not exist.
 fn follow(path: &[u8]) -> Result<Vec<u8>, TransferError> {
     let mut here = path.to_vec();
     for _ in 0..MAX_LINKS {
-        // What is no link, or not there, is looked at by whoever opens it.
+        // If it is no link or does not exist, opening it later reports that.
         let Ok(target) = readlinkat(CWD, here.as_slice(), Vec::new()) else { return Ok(here) };
         let target = target.into_bytes();
         here = if target.starts_with(b"/") { target } else { join(split(&here).0, &target) };
@@ -311,7 +314,7 @@ fn mode_of(bits: u32) -> Mode {
     Mode::from_bits_truncate(bits & MODE_BITS)
 }
 
-/// A folder that may be entered but not listed can still be written to.
+/// Falls back to O_PATH: a folder that may be entered but not listed can still be written to.
 fn open_folder(from: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match openat(from, path, flags | OFlags::RDONLY, Mode::empty()) {
@@ -320,7 +323,7 @@ fn open_folder(from: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<Owned
     }
 }
 
-/// A file replaces a file or a link, and nothing else.
+/// Checks that a file would replace only a file or a link.
 fn check_replaceable(here: &Folder, name: &[u8], path: &[u8]) -> Result<Option<Stat>, TransferError> {
     match statat(&here.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => Ok(None),
@@ -333,14 +336,14 @@ fn check_replaceable(here: &Folder, name: &[u8], path: &[u8]) -> Result<Option<S
     }
 }
 
-/// A file that vanishes by itself if this process does.
+/// A file that disappears with this process.
 fn nameless_file(here: &Folder) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     openat(&here.fd, ".", flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// Makes something under `name`, by way of another name if there is something already.
-fn place(
+/// Creates something under `name`; if that exists, under a temporary name that is then renamed.
+fn create_or_replace(
     here: &Folder,
     name: &[u8],
     make: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<(), Errno>,
@@ -353,7 +356,7 @@ fn place(
     renameat(&here.fd, &temporary.name, &here.fd, name)
 }
 
-/// Makes something under a name that nobody has.
+/// Creates something under an unused name.
 fn temporary<T>(
     here: &Folder,
     make: impl Fn(BorrowedFd<'_>, &str) -> Result<T, Errno>,

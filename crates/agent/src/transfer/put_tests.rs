@@ -8,24 +8,24 @@ use bathy_protocol::archive::{ArchiveError, MAX_DEPTH, encode};
 
 use super::*;
 
-fn enter(name: &str, mode: u32) -> Record {
-    Record::Enter { name: name.into(), mode }
+fn enter(name: &str, mode: u32) -> ArchiveRecord {
+    ArchiveRecord::Enter { name: name.into(), mode }
 }
 
-fn file(name: &str, content: &str) -> [Record; 3] {
+fn file(name: &str, content: &str) -> [ArchiveRecord; 3] {
     let name = name.into();
     [
-        Record::File { name, mode: 0o4640, size: 1, modified: 1_000_000_000 },
-        Record::Data(content.into()),
-        Record::FileEnd,
+        ArchiveRecord::File { name, mode: 0o4640, size: 1, modified: 1_000_000_000 },
+        ArchiveRecord::Data(content.into()),
+        ArchiveRecord::FileEnd,
     ]
 }
 
-fn link(name: &str, target: &str) -> Record {
-    Record::Link { name: name.into(), target: target.into() }
+fn link(name: &str, target: &str) -> ArchiveRecord {
+    ArchiveRecord::Link { name: name.into(), target: target.into() }
 }
 
-fn wire(records: &[Record]) -> Vec<u8> {
+fn wire(records: &[ArchiveRecord]) -> Vec<u8> {
     let mut wire = Vec::new();
     for record in records {
         encode(record, &mut wire).unwrap();
@@ -33,7 +33,7 @@ fn wire(records: &[Record]) -> Vec<u8> {
     wire
 }
 
-fn put_at(path: &Path, name: &str, records: &[Record]) -> Result<(), TransferError> {
+fn put_at(path: &Path, name: &str, records: &[ArchiveRecord]) -> Result<(), TransferError> {
     put(&mut wire(records).as_slice(), path.as_os_str().as_bytes(), name.as_bytes())
 }
 
@@ -46,8 +46,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-fn one_file(content: &str) -> Vec<Record> {
-    [file("ignored", content).as_slice(), &[Record::End]].concat()
+fn one_file(content: &str) -> Vec<ArchiveRecord> {
+    [file("ignored", content).as_slice(), &[ArchiveRecord::End]].concat()
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn a_file_replaces_a_file_or_a_link_but_not_its_target() {
     put_at(&path, "x", &one_file("new")).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"new");
 
-    fs::write(&target, "kept").unwrap();
+    fs::write(&target, "old").unwrap();
     fs::remove_file(&path).unwrap();
     symlink(&target, &path).unwrap();
     put_at(&path, "x", &one_file("newer")).unwrap();
     assert!(!path.is_symlink());
-    assert_eq!((fs::read(&path).unwrap(), fs::read(&target).unwrap()), (b"newer".into(), b"kept".into()));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&target).unwrap()), (b"newer".into(), b"old".into()));
     assert_eq!(names(folder.path()), ["target", "there"]);
 }
 
@@ -109,7 +109,7 @@ fn a_tree_is_merged_into_a_folder_and_keeps_modes() {
     let records = [
         &[enter("ignored", 0o755), enter("sub", 0o555)],
         file("a", "1").as_slice(),
-        &[link("l", "../outside"), Record::Leave, Record::Leave, Record::End],
+        &[link("l", "../outside"), ArchiveRecord::Leave, ArchiveRecord::Leave, ArchiveRecord::End],
     ]
     .concat();
     put_at(folder.path(), "tree", &records).unwrap();
@@ -126,11 +126,12 @@ fn what_is_of_another_kind_is_in_the_way_and_named() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("file"), "old").unwrap();
     fs::create_dir_all(folder.path().join("folder/x")).unwrap();
-    let error = put_at(folder.path(), "file", &[enter("", 0o755), Record::Leave, Record::End]).unwrap_err();
+    let error = put_at(folder.path(), "file", &[enter("", 0o755), ArchiveRecord::Leave, ArchiveRecord::End])
+        .unwrap_err();
     assert!(error.to_string().ends_with("/file: something that is not a folder is in the way"), "{error}");
     let error = put_at(&folder.path().join("folder"), "x", &one_file("1")).unwrap_err();
     assert!(error.to_string().ends_with("/folder/x: a folder is in the way"), "{error}");
-    let error = put_at(&folder.path().join("folder"), "x", &[link("", "t"), Record::End]).unwrap_err();
+    let error = put_at(&folder.path().join("folder"), "x", &[link("", "t"), ArchiveRecord::End]).unwrap_err();
     assert!(error.to_string().ends_with("/folder/x: a folder is in the way"), "{error}");
     let error = put_at(Path::new("/dev/null"), "x", &one_file("1")).unwrap_err();
     assert_eq!(error.to_string(), "/dev/null: a device is in the way");
@@ -144,24 +145,24 @@ fn c4_nothing_goes_through_a_link_of_the_archive() {
     let through = [
         &[enter("", 0o755), link("door", target), enter("door", 0o755)],
         file("stolen", "1").as_slice(),
-        &[Record::Leave, Record::Leave, Record::End],
+        &[ArchiveRecord::Leave, ArchiveRecord::Leave, ArchiveRecord::End],
     ]
     .concat();
     let error = put_at(folder.path(), "tree", &through).unwrap_err();
     assert!(matches!(error, TransferError::NoFolder(_)), "{error}");
     assert!(names(outside.path()).is_empty());
 
-    // The same for a link to a file: it is replaced, its target stays.
+    // The same for a link to a file: the link is replaced, its target is unchanged.
     let victim = outside.path().join("victim");
-    fs::write(&victim, "kept").unwrap();
+    fs::write(&victim, "old").unwrap();
     let over = [
         &[enter("", 0o755), link("door", victim.to_str().unwrap())],
         file("door", "1").as_slice(),
-        &[Record::Leave, Record::End],
+        &[ArchiveRecord::Leave, ArchiveRecord::End],
     ]
     .concat();
     put_at(folder.path(), "other", &over).unwrap();
-    assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    assert_eq!(fs::read(&victim).unwrap(), b"old");
     assert_eq!(fs::read(folder.path().join("other/door")).unwrap(), b"1");
 }
 
@@ -206,7 +207,7 @@ fn a_named_temporary_file_goes_with_its_copy() {
 }
 
 #[test]
-fn a_full_disk_is_said_and_leaves_nothing() {
+fn a_full_disk_is_reported_and_leaves_nothing() {
     // A device that is always full, opened in the place of the file.
     let folder = tempfile::tempdir().unwrap();
     let mut tree = Tree::at(folder.path().as_os_str().as_bytes(), b"x").unwrap();
@@ -282,7 +283,7 @@ fn a_link_leads_to_the_file_that_is_written() {
 #[test]
 fn what_cannot_be_written_is_named_and_stays() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("file"), "kept").unwrap();
+    fs::write(folder.path().join("file"), "old").unwrap();
     fs::create_dir(folder.path().join("folder")).unwrap();
     let said = |path: &str| {
         let error = write_to(&folder.path().join(path), "1").unwrap_err().to_string();
@@ -298,6 +299,6 @@ fn what_cannot_be_written_is_named_and_stays() {
     );
     let read_only = write_to(Path::new("/proc/version"), "1").unwrap_err().to_string();
     assert!(read_only.starts_with("/proc/version: "), "{read_only}");
-    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"kept");
+    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"old");
     assert_eq!(names(folder.path()), ["file", "folder"]);
 }

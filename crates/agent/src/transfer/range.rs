@@ -1,22 +1,22 @@
-//! Some content of one file, as an archive of that file.
+//! A range of one file, as an archive of that file.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
-use bathy_protocol::archive::{MAX_DATA, Record, encode};
+use bathy_protocol::archive::{ArchiveRecord, MAX_DATA, encode};
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, statat};
 use rustix::io::{Errno, pread};
 
 use super::TransferError;
 use super::get::{kind, open_regular};
 
-/// How much is read to find out how long a file is that does not say.
+/// How much is read to determine the size of a file that does not report it.
 const MAX_COUNTED: u64 = 16 * 1024 * 1024;
 
 /// Writes at most `limit` bytes of the file at `path`, from `offset` on.
 pub fn range(out: &mut impl Write, path: &[u8], offset: u64, limit: u64) -> Result<(), TransferError> {
     let failed = |error| TransferError::File(path.to_vec(), error);
-    // Asked first, since opening alone can already do something to a device.
+    // Checked before opening, because opening a device can have side effects.
     let stat = statat(CWD, path, AtFlags::empty()).map_err(failed)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {}
@@ -25,30 +25,31 @@ pub fn range(out: &mut impl Write, path: &[u8], offset: u64, limit: u64) -> Resu
     }
     let (fd, stat) = open_regular(CWD, path, OFlags::empty()).map_err(failed)?;
     let mut chunk = vec![0u8; MAX_DATA];
-    // The kernel's own files say that they are empty.
+    // Kernel files report a size of zero.
     let size = match u64::try_from(stat.st_size) {
         Ok(0) | Err(_) => count(&fd, &mut chunk).map_err(failed)?,
         Ok(size) => size,
     };
-    let begin = Record::File { name: Vec::new(), mode: stat.st_mode & 0o7777, size, modified: stat.st_mtime };
+    let begin =
+        ArchiveRecord::File { name: Vec::new(), mode: stat.st_mode & 0o7777, size, modified: stat.st_mtime };
     send(out, &begin)?;
     let (mut at, mut left) = (offset, if offset < size { limit } else { 0 });
     while left > 0 {
-        let room = usize::try_from(left).unwrap_or(usize::MAX).min(MAX_DATA);
-        let part = chunk.get_mut(..room).unwrap_or_default();
+        let space = usize::try_from(left).unwrap_or(usize::MAX).min(MAX_DATA);
+        let part = chunk.get_mut(..space).unwrap_or_default();
         let count = read(&fd, part, at).map_err(failed)?;
         if count == 0 {
             break;
         }
-        send(out, &Record::Data(part.get(..count).unwrap_or_default().to_vec()))?;
+        send(out, &ArchiveRecord::Data(part.get(..count).unwrap_or_default().to_vec()))?;
         at = at.saturating_add(count as u64);
         left = left.saturating_sub(count as u64);
     }
-    send(out, &Record::FileEnd)?;
-    send(out, &Record::End)
+    send(out, &ArchiveRecord::FileEnd)?;
+    send(out, &ArchiveRecord::End)
 }
 
-/// The length of a file by reading it, as far as that is worth it.
+/// Determines the size of a file by reading it, up to a limit.
 fn count(fd: &OwnedFd, chunk: &mut [u8]) -> Result<u64, Errno> {
     let mut size = 0u64;
     while size < MAX_COUNTED {
@@ -64,14 +65,14 @@ fn read(fd: &OwnedFd, chunk: &mut [u8], at: u64) -> Result<usize, Errno> {
     loop {
         match pread(fd, &mut *chunk, at) {
             Err(Errno::INTR) => {}
-            // There may be more, some time.
+            // There may be more data later.
             Err(Errno::AGAIN) => return Ok(0),
             other => return other,
         }
     }
 }
 
-fn send(out: &mut impl Write, record: &Record) -> Result<(), TransferError> {
+fn send(out: &mut impl Write, record: &ArchiveRecord) -> Result<(), TransferError> {
     let mut bytes = Vec::new();
     encode(record, &mut bytes)?;
     out.write_all(&bytes).map_err(TransferError::Stream)

@@ -3,22 +3,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use bathy_protocol::archive::Decoder;
+use bathy_protocol::archive::ArchiveDecoder;
 
 use super::*;
 
-/// What is said about the file's size, and the content that was sent.
+/// The reported size of the file, and the content that was sent.
 fn read_range(path: &Path, offset: u64, limit: u64) -> Result<(u64, Vec<u8>), TransferError> {
     let mut wire = Vec::new();
     range(&mut wire, path.as_os_str().as_bytes(), offset, limit)?;
-    let mut decoder = Decoder::default();
+    let mut decoder = ArchiveDecoder::default();
     decoder.push(&wire);
     let (mut total, mut content) = (None, Vec::new());
     while let Some(record) = decoder.next_record().unwrap() {
         match record {
-            Record::File { size, .. } => total = Some(size),
-            Record::Data(bytes) => content.extend(bytes),
-            Record::FileEnd | Record::End => {}
+            ArchiveRecord::File { size, .. } => total = Some(size),
+            ArchiveRecord::Data(bytes) => content.extend(bytes),
+            ArchiveRecord::FileEnd | ArchiveRecord::End => {}
             other => panic!("{other:?}"),
         }
     }

@@ -1,12 +1,10 @@
-//! Looking at what a driver said, which has to be what the test expects.
+//! Checks on a driver's JSON.
 
 pub use serde_json::Value as Json;
 
-/// A value as the one kind that it has to be.
+/// Accessors that fail if a value has another type.
 pub trait Look {
-    /// A string.
     fn text(&self) -> &str;
-    /// A number.
     fn number(&self) -> f64;
     /// The items of an array.
     fn items(&self) -> &[Json];

@@ -1,4 +1,5 @@
-//! Starts a language driver the way the agent does (descriptors 0 to 5, a session of its own) and speaks its contract.
+//! Starts a language driver the way the agent does (descriptors 0 to 5, in a new session) and speaks its
+//! protocol.
 
 #![allow(dead_code, reason = "each driver's tests use what they need")]
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
@@ -26,16 +27,16 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 pub use json::{Json, Look};
 
-/// What the harness shows as its secret.
+/// The token of the test harness.
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Nothing that a test waits for takes this long, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than any wait of a test takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// When the agent repeats an interrupt: half of the time that it gives a cell by default.
+/// When the agent repeats an interrupt: half of a cell's default grace period.
 const AGAIN: Duration = Duration::from_millis(1500);
 
-/// How requests reach the driver.
+/// How requests are sent to the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Requests {
     /// Length-prefixed fields on descriptor 3; descriptor 5 is the driver's source (python, node).
@@ -44,12 +45,11 @@ pub enum Requests {
     File,
 }
 
-/// One reply packet, put together from its pieces.
+/// One reply packet, joined from its pieces.
 #[derive(Debug)]
 pub struct Reply {
     /// `y`, `d`, `r`, `e` or `f`.
     pub kind: char,
-    /// Its payload.
     pub json: Json,
     /// Size of the payload.
     pub bytes: usize,
@@ -57,7 +57,7 @@ pub struct Reply {
     pub packets: usize,
 }
 
-/// What one cell gave.
+/// The result of one cell.
 #[derive(Debug, Default)]
 pub struct Cell {
     /// All replies in order, the last being `f` unless the process ended.
@@ -66,11 +66,11 @@ pub struct Cell {
     pub stdout: String,
     /// What was written to descriptor 2 until then.
     pub stderr: String,
-    /// Packets that did not start with the token.
+    /// Packets without the token.
     pub garbage: usize,
-    /// How the process ended, if it did.
+    /// The exit status of the process, if it ended.
     pub ended: Option<ExitStatus>,
-    /// From the request to `f`.
+    /// The time from the request to `f`.
     pub took: Duration,
 }
 
@@ -87,12 +87,12 @@ impl Cell {
         all[0]
     }
 
-    /// `text/plain` of the last expression, or nothing if there was no value.
+    /// `text/plain` of the last expression, if it had a value.
     pub fn value(&self) -> Option<&str> {
         self.all('r').first().map(|json| json["data"]["text/plain"].text())
     }
 
-    /// The error's name, or nothing.
+    /// The error's name, if there was an error.
     pub fn error(&self) -> Option<&str> {
         self.all('e').first().map(|json| json["name"].text())
     }
@@ -103,18 +103,17 @@ impl Cell {
         lines.iter().map(Look::text).collect::<Vec<_>>().join("\n")
     }
 
-    /// The status that `f` told.
+    /// The status in `f`.
     pub fn status(&self) -> &str {
         self.one('f')["status"].text()
     }
 
-    /// The execution count that `f` told.
+    /// The execution count in `f`.
     pub fn count(&self) -> f64 {
         self.one('f')["count"].number()
     }
 }
 
-/// A running driver.
 pub struct Driver {
     child: Child,
     requests: Option<File>,
@@ -127,8 +126,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts `argv` in `home` with `env` added to this process's environment. `descriptor5` is what descriptor 5 holds at first:
-    /// the driver's source, or nothing for [`Requests::File`].
+    /// Starts `argv` in `home` with `env` added to this process's environment. `descriptor5` is the initial
+    /// content of descriptor 5: the driver's source, or nothing for [`Requests::File`].
     pub fn start(
         argv: &[&str],
         descriptor5: &str,
@@ -145,7 +144,7 @@ impl Driver {
         file.write_all(descriptor5.as_bytes()).unwrap();
         let shown = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
 
-        // Out of the way of 3 to 5, so that placing one does not close another.
+        // Moved above 3 to 5, so that placing one does not close another.
         let ends =
             [&request_end, &reply_end, &OwnedFd::from(shown)].map(|fd| fcntl_dupfd_cloexec(fd, 20).unwrap());
         let numbers = ends.each_ref().map(AsRawFd::as_raw_fd);
@@ -156,10 +155,11 @@ impl Driver {
         unsafe {
             command.pre_exec(move || {
                 libc::setsid();
-                // Tests that were started in the background ignore it, and a shell keeps what it finds ignored.
+                // Tests that were started in the background ignore SIGINT, and shells keep ignored signals
+                // ignored.
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
-                for (place, number) in (3..).zip(numbers) {
-                    if libc::dup2(number, place) < 0 {
+                for (target, number) in (3..).zip(numbers) {
+                    if libc::dup2(number, target) < 0 {
                         return Err(std::io::Error::last_os_error());
                     }
                 }
@@ -171,12 +171,12 @@ impl Driver {
         Self { child, requests, replies, stdout, stderr, file, kind, sent: Instant::now() }
     }
 
-    /// The process's number, which is also its group's.
+    /// The pid, which is also the process group.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Greets the driver and returns the payload of its `y`.
+    /// Sends the greeting and returns the payload of its `y`.
     pub fn hello(&mut self) -> Json {
         self.send(&["hello", TOKEN]);
         let cell = self.collect('y');
@@ -190,7 +190,7 @@ impl Driver {
         self.execute_with(code, "", "", &[])
     }
 
-    /// Runs a cell with a working directory, flags and environment (`NAME=value`) of its own.
+    /// Runs a cell with its own working directory, flags and environment (`NAME=value`).
     pub fn execute_with(&mut self, code: &str, cwd: &str, flags: &str, env: &[&str]) -> Cell {
         self.begin(code, cwd, flags, env);
         self.finish()
@@ -213,7 +213,7 @@ impl Driver {
         let mut cell = Cell::default();
         let started = Instant::now();
         while !cell.stdout.contains(text) {
-            assert!(started.elapsed() < PATIENCE, "no {text:?} in {cell:#?}");
+            assert!(started.elapsed() < TIMEOUT, "no {text:?} in {cell:#?}");
             wait(&[&self.stdout], Duration::from_millis(100));
             self.drain(&mut cell);
         }
@@ -227,13 +227,13 @@ impl Driver {
         (cell.stdout, cell.stderr)
     }
 
-    /// SIGINT to the whole group, as the agent interrupts a cell.
+    /// Sends SIGINT to the whole group, as the agent does.
     pub fn interrupt(&self) {
         kill_process_group(self.pid(), Signal::INT).unwrap();
     }
 
-    /// Interrupts the running cell as the agent does and waits for its end: once more if the first signal achieved nothing, because a
-    /// child that was just being started missed it.
+    /// Interrupts the running cell as the agent does and waits for its end. The interrupt is repeated once,
+    /// because a child that was just being started may miss the first.
     pub fn finish_interrupted(&mut self) -> Cell {
         self.interrupt();
         if !wait(&[&self.replies], AGAIN) {
@@ -242,12 +242,12 @@ impl Driver {
         self.finish()
     }
 
-    /// Whether nobody is left who could reply; waits a little for that.
+    /// Whether all processes that could reply have exited; waits briefly for that.
     pub fn channel_closed(&self) -> bool {
         wait(&[&self.replies], Duration::from_millis(900)) && read(&self.replies, &mut [0; 64]) == Ok(0)
     }
 
-    /// Closes the requests and waits for the process's end.
+    /// Closes the requests and waits until the process has exited.
     pub fn close(&mut self) -> ExitStatus {
         self.requests = None;
         let started = Instant::now();
@@ -255,14 +255,14 @@ impl Driver {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < PATIENCE, "the driver goes on without requests");
+            assert!(started.elapsed() < TIMEOUT, "the driver goes on without requests");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     fn send(&mut self, fields: &[&str]) {
         self.sent = Instant::now();
-        // The driver may be reading slowly or be dead: what it does then shows in its replies.
+        // The driver may be slow or have exited; its replies show that.
         let requests = self.requests.as_mut().unwrap();
         match self.kind {
             Requests::Stream => {
@@ -292,7 +292,7 @@ impl Driver {
         let mut packet = vec![0; 1 << 16];
         let started = Instant::now();
         loop {
-            assert!(started.elapsed() < PATIENCE, "no {last:?} yet: {cell:#?}");
+            assert!(started.elapsed() < TIMEOUT, "no {last:?} yet: {cell:#?}");
             wait(&[&self.replies, &self.stdout, &self.stderr], Duration::from_millis(100));
             self.drain(&mut cell);
             if !wait(&[&self.replies], Duration::ZERO) {
@@ -335,7 +335,7 @@ impl Driver {
         }
     }
 
-    /// Takes what the output pipes hold now.
+    /// Reads what the output pipes hold now.
     fn drain(&self, cell: &mut Cell) {
         let mut buffer = vec![0; 1 << 16];
         for (fd, text) in [(&self.stdout, &mut cell.stdout), (&self.stderr, &mut cell.stderr)] {
@@ -351,20 +351,20 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Also ends what the cells left in the background.
+    /// Also kills what the cells left in the background.
     fn drop(&mut self) {
         let _ = kill_process_group(self.pid(), Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// A program of the system rather than a version manager's wrapper of the same name, which would be timed too.
+/// A system program rather than a version manager's wrapper of the same name, which would be timed too.
 pub fn system_program(name: &str) -> String {
     let path = format!("/usr/bin/{name}");
     if Path::new(&path).exists() { path } else { name.to_owned() }
 }
 
-/// Whether one of the descriptors has something to read before the time is over.
+/// Whether one of the descriptors becomes readable in time.
 fn wait(fds: &[&OwnedFd], time: Duration) -> bool {
     let mut set: Vec<PollFd> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
     let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
@@ -372,7 +372,7 @@ fn wait(fds: &[&OwnedFd], time: Duration) -> bool {
     set.iter().any(|fd| fd.revents().contains(PollFlags::IN))
 }
 
-/// A whole file, for tests that let a cell write one.
+/// Reads a whole file, for tests that let a cell write one.
 pub fn read_text(path: &Path) -> String {
     let mut text = String::new();
     File::open(path).unwrap().read_to_string(&mut text).unwrap();

@@ -11,7 +11,7 @@ pub use command::{ARGV, SOURCE};
 
 use super::{Driver, Requests, system_program};
 
-/// A driver that is ready, in this folder. BATHY_TEST_NODE names another program than the system's.
+/// A driver that is ready, in this folder. BATHY_TEST_NODE overrides the system's Node.
 pub fn start_in(home: &Path) -> Driver {
     let program = std::env::var("BATHY_TEST_NODE").unwrap_or_else(|_| system_program(ARGV[0]));
     let mut argv = ARGV.to_vec();

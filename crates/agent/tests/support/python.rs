@@ -11,7 +11,7 @@ pub use command::{ARGV, SOURCE};
 
 use super::{Driver, Requests, system_program};
 
-/// A driver that was not greeted yet. BATHY_TEST_PYTHON names another interpreter than the system's.
+/// A driver that was not greeted yet. BATHY_TEST_PYTHON overrides the system's Python.
 pub fn start_in(home: &Path, env: &[(&str, &str)]) -> Driver {
     let program = std::env::var("BATHY_TEST_PYTHON").unwrap_or_else(|_| system_program(ARGV[0]));
     let mut argv = ARGV.to_vec();

@@ -1,7 +1,7 @@
-//! Space that the log holds beyond the end of its file.
+//! Disk space that the log reserves beyond the end of its file.
 //!
-//! On a full disk nothing new is begun, because it could not be recorded. What ends all the same has to be recorded on a full
-//! disk too. The reserve belongs to this file: no other program and no guest can take it.
+//! On a full disk no operation is started, because it could not be recorded. But what ends has to be recorded
+//! on a full disk as well. The reserve is part of this file, so no other program or guest can use it.
 
 use std::fs::File;
 use std::io;
@@ -10,29 +10,29 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-/// How much is reserved at once: some thousands of events.
+/// The size of the reserve: some thousands of events.
 const RESERVE: u64 = 1 << 20;
-/// How much of it has to be left after an ordinary line.
-const LEAST: u64 = RESERVE / 2;
+/// The minimum that must remain after an ordinary line.
+const MIN_RESERVE: u64 = RESERVE / 2;
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
 
-/// Makes sure that a file of `size` bytes can take `more`, and has its reserve after that.
+/// Makes sure that a file of `size` bytes can grow by `more` and still has its reserve.
 ///
 /// # Errors
-/// When the disk has no room for it. A file system that cannot reserve space is no error.
+/// The disk is full. A file system that cannot reserve space is no error.
 pub(super) fn keep(file: &File, size: u64, more: u64) -> io::Result<()> {
-    if held(file, size)? >= LEAST.saturating_add(more) {
+    if held(file, size)? >= MIN_RESERVE.saturating_add(more) {
         return Ok(());
     }
     allocate(file, size, RESERVE.saturating_add(more))
 }
 
-/// Makes sure that a file of `size` bytes can take `more`, if need be from the reserve. A write that fails in the middle would have to
-/// be taken back, and the reserve would be lost with it.
+/// Makes sure that a file of `size` bytes can grow by `more`, from the reserve if necessary. Without this
+/// check, a failed write would have to be truncated, which would release the reserve.
 ///
 /// # Errors
-/// As [`keep`].
+/// As for [`keep`].
 pub(super) fn fit(file: &File, size: u64, more: u64) -> io::Result<()> {
     if held(file, size)? >= more { Ok(()) } else { allocate(file, size, more) }
 }
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// For what the reserve is good for, see `tests/processes.rs`.
+    /// The use of the reserve is tested in `tests/processes.rs`.
     #[test]
     fn a_reserve_is_filled_up_when_half_of_it_is_gone() {
         let mut file = tempfile::tempfile().unwrap();

@@ -1,8 +1,8 @@
-//! What a writer finds under the lock, and what to do about it before it writes.
+//! What a writer does under the lock before it writes.
 //!
-//! Almost always the file is as long as the head says, and nothing has to be read. Everything else is the work of a writer
-//! that was killed, of a loss of power, or of a program that should not write here. It is recorded in the log, and nothing that
-//! reached the disk whole is removed or changed: verification decides which one it was.
+//! Usually the file is as long as the head says, and nothing has to be read. Anything else is caused by a
+//! killed writer, a power failure or a foreign program. It is recorded in the log, and no complete line on
+//! the disk is removed or changed: verification decides what the cause was.
 
 mod restart;
 
@@ -14,41 +14,39 @@ use rustix::fs::OFlags;
 use super::{ends_a_line, open_current, recovered, reserve};
 use crate::chain::Step;
 use crate::event::{RecoveredFrom, What};
-use crate::files::{CURRENT, Folder, Lines, NEXT, rotated_name, since_boot_ns};
-use crate::head::{Found, Head};
+use crate::files::{CURRENT, Lines, LogFolder, NEXT, rotated_name, since_boot_ns};
+use crate::head::{Head, HeadState};
 use crate::line::{self, GENESIS, Shape};
 
-/// A log that can be appended to.
+/// A log that is ready for appending.
 pub(super) struct Settled {
-    /// The file that is written.
     pub file: File,
-    /// Its size.
     pub size: u64,
     /// Whether its last line lacks the line break.
     pub unended: bool,
-    /// The head as it should be: from here the chain goes on.
+    /// The corrected head, from which the chain continues.
     pub head: Head,
-    /// What has to be said about it.
+    /// Events about what was found.
     pub repairs: Vec<What>,
-    /// What the file before is called, if this one has just begun.
+    /// The new name of the previous file, if this one has just begun.
     pub rotated: Option<String>,
-    /// Whether this is the first look at the log since the machine was restarted.
+    /// Whether the machine was restarted since the last line.
     pub restarted: bool,
 }
 
-/// Finds out where the chain goes on, in this boot of the machine.
-pub(super) fn settle(folder: &Folder, boot: &str) -> io::Result<Settled> {
+/// Determines where the chain continues, in this boot of the machine.
+pub(super) fn settle(folder: &LogFolder, boot: &str) -> io::Result<Settled> {
     let (head, lost) = match Head::read(folder)? {
-        Found::Head(head) => (head, None),
-        Found::Nothing if is_new(folder)? => {
+        HeadState::Head(head) => (head, None),
+        HeadState::Nothing if is_new(folder)? => {
             let mut head = Head::genesis();
             boot.clone_into(&mut head.boot);
             head.synced(since_boot_ns());
             head.create(folder)?;
             (head, None)
         }
-        Found::Nothing => (rebuild(folder)?, Some("There was no head.json")),
-        Found::Damaged => (rebuild(folder)?, Some("head.json was damaged")),
+        HeadState::Nothing => (rebuild(folder)?, Some("There was no head.json")),
+        HeadState::Damaged => (rebuild(folder)?, Some("head.json was damaged")),
     };
     let restarted = head.is_of_another_boot(boot);
     let file = open_current(folder)?;
@@ -79,14 +77,14 @@ pub(super) fn settle(folder: &Folder, boot: &str) -> io::Result<Settled> {
 }
 
 impl Settled {
-    /// Puts the file aside, and begins a new one. On a disk that has no room for a new one's reserve it goes on with the old.
+    /// Rotates the file. If there is no space for the reserve of a new file, the old one continues.
     ///
-    /// Every step is on the disk before the next one is made: whatever is interrupted here, by a kill or by a loss of power,
-    /// the next writer finds the old file by the head, under its old name or its new one.
-    pub fn rotate(&mut self, folder: &Folder) -> io::Result<()> {
+    /// Every step is durable before the next one: if it is interrupted by a kill or a power failure, the next
+    /// writer finds the old file by the head, under its old or new name.
+    pub fn rotate(&mut self, folder: &LogFolder) -> io::Result<()> {
         let name = rotated_name(self.head.first);
         if folder.size(&name)?.is_some() {
-            // Not a file of ours. Verification tells; recording goes on.
+            // A foreign file. Verification reports it; recording continues.
             return Ok(());
         }
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::TRUNC;
@@ -94,7 +92,7 @@ impl Settled {
         if reserve::keep(&next, 0, 0).is_err() {
             return folder.remove(NEXT);
         }
-        // The old file needs its reserve no more.
+        // The old file no longer needs its reserve.
         self.file.set_len(self.size)?;
         self.file.sync_all()?;
         self.head.synced(since_boot_ns());
@@ -114,8 +112,8 @@ impl Settled {
         self.rotated = Some(previous);
     }
 
-    /// A file that the head takes for the one that is written may have been put aside since.
-    fn follow_rotations(&mut self, folder: &Folder) -> io::Result<()> {
+    /// The file that the head regards as current may have been rotated since.
+    fn follow_rotations(&mut self, folder: &LogFolder) -> io::Result<()> {
         loop {
             let first = self.head.first;
             let aside = rotated_name(first);
@@ -126,13 +124,13 @@ impl Settled {
             }
             self.begin_file(aside);
             if self.head.first == first {
-                // A file without a line cannot have been put aside by us.
+                // A file without a line cannot have been rotated by us.
                 return Ok(());
             }
         }
     }
 
-    /// Looks at what is in a file of this size behind the place that the head knows.
+    /// Reads what is in a file of this size after the position that the head records.
     fn adopt(&mut self, file: File, size: u64, name: &str) -> io::Result<()> {
         let mut lines = Lines::new(file, self.head.bytes, size)?;
         let mut chain = self.head.chain();
@@ -142,7 +140,7 @@ impl Settled {
             match chain.step(&piece.bytes) {
                 Ok(Step::Next) => {
                     whole_but_unended = !piece.ended;
-                    // The file has begun already, and said so.
+                    // The new file has begun already and records the rotation.
                     self.rotated = None;
                 }
                 Ok(Step::Torn) => {}
@@ -154,7 +152,7 @@ impl Settled {
         }
         let behind = size - self.head.bytes;
         if foreign {
-            let detail = format!("{behind} bytes at the end of {name} are not ours, or not whole");
+            let detail = format!("{behind} bytes at the end of {name} are foreign or incomplete");
             self.repairs.push(recovered(RecoveredFrom::ForeignBytes, detail, None));
         } else if let Some(torn) = chain.torn() {
             let detail = format!("A writer was killed in the middle of line {}", chain.seq + 1);
@@ -170,13 +168,13 @@ impl Settled {
     }
 }
 
-/// Whether there never was a line here.
-fn is_new(folder: &Folder) -> io::Result<bool> {
+/// Whether the log never had a line.
+fn is_new(folder: &LogFolder) -> io::Result<bool> {
     Ok(folder.size(CURRENT)?.unwrap_or(0) == 0 && folder.rotated()?.is_empty())
 }
 
-/// The best head that the files give: it goes on from the last line that is whole.
-fn rebuild(folder: &Folder) -> io::Result<Head> {
+/// Reconstructs the head from the files: it continues after the last complete line.
+fn rebuild(folder: &LogFolder) -> io::Result<Head> {
     let mut names: Vec<String> = folder.rotated()?.into_iter().map(rotated_name).collect();
     names.push(CURRENT.to_owned());
     let mut head = Head::genesis();
@@ -194,11 +192,11 @@ fn rebuild(folder: &Folder) -> io::Result<Head> {
     Ok(head)
 }
 
-/// The first and the last whole line of a file.
-fn ends(folder: &Folder, name: &str) -> io::Result<Option<(line::Link, line::Link)>> {
+/// The first and the last complete line of a file.
+fn ends(folder: &LogFolder, name: &str) -> io::Result<Option<(line::ChainLink, line::ChainLink)>> {
     let Some(file) = folder.file(name, OFlags::RDONLY)? else { return Ok(None) };
     let mut lines = Lines::new(file, 0, u64::MAX)?;
-    let mut ends: Option<(line::Link, line::Link)> = None;
+    let mut ends: Option<(line::ChainLink, line::ChainLink)> = None;
     while let Some(piece) = lines.next()? {
         if let Shape::Whole(link) = line::shape(&piece.bytes) {
             ends = Some(match ends {

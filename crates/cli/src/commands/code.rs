@@ -10,8 +10,9 @@ use bathy_client::command;
 use bathy_client::connection::Connection;
 use bathy_client::interpreter::{
     self, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Language, MAX_CODE,
+    PreparedCell,
 };
-use bathy_image::Store;
+use bathy_image::ImageCache;
 use bathy_manager::ephemeral::{Ended, Ephemeral, NewEphemeral};
 use bathy_manager::{Manager, Sandboxed};
 use bathy_protocol::cell::{Cell, ContextsRequest};
@@ -243,7 +244,7 @@ fn perform(
     let mut screen = Screen::new(show, interrupts.trigger());
     let options = CellOptions { interrupt: Some(interrupts.fd()) };
     let mut take = |event: CellEvent| screen.take(event);
-    let outcome = interpreter::run_cell(connection, STREAM, cell, tag, &options, &mut take);
+    let outcome = interpreter::run_cell(connection, STREAM, PreparedCell { cell, tag }, &options, &mut take);
     let signal = interrupts.signal();
     drop(interrupts);
     let code = match (&outcome, signal) {
@@ -271,7 +272,7 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
     let (paths, operator) = (Paths::of_user()?, Operator::load()?);
     let choice = engine::choose(spec.engine, &operator, &paths)?;
     let (engine, spec) = (choice.engine, &spec.checked_for(&choice)?);
-    let store = Store::new(paths.cache.clone());
+    let store = ImageCache::new(paths.cache.clone());
     let mut progress = Progress::new();
     let assets = Assets::ensure(&store, engine, &spec.image, None, &mut |step| progress.step(step))?;
     drop(progress);

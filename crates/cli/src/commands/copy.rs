@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use bathy_client::transfer::{Limits, Summary};
+use bathy_client::transfer::{Summary, UnpackLimits};
 use bathy_manager::{CopyOptions, Manager};
 use bathy_spec::Size;
 use serde_json::json;
@@ -78,7 +78,7 @@ fn copy_one(
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
-        limits: Limits { bytes: args.limit.0, ..Limits::default() },
+        limits: UnpackLimits { bytes: args.limit.0, ..UnpackLimits::default() },
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
     };

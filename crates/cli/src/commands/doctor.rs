@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use bathy_runtime::doctor::{Status, examine};
+use bathy_runtime::doctor::{CheckStatus, examine};
 use bathy_runtime::kvm_probe;
 use bathy_spec::Chosen;
 use bathy_spec::paths::Paths;
@@ -26,20 +26,20 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     } else {
         for check in &diagnosis.checks {
             let mark = match check.status {
-                Status::Ok => Colour::Good.paint("ok  "),
-                Status::Note => Colour::Odd.paint("note"),
-                Status::Warning => Colour::Odd.paint("WARN"),
-                Status::Failed => Colour::Bad.paint("FAIL"),
+                CheckStatus::Ok => Colour::Good.paint("ok  "),
+                CheckStatus::Note => Colour::Odd.paint("note"),
+                CheckStatus::Warning => Colour::Odd.paint("WARN"),
+                CheckStatus::Failed => Colour::Bad.paint("FAIL"),
             };
             output::line(format_args!("{mark}  {:<19} {}", check.name, escape::text(&check.found)))?;
-            if let Some(cure) = &check.cure {
-                output::line(format_args!("      {:<19} -> {}", "", escape::text(cure)))?;
+            if let Some(hint) = &check.hint {
+                output::line(format_args!("      {:<19} -> {}", "", escape::text(hint)))?;
             }
         }
         let engine = diagnosis.engine.map_or("none", Chosen::as_str);
         output::line(format_args!("\nengine: {engine} ({})", escape::text(&diagnosis.engine_reason)))?;
         output::line(if diagnosis.healthy {
-            if diagnosis.checks.iter().any(|check| check.status == Status::Warning) {
+            if diagnosis.checks.iter().any(|check| check.status == CheckStatus::Warning) {
                 "Sandboxes will run, but with less protection than they should have: see the warnings."
             } else {
                 "Sandboxes will run."

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bathy_audit::{Anchor, Entry, Filter, FollowError, Follower, Report, VerifyError, verify};
+use bathy_audit::{Anchor, FollowError, Follower, LogEntry, LogFilter, Report, VerifyError, verify};
 use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use bathy_runtime::audit::audit_folder;
@@ -91,7 +91,7 @@ pub fn print(args: &Selection<'_>) -> Result<u8, Box<dyn Error>> {
     {
         return Err(format!("There is no sandbox {id}, and nothing is recorded of one").into());
     }
-    let filter = Filter {
+    let filter = LogFilter {
         sandbox: sandbox.map(|(_, id)| id),
         since_unix_ns: args.since.map(|since| since.unix_ns(unix_ns())),
     };
@@ -145,7 +145,7 @@ fn sandbox_id(wanted: &str) -> Result<(Known, String), Box<dyn Error>> {
 
 /// Whether the log has events of a sandbox.
 fn has_events(sandbox: &str) -> Result<bool, Box<dyn Error>> {
-    let filter = Filter { sandbox: Some(sandbox.to_owned()), since_unix_ns: None };
+    let filter = LogFilter { sandbox: Some(sandbox.to_owned()), since_unix_ns: None };
     match Follower::open(&folder()?, filter) {
         Ok(mut follower) => Ok(follower.next()?.is_some()),
         Err(FollowError::NoLog(_)) => Ok(false),
@@ -260,7 +260,7 @@ struct Printer {
 }
 
 impl Printer {
-    fn print(&mut self, entry: &Entry) -> Result<(), Box<dyn Error>> {
+    fn print(&mut self, entry: &LogEntry) -> Result<(), Box<dyn Error>> {
         let Value::Object(event) = serde_json::from_str(&entry.line)? else { return Ok(()) };
         if !(self.wanted)(&event) {
             return Ok(());

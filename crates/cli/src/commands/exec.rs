@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::Duration;
 
-use bathy_client::attach::{Attach, Finished, Outcome, What};
+use bathy_client::attach::{Attach, AttachRequest, Finished, Outcome};
 use bathy_client::command::ExecOptions;
 use bathy_client::connection::Connection;
 use bathy_manager::{ExecRequest, Manager, Sandboxed};
@@ -157,7 +157,7 @@ fn execute(
     let mut stdio = CallerStdio::new(wiring)?;
     let mut connection = connect(manager, sandbox)?;
     let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: false })?;
-    let what = What::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
+    let what = AttachRequest::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
     stdio.enter()?;
     let finished = Attach::start(&mut connection, what, command.timeout, stdio.stdio())?.run();
     let done = finished.map(Done::new);
@@ -222,7 +222,7 @@ fn start_job(
     let stdio = CallerStdio::new(Wiring { json: true, ..Wiring::default() })?;
     let mut connection = connect(manager, sandbox)?;
     let begun = manager.begin_exec(sandbox, &ExecRequest { command, options, job: true })?;
-    let what = What::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
+    let what = AttachRequest::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
     let finished = Attach::start(&mut connection, what, None, stdio.stdio())?.run();
     let done = finished.map(Done::new);
     let stop = stdio.close();

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io::{self, IsTerminal};
 
-use bathy_client::attach::{Attach, Outcome, What};
+use bathy_client::attach::{Attach, AttachRequest, Outcome};
 use bathy_manager::Manager;
 use bathy_manager::store::Job;
 use bathy_protocol::unix_ns;
@@ -116,7 +116,8 @@ pub fn attach(args: &AttachArgs) -> Result<u8, Box<dyn Error>> {
         output::note(format_args!("attached to job {}; {keys} detaches, and the job continues", args.job));
     }
     stdio.enter()?;
-    let finished = Attach::start(&mut connection, What::Join { job: args.job }, None, stdio.stdio())?.run();
+    let finished =
+        Attach::start(&mut connection, AttachRequest::Join { job: args.job }, None, stdio.stdio())?.run();
     let done = finished.map(Done::new);
     let stop = stdio.close();
     let done = done?;

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use bathy_logs::{CONSOLE, Meta, Reader, Record, STDERR};
+use bathy_logs::{CONSOLE, LogRecord, Meta, Reader, STDERR};
 use bathy_manager::Manager;
 use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         return printer.finish(0).map(|()| 0).map_err(Into::into);
     }
     let since = args.since.map_or(0, |since| since.unix_ns(unix_ns()));
-    let wanted = |record: &Record| {
+    let wanted = |record: &LogRecord| {
         record.meta.unix_ns >= since && wanted_job.is_none_or(|job| record.meta.source == job)
     };
 

@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bathy_client::attach::{Attach, Times, What};
+use bathy_client::attach::{Attach, AttachRequest, Times};
 use bathy_client::command;
-use bathy_image::Store;
+use bathy_image::ImageCache;
 use bathy_manager::ephemeral::{self, Ended, NewEphemeral};
 use bathy_manager::{Manager, NewSandbox};
 use bathy_runtime::assets::Assets;
@@ -121,7 +121,7 @@ impl Ephemeral {
         let (spec, command, wiring) = (&self.spec, &self.command, self.wiring);
         let (engine, paths) = (&self.engine, &self.paths);
         let operator = &self.operator;
-        let store = Store::new(paths.cache.clone());
+        let store = ImageCache::new(paths.cache.clone());
         let mut progress = Progress::new();
         let kernel = self.kernel.as_deref();
         let assets =
@@ -146,7 +146,7 @@ impl Ephemeral {
             sandbox.end(Ended::unknown()).into_iter().for_each(output::note);
             return Err(error.into());
         }
-        let what = What::Start { exec, tag: sandbox.tag(), job: None, leave: false };
+        let what = AttachRequest::Start { exec, tag: sandbox.tag(), job: None, leave: false };
         let finished =
             Attach::start(sandbox.connection(), what, command.timeout, stdio.stdio()).and_then(Attach::run);
         let keeper_failure = if finished.is_err() { sandbox.failure() } else { None };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 
-use bathy_image::{Recipe, Store};
+use bathy_image::{ImageCache, Recipe};
 use bathy_runtime::assets::{IMAGE_CONFIG, IMAGE_FILE, ensure_kernel};
 use bathy_runtime::engine;
 use bathy_spec::operator::Operator;
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let paths = Paths::of_user()?;
     let image_recipe = Recipe::image(&args.image)?;
     let engines = args.engine.list(&paths)?;
-    let store = Store::new(paths.cache);
+    let store = ImageCache::new(paths.cache);
     let mut progress = Progress::new();
     let mut kernels = BTreeMap::new();
     for &engine in &engines {

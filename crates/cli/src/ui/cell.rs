@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use bathy_client::interpreter::{
-    Bundle, CellEnd, CellEvent, CellOutcome, CodeError, Collected, Interrupter, Output as Kept,
+    Bundle, CapturedOutput, CellEnd, CellEvent, CellOutcome, CodeError, Collected, Interrupter,
 };
 use bathy_protocol::Exit;
 use serde_json::{Value, json};
@@ -314,7 +314,7 @@ impl End<'_> {
 fn report(collected: &Collected, end: &End<'_>, code: u8) -> Value {
     let outcome = end.outcome;
     let ended = &outcome.ended;
-    let text = |kept: &Kept, total: u64| json!({ "text": kept.text(), "bytes": total, "truncated": total > kept.kept() });
+    let text = |kept: &CapturedOutput, total: u64| json!({ "text": kept.text(), "bytes": total, "truncated": total > kept.captured() });
     json!({
         "exit_code": code,
         "ok": collected.ok(outcome),

@@ -90,7 +90,7 @@ fn describe_end(cause: &Cause, console: &str) -> String {
 /// The collected part of an output, for `--json`.
 pub fn collected(sink: &Sink<'_>) -> Value {
     match sink {
-        Sink::Memory { kept, total, .. } => {
+        Sink::Memory { buffer: kept, total, .. } => {
             json!({ "text": String::from_utf8_lossy(kept), "bytes": total, "truncated": *total > kept.len() as u64 })
         }
         Sink::Descriptor(_) | Sink::Filtered(..) => Value::Null,

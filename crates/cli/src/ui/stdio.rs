@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bathy_client::attach::{Sink, Stdio, Terminal};
+use bathy_client::attach::{LocalTerminal, Sink, Stdio};
 
 use crate::sys;
 use crate::ui::escape::{Returns, Stream};
@@ -102,7 +102,7 @@ impl CallerStdio {
             stdout,
             stderr,
             interrupt: Some(self.stop.as_fd()),
-            terminal: resized.map(|resized| Terminal { fd: rustix::stdio::stdin(), resized }),
+            terminal: resized.map(|resized| LocalTerminal { fd: rustix::stdio::stdin(), resized }),
             detach_keys: self.wiring.detachable,
         }
     }

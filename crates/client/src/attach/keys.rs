@@ -1,25 +1,26 @@
-//! Ctrl-P Ctrl-Q: leaving a command without ending it.
+//! Ctrl-P Ctrl-Q detaches from a command without ending it.
 
 const CTRL_P: u8 = 0x10;
 const CTRL_Q: u8 = 0x11;
 
-/// Watches typed bytes for the two keys.
+/// Detects the two keys in typed bytes.
 #[derive(Debug, Default)]
 pub struct DetachKeys {
     held: bool,
 }
 
-/// What to do with typed bytes.
+/// The result of one batch of typed bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Typed {
-    /// To be passed on.
+    /// Bytes to pass on.
     pub bytes: Vec<u8>,
-    /// The caller wants to leave; what followed is dropped.
+    /// The user pressed the keys; later bytes are dropped.
     pub leave: bool,
 }
 
 impl DetachKeys {
-    /// Takes typed bytes. A Ctrl-P waits for the next key, for it may be the first of the two.
+    /// Processes typed bytes. A Ctrl-P is held back until the next key, because it may be the first of the
+    /// two.
     pub fn take(&mut self, typed: &[u8]) -> Typed {
         let mut bytes = Vec::with_capacity(typed.len() + 1);
         for &byte in typed {

@@ -1,4 +1,4 @@
-//! One command, connected to the caller's own standard input, output and error.
+//! One command, connected to local standard input, output and error.
 
 mod keys;
 mod output;
@@ -15,181 +15,164 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::connection::{Connection, ConnectionError};
-use crate::stream::{Event, Fired, Stream};
+use crate::stream::{Fired, Stream, StreamEvent};
 use keys::DetachKeys;
-use output::Output;
+use output::OutputWriter;
 pub use output::{Filter, Sink};
 
 /// The stream of the only command.
 const STREAM: u32 = 1;
-/// A pipe that is ready takes at least this much without blocking.
+/// A pipe that polls as writable accepts at least this much without blocking.
 const ATOMIC_WRITE: usize = 4096;
 
-/// How long a guest may take to say that it has started a command, or why not.
+/// How long a guest may take to start a command or refuse it.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// How long a guest may take to be ready, if its keeper does not say that it took too long.
+/// How long a guest may take to be ready, if its keeper reports no timeout.
 const READY: Duration = Duration::from_secs(60);
 
-/// How many warnings are kept.
+/// The most warnings that are collected.
 const MAX_WARNINGS: usize = 16;
 
 /// The command's connection failed.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// The sandbox.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
-    /// The command's output could not be passed on.
+    /// The command's output could not be written.
     #[error("Cannot write the command's output")]
     Output(#[source] io::Error),
 }
 
-/// How it went.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The command ended.
     Exited(Exit),
     /// The command was not started.
     Refused(Refused),
     /// The command took too long.
     TimedOut,
-    /// The caller's interrupt descriptor became readable.
+    /// The interrupt descriptor became readable.
     Interrupted,
-    /// Nobody reads the command's output any more.
+    /// The reader of the command's output closed it.
     BrokenPipe,
-    /// The job goes on without us: the caller left, or never wanted to stay.
+    /// The job keeps running: the user detached, or it was started detached.
     Detached,
-    /// Another client took the job over.
+    /// Another client took over the job.
     TakenOver,
-    /// The guest did not say in time that it has started the command.
+    /// The guest did not confirm in time that it had started the command.
     NoAnswer,
-    /// The sandbox ended under it.
+    /// The sandbox ended before the command did.
     SandboxEnded {
-        /// Why.
         cause: Cause,
-        /// The guest kernel's last lines.
+        /// The last lines of the guest kernel's console.
         console: String,
     },
 }
 
-/// What happened when.
 #[derive(Debug, Default)]
 pub struct Times {
-    /// What the keeper reported.
+    /// The timeline that the keeper reported.
     pub timeline: Timeline,
-    /// The first byte of output, in wall clock nanoseconds; 0 if there was none.
+    /// When the first byte of output arrived, in nanoseconds since 1970; 0 if there was none.
     pub first_byte: u64,
-    /// The command's end.
     pub exited: u64,
 }
 
-/// What to run, or to join.
+/// The command to start or the job to join.
 #[derive(Clone, Debug)]
-pub enum What {
-    /// A command.
+pub enum AttachRequest {
     Start {
-        /// The agent's request.
         exec: Exec,
-        /// The caller's number for it.
+        /// The tag of the command, chosen by the client.
         tag: u64,
-        /// The number of a job, which outlives us.
+        /// The job number. A job outlives its client.
         job: Option<u32>,
-        /// Leave as soon as it runs.
+        /// Whether to detach as soon as it is running.
         leave: bool,
     },
-    /// A job that runs already.
-    Join {
-        /// Its number.
-        job: u32,
-    },
+    /// Joins a running job.
+    Join { job: u32 },
 }
 
-/// A command being run.
+/// A command in progress.
 pub struct Attach<'c, 'a> {
     stream: Stream<'c>,
     stdin: Option<BorrowedFd<'a>>,
-    outputs: [Output<'a>; 2],
+    outputs: [OutputWriter<'a>; 2],
     interrupt: Option<BorrowedFd<'a>>,
-    terminal: Option<Terminal<'a>>,
+    terminal: Option<LocalTerminal<'a>>,
     keys: Option<DetachKeys>,
     leave: bool,
     timeout: Option<Duration>,
     deadline: Option<Instant>,
-    /// When the guest has to have answered; nothing once it has.
+    /// The deadline for the guest's answer; none once it has answered.
     answer: Option<Instant>,
     ready: bool,
     times: Times,
     warnings: Vec<String>,
 }
 
-/// The caller's terminal.
 #[derive(Clone, Copy, Debug)]
-pub struct Terminal<'a> {
-    /// Whose size counts.
+pub struct LocalTerminal<'a> {
     pub fd: BorrowedFd<'a>,
     /// Becomes readable when the size has changed.
     pub resized: BorrowedFd<'a>,
 }
 
-impl Terminal<'_> {
-    /// Its present size.
+impl LocalTerminal<'_> {
     pub fn size(&self) -> Option<TerminalSize> {
         let size = rustix::termios::tcgetwinsize(self.fd).ok()?;
         Some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
     }
 }
 
-/// What is left when a command is done.
+/// The result of a command.
 pub struct Finished<'a> {
-    /// How it went.
     pub outcome: Outcome,
-    /// When.
     pub times: Times,
-    /// What the keeper warned of.
+    /// Warnings of the keeper.
     pub warnings: Vec<String>,
-    /// Standard output's sink.
     pub stdout: Sink<'a>,
-    /// Standard error's sink.
     pub stderr: Sink<'a>,
 }
 
-/// The caller's side of a command.
+/// The local side of a command.
 pub struct Stdio<'a> {
-    /// Standard input; none means end-of-file at once.
+    /// Standard input; none means end of file at once.
     pub stdin: Option<BorrowedFd<'a>>,
-    /// Where standard output goes.
+    /// The sink of standard output.
     pub stdout: Sink<'a>,
-    /// Where standard error goes.
+    /// The sink of standard error.
     pub stderr: Sink<'a>,
-    /// Becomes readable when the caller wants to stop.
+    /// Becomes readable when the command should be interrupted.
     pub interrupt: Option<BorrowedFd<'a>>,
-    /// The caller's terminal, whose size the command's follows.
-    pub terminal: Option<Terminal<'a>>,
-    /// Whether Ctrl-P Ctrl-Q leaves the command running.
+    /// The local terminal, whose size the command's terminal follows.
+    pub terminal: Option<LocalTerminal<'a>>,
+    /// Whether Ctrl-P Ctrl-Q detaches.
     pub detach_keys: bool,
 }
 
 impl<'c, 'a> Attach<'c, 'a> {
-    /// Asks for something to be run, or joined; it begins as soon as the guest is ready. `timeout` counts from then.
+    /// Requests to start or join a command; it begins as soon as the guest is ready. `timeout` counts from
+    /// then.
     pub fn start(
         connection: &'c mut Connection,
-        what: What,
+        what: AttachRequest,
         timeout: Option<Duration>,
         stdio: Stdio<'a>,
     ) -> Result<Self, AttachError> {
         let (request, leave) = match what {
-            What::Start { exec, tag, job, leave } => {
+            AttachRequest::Start { exec, tag, job, leave } => {
                 (Request::Start { work: Work::Exec(exec), tag, job }, leave)
             }
-            What::Join { job } => (Request::Attach { job }, false),
+            AttachRequest::Join { job } => (Request::Attach { job }, false),
         };
         Ok(Self {
             stream: Stream::open(connection, STREAM, &request)?,
             stdin: stdio.stdin.filter(|_| !leave),
             outputs: [
-                Output::new(StdChannel::Stdout, stdio.stdout),
-                Output::new(StdChannel::Stderr, stdio.stderr),
+                OutputWriter::new(StdChannel::Stdout, stdio.stdout),
+                OutputWriter::new(StdChannel::Stderr, stdio.stderr),
             ],
             interrupt: stdio.interrupt,
             terminal: stdio.terminal,
@@ -197,7 +180,7 @@ impl<'c, 'a> Attach<'c, 'a> {
             leave,
             timeout,
             deadline: None,
-            // Until the sandbox is ready, and then until it has answered. A new guest has a time limit of its own.
+            // Covers both booting and the answer. A new guest has a boot timeout of its own.
             answer: Instant::now().checked_add(READY + ANSWER),
             ready: false,
             times: Times::default(),
@@ -205,7 +188,7 @@ impl<'c, 'a> Attach<'c, 'a> {
         })
     }
 
-    /// Moves bytes until the command, or the sandbox, or the caller's patience ends.
+    /// Forwards bytes until the command ends, the sandbox ends or the timeout passes.
     pub fn run(mut self) -> Result<Finished<'a>, AttachError> {
         let outcome = self.run_to_outcome()?;
         let [stdout, stderr] = self.outputs;
@@ -246,7 +229,7 @@ impl<'c, 'a> Attach<'c, 'a> {
                 }
             }
             if ready.stdin && self.read_stdin()? {
-                self.stream.tell(&Request::Detach)?;
+                self.stream.queue(&Request::Detach)?;
                 self.stream.send()?;
                 return Ok(Outcome::Detached);
             }
@@ -260,36 +243,36 @@ impl<'c, 'a> Attach<'c, 'a> {
         }
     }
 
-    fn take(&mut self, event: Event) -> Result<Option<Outcome>, AttachError> {
+    fn take(&mut self, event: StreamEvent) -> Result<Option<Outcome>, AttachError> {
         match event {
-            // Only once: a keeper that a guest has taken over must not move the deadline.
-            Event::Ready(timeline) => {
+            // Only once: a compromised keeper must not move the deadline.
+            StreamEvent::Ready(timeline) => {
                 if !std::mem::replace(&mut self.ready, true) {
                     self.times.timeline = timeline;
                     self.deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                     self.answer = Instant::now().checked_add(ANSWER);
                 }
             }
-            Event::Warning(text) => {
+            StreamEvent::Warning(text) => {
                 if self.warnings.len() < MAX_WARNINGS {
                     self.warnings.push(text);
                 }
             }
-            Event::Started => {
+            StreamEvent::Started => {
                 self.answer = None;
                 if self.leave {
-                    self.stream.tell(&Request::Detach)?;
+                    self.stream.queue(&Request::Detach)?;
                     return Ok(Some(Outcome::Detached));
                 }
             }
-            Event::Attached => {
+            StreamEvent::Attached => {
                 self.answer = None;
-                // Not again while the last one was not taken: a keeper may repeat itself.
+                // Only when the last one was sent: a compromised keeper may repeat itself.
                 if self.stream.is_sent() {
                     self.resize()?;
                 }
             }
-            Event::Output(channel, bytes) => {
+            StreamEvent::Output(channel, bytes) => {
                 if self.times.first_byte == 0 {
                     self.times.first_byte = unix_ns();
                 }
@@ -298,33 +281,33 @@ impl<'c, 'a> Attach<'c, 'a> {
                 let done = output.take(&bytes);
                 self.stream.consumed(channel, done)?;
             }
-            Event::Exited(exit) => {
+            StreamEvent::Exited(exit) => {
                 self.times.exited = unix_ns();
                 return Ok(Some(Outcome::Exited(exit)));
             }
-            Event::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
-            Event::TakenOver => return Ok(Some(Outcome::TakenOver)),
-            Event::SandboxEnded { cause, console } => {
+            StreamEvent::Refused(refused) => return Ok(Some(Outcome::Refused(refused))),
+            StreamEvent::TakenOver => return Ok(Some(Outcome::TakenOver)),
+            StreamEvent::SandboxEnded { cause, console } => {
                 return Ok(Some(Outcome::SandboxEnded { cause, console }));
             }
-            Event::Granted(_) => {}
+            StreamEvent::Granted(_) => {}
         }
         Ok(None)
     }
 
-    /// Tells the command's terminal the size of the caller's.
+    /// Sends the size of the local terminal to the command's terminal.
     fn resize(&mut self) -> Result<(), AttachError> {
         let Some(terminal) = self.terminal else { return Ok(()) };
-        // Signals merge: the descriptor only tells that there was one.
+        // Signals merge: the descriptor only shows that there was at least one.
         let mut drain = [0u8; 512];
         let _ = rustix::io::read(terminal.resized, &mut drain);
         match terminal.size() {
-            Some(size) => Ok(self.stream.tell(&Request::Resize(size))?),
+            Some(size) => Ok(self.stream.queue(&Request::Resize(size))?),
             None => Ok(()),
         }
     }
 
-    /// Passes one ready chunk on; `false` if nobody reads.
+    /// Writes one ready chunk. False if the reader closed the output.
     fn write_output(&mut self, index: usize) -> Result<bool, AttachError> {
         let Some(output) = self.outputs.get_mut(index) else { return Ok(true) };
         let Some(fd) = output.sink.fd() else { return Ok(true) };
@@ -342,13 +325,13 @@ impl<'c, 'a> Attach<'c, 'a> {
         }
     }
 
-    /// Passes input on; `true` if the caller typed the keys that leave.
+    /// Forwards input. True if the user pressed the keys that detach.
     fn read_stdin(&mut self) -> Result<bool, AttachError> {
         let Some(stdin) = self.stdin else { return Ok(false) };
         let mut buffer = [0u8; 16 * 1024];
-        // A key that was held back may come on top.
-        let room = self.stream.input_room().saturating_sub(1).min(buffer.len());
-        match rustix::io::read(stdin, buffer.get_mut(..room).unwrap_or_default()) {
+        // A key that was held back may be added.
+        let window = self.stream.input_window().saturating_sub(1).min(buffer.len());
+        match rustix::io::read(stdin, buffer.get_mut(..window).unwrap_or_default()) {
             Ok(count @ 1..) => {
                 let bytes = buffer.get(..count).unwrap_or_default();
                 let typed = self.keys.as_mut().map(|keys| keys.take(bytes));
@@ -357,10 +340,10 @@ impl<'c, 'a> Attach<'c, 'a> {
                 return Ok(typed.is_some_and(|typed| typed.leave));
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // An input that fails is an input that ended.
+            // A read error counts as end of file.
             Ok(_) | Err(_) => {
                 self.stdin = None;
-                self.stream.tell(&Request::CloseStdin)?;
+                self.stream.queue(&Request::CloseStdin)?;
             }
         }
         Ok(false)
@@ -373,7 +356,7 @@ impl<'c, 'a> Attach<'c, 'a> {
             _ => None,
         });
         let takes_input =
-            running && self.answer.is_none() && self.stream.input_room() > 1 && self.stream.is_sent();
+            running && self.answer.is_none() && self.stream.input_window() > 1 && self.stream.is_sent();
         let stdin = self.stdin.filter(|_| takes_input).map(readable);
         let resized = self.terminal.map(|terminal| readable(terminal.resized));
         let others = [self.interrupt.map(readable), resized, stdout, stderr, stdin];
@@ -384,7 +367,7 @@ impl<'c, 'a> Attach<'c, 'a> {
     }
 }
 
-/// What can be done without waiting.
+/// AttachRequest can be done without blocking.
 struct Ready {
     interrupt: bool,
     resized: bool,

@@ -1,4 +1,4 @@
-//! Where a command's output goes.
+//! The destinations of a command's output.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,22 +6,20 @@ use std::os::fd::BorrowedFd;
 
 use bathy_protocol::StdChannel;
 
-/// Changes bytes on their way out, such as for a terminal that must not obey them.
+/// Rewrites output before it is written, such as escaping for a terminal.
 pub type Filter<'a> = Box<dyn FnMut(&[u8]) -> Vec<u8> + 'a>;
 
-/// Where output goes.
 pub enum Sink<'a> {
-    /// To a descriptor, as it comes.
+    /// Written to a descriptor, unchanged.
     Descriptor(BorrowedFd<'a>),
-    /// To a descriptor, through a filter.
+    /// Written to a descriptor, through a filter.
     Filtered(BorrowedFd<'a>, Filter<'a>),
-    /// Into memory, up to a limit; the rest is counted.
+    /// Collected in memory up to a limit; the rest is only counted.
     Memory {
-        /// What came.
-        kept: Vec<u8>,
-        /// The most to keep.
+        buffer: Vec<u8>,
+        /// The most bytes to collect.
         limit: usize,
-        /// How much came in all.
+        /// How many bytes arrived in total.
         total: u64,
     },
 }
@@ -31,17 +29,17 @@ impl fmt::Debug for Sink<'_> {
         match self {
             Self::Descriptor(fd) => write!(out, "Descriptor({fd:?})"),
             Self::Filtered(fd, _) => write!(out, "Filtered({fd:?})"),
-            Self::Memory { kept, limit, total } => {
-                write!(out, "Memory({} of {limit}, {total} came)", kept.len())
+            Self::Memory { buffer, limit, total } => {
+                write!(out, "Memory({} of {limit}, {total} arrived)", buffer.len())
             }
         }
     }
 }
 
 impl<'a> Sink<'a> {
-    /// Keeps at most `limit` bytes in memory.
+    /// Collects at most `limit` bytes in memory.
     pub fn memory(limit: usize) -> Self {
-        Self::Memory { kept: Vec::new(), limit, total: 0 }
+        Self::Memory { buffer: Vec::new(), limit, total: 0 }
     }
 
     pub(super) fn fd(&self) -> Option<BorrowedFd<'a>> {
@@ -52,26 +50,26 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// One output on its way to the caller.
-pub(super) struct Output<'a> {
+/// One output stream on its way to its sink.
+pub(super) struct OutputWriter<'a> {
     pub which: StdChannel,
     pub sink: Sink<'a>,
     pub pending: VecDeque<u8>,
-    /// Bytes that came and whose filtered form waits.
+    /// Bytes that arrived and whose filtered form is not written yet.
     filtered: usize,
 }
 
-impl<'a> Output<'a> {
+impl<'a> OutputWriter<'a> {
     pub fn new(which: StdChannel, sink: Sink<'a>) -> Self {
         Self { which, sink, pending: VecDeque::new(), filtered: 0 }
     }
 
-    /// Takes bytes that came; returns how many of them are passed on already.
+    /// Accepts bytes that arrived. Returns how many of them are already dealt with.
     pub fn take(&mut self, bytes: &[u8]) -> usize {
         match &mut self.sink {
-            Sink::Memory { kept, limit, total } => {
-                let room = limit.saturating_sub(kept.len()).min(bytes.len());
-                kept.extend_from_slice(bytes.get(..room).unwrap_or_default());
+            Sink::Memory { buffer, limit, total } => {
+                let space = limit.saturating_sub(buffer.len()).min(bytes.len());
+                buffer.extend_from_slice(bytes.get(..space).unwrap_or_default());
                 *total += bytes.len() as u64;
                 bytes.len()
             }
@@ -87,7 +85,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The caller took bytes; returns how many of those that came are passed on by that.
+    /// Records that bytes were written. Returns how many of the received bytes that completes.
     pub fn written(&mut self, count: usize) -> usize {
         self.pending.drain(..count);
         match self.sink {

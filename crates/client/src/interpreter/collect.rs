@@ -1,59 +1,53 @@
-//! Everything that one cell brought, for callers that answer once.
+//! Collects everything that one cell produced, for callers that return a single answer.
 
 use serde::Serialize;
 
 use super::{Bundle, CellEvent, CellOutcome, CodeError};
 
-/// One output of a cell, as far as it was kept.
+/// One output of a cell, up to the limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct CapturedOutput {
     bytes: Vec<u8>,
 }
 
-impl Output {
-    /// As text: what is no UTF-8 is replaced. Guest-controlled: escape before showing on a terminal.
+impl CapturedOutput {
+    /// The output as text; invalid UTF-8 is replaced. Controlled by the guest: escape it before printing.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// How many bytes were kept.
-    pub fn kept(&self) -> u64 {
+    /// How many bytes were collected.
+    pub fn captured(&self) -> u64 {
         u64::try_from(self.bytes.len()).unwrap_or(u64::MAX)
     }
 
-    /// Whether nothing was kept.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 }
 
-/// A value, and whether it is the cell's own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shown {
-    /// The value.
     #[serde(flatten)]
     pub bundle: Bundle,
-    /// Whether it is the value of the last expression, and not one that was displayed.
+    /// Whether it is the value of the last expression.
     pub is_main_result: bool,
 }
 
-/// What a cell brought.
+/// Everything that a cell produced.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collected {
-    /// Standard output.
-    pub stdout: Output,
-    /// Standard error.
-    pub stderr: Output,
-    /// What earlier cells' leftovers wrote.
-    pub background: Output,
-    /// Values, in their order.
+    pub stdout: CapturedOutput,
+    pub stderr: CapturedOutput,
+    /// Output of threads and processes that earlier cells left running.
+    pub background: CapturedOutput,
+    /// Displayed values in order.
     pub results: Vec<Shown>,
-    /// The error that ended it.
+    /// The error that ended the cell.
     pub error: Option<CodeError>,
 }
 
 impl Collected {
-    /// Takes one event.
     pub fn take(&mut self, event: CellEvent) {
         match event {
             CellEvent::Started(_) => {}

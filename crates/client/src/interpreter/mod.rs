@@ -1,7 +1,7 @@
-//! Code that runs in the interpreters of a sandbox, and what comes back of it.
+//! Runs code in the interpreters of a sandbox and parses the results.
 //!
-//! Everything here comes from the guest and is hostile: JSON is parsed with limits, nothing is kept beyond what the
-//! caller allows, and no text is shown by this module.
+//! All of this comes from the guest and is hostile: JSON is parsed with limits, no more is stored than the
+//! caller allows, and this module prints nothing.
 
 mod collect;
 mod run;
@@ -20,88 +20,83 @@ use bathy_protocol::{Cause, Exit, Restriction};
 
 use crate::connection::ConnectionError;
 
-pub use collect::{Collected, Output};
-pub use run::{CellOptions, run_cell, run_contexts};
+pub use collect::{CapturedOutput, Collected};
+pub use run::{CellOptions, PreparedCell, run_cell, run_contexts};
 
-/// How long a cell may run if the caller does not say.
+/// The default time limit of a cell.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long after an interrupt an interpreter is killed.
+/// The default time between an interrupt and killing the interpreter.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(3);
-/// How many bytes of each output are passed on if the caller does not say.
+/// The default limit of each output in bytes.
 pub const DEFAULT_OUTPUT: u64 = 8 << 20;
 /// The longest name of a context.
 pub const MAX_CONTEXT_NAME: usize = 64;
 
-/// Code did not run, or what came back cannot be used.
+/// A cell did not run, or its result is invalid.
 #[derive(Debug, Error)]
 pub enum InterpreterError {
-    /// A language that nobody speaks.
+    /// The language is unknown.
     #[error("There is no language {0:?}. Use python, javascript, typescript or bash")]
     Language(String),
-    /// A name that no context has.
+    /// The name is not valid for a context.
     #[error(
         "{0:?} is not the name of a context. Use 1 to {MAX_CONTEXT_NAME} letters, digits, '.', '_' or '-'"
     )]
     ContextName(String),
-    /// Too much code.
     #[error("The code has {0} bytes; the most is {MAX_CODE}. Write it to a file in the sandbox and run that")]
     TooMuchCode(usize),
-    /// A variable that cannot be one.
+    /// The environment variable is invalid.
     #[error("{0:?} is not the name of an environment variable, or its value has a NUL character")]
     Variable(String),
-    /// The agent refuses. Guest-controlled text: escape before showing.
+    /// The agent refused the cell. Controlled by the guest: escape it before printing.
     #[error("{0}")]
     Refused(String),
-    /// The sandbox is gone. Guest-controlled text in `console`: escape before showing.
+    /// The sandbox ended. `console` is controlled by the guest: escape it before printing.
     #[error("The sandbox ended while the code ran: {}", .cause)]
     SandboxEnded {
-        /// Why.
         cause: Cause,
-        /// The guest kernel's last lines.
+        /// The last lines of the guest kernel's console.
         console: String,
     },
-    /// The guest breaks the rules of the records.
-    #[error("The sandbox sent something that is no answer")]
+    /// The guest sent an invalid record.
+    #[error("The sandbox sent an invalid answer")]
     Record(#[from] CellError),
-    /// The guest's JSON is none.
-    #[error("The sandbox sent something that is no answer: {0}")]
+    /// The guest sent invalid JSON.
+    #[error("The sandbox sent an invalid answer: {0}")]
     Json(&'static str, #[source] serde_json::Error),
-    /// The guest sends too much.
+    /// The guest sent too much.
     #[error("The sandbox sent a value of more than {0} bytes, or many that add up to more than twice that")]
     TooMuch(usize),
     /// The stream ended before its last record.
-    #[error("The sandbox ended the cell without saying how")]
+    #[error("The sandbox ended the cell without reporting its outcome")]
     Unfinished,
-    /// The connection.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
 }
 
-/// One piece of code to run.
+/// A cell to run.
 #[derive(Clone, Debug)]
 pub struct CellRequest {
-    /// Its language.
     pub language: Language,
-    /// A context that was made before; the language's default one, made when needed, if absent.
+    /// An existing context; by default the language's default context, which is created on demand.
     pub context: Option<String>,
-    /// The code.
     pub code: String,
-    /// Variables of this cell only.
+    /// Environment variables of this cell only.
     pub env: BTreeMap<String, String>,
-    /// Working directory of this cell only.
+    /// The working directory of this cell only.
     pub cwd: Option<String>,
-    /// How long it may run; without limit if absent.
+    /// The time limit, if any.
     pub timeout: Option<Duration>,
-    /// How long after an interrupt its interpreter is killed.
+    /// The time between an interrupt and killing the interpreter.
     pub grace: Duration,
-    /// How many bytes of each output are passed on; the rest is counted.
+    /// The limit of each output in bytes; the rest is only counted.
     pub max_output: u64,
     /// Whether the context's interpreter is started anew first, so that its state is lost.
     pub restart: bool,
 }
 
 impl CellRequest {
-    /// Code with the usual limits.
+    /// A cell with the default limits.
     pub fn new(language: Language, code: impl Into<String>) -> Self {
         Self {
             language,
@@ -116,12 +111,11 @@ impl CellRequest {
         }
     }
 
-    /// The context's name.
     pub fn context_name(&self) -> &str {
         self.context.as_deref().unwrap_or_else(|| self.language.default_context())
     }
 
-    /// What the agent is asked. `make` is what the default context is made with if it is not there.
+    /// The agent's request. `make` describes how to create the default context if necessary.
     pub fn cell(&self, make: Option<Surroundings>, restricted: Option<Restriction>) -> Cell {
         let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
         Cell {
@@ -138,7 +132,7 @@ impl CellRequest {
         }
     }
 
-    /// Refuses what the agent would.
+    /// Checks what the agent would refuse.
     pub fn check(&self) -> Result<(), InterpreterError> {
         check_context_name(self.context_name())?;
         if self.code.len() > MAX_CODE {
@@ -154,7 +148,7 @@ impl CellRequest {
     }
 }
 
-/// Refuses what no context can be called.
+/// Checks that a name is valid for a context.
 pub fn check_context_name(name: &str) -> Result<(), InterpreterError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if (1..=MAX_CONTEXT_NAME).contains(&name.len()) && name.chars().all(fits) {
@@ -164,7 +158,7 @@ pub fn check_context_name(name: &str) -> Result<(), InterpreterError> {
     }
 }
 
-/// The language of this name, or of a name that people use for it.
+/// The language with this name or common alias.
 pub fn language(name: &str) -> Result<Language, InterpreterError> {
     match name.to_ascii_lowercase().as_str() {
         "python" | "python3" | "py" => Ok(Language::Python),
@@ -175,90 +169,82 @@ pub fn language(name: &str) -> Result<Language, InterpreterError> {
     }
 }
 
-/// A value in one or more forms, as Jupyter has them. Guest-controlled: escape before showing.
+/// A value in one or more representations, as in Jupyter. Controlled by the guest: escape it before printing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bundle {
-    /// Forms by their MIME type: text as text, images other than SVG in base64, `application/json` as it is.
+    /// Representations by MIME type: text as text, images other than SVG in base64, `application/json` as
+    /// JSON.
     pub data: BTreeMap<String, Value>,
-    /// What the value says about its forms.
+    /// The value's metadata about its representations.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-    /// What was too large, or cut.
+    /// Representations that were left out or cut.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub omitted: Vec<Omitted>,
 }
 
 impl Bundle {
-    /// One of its forms as text.
+    /// The representation of this type, if it is text.
     pub fn text(&self, mime: &str) -> Option<&str> {
         self.data.get(mime).and_then(Value::as_str)
     }
 }
 
-/// A form that is not there, or not whole.
+/// A representation that was left out or cut.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Omitted {
-    /// Which.
     #[serde(default)]
     pub mime: String,
-    /// How large it is.
+    /// Its full size in bytes.
     #[serde(default)]
     pub bytes: u64,
-    /// Why.
     #[serde(default)]
     pub reason: String,
 }
 
-/// An error that the code did not catch. Guest-controlled: escape before showing.
+/// An uncaught error. Controlled by the guest: escape it before printing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeError {
-    /// Its type.
     pub name: String,
-    /// Its message.
     pub value: String,
-    /// Where it came from, line by line.
+    /// The traceback, line by line.
     #[serde(default)]
     pub traceback: Vec<String>,
 }
 
-/// Something that a cell does while it runs.
+/// An event of a running cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CellEvent {
-    /// Its code is about to run.
+    /// The code is about to run.
     Started(CellStarted),
-    /// Standard output.
     Stdout(Vec<u8>),
-    /// Standard error.
     Stderr(Vec<u8>),
-    /// What something left over from earlier cells has written since.
+    /// Output of threads and processes that earlier cells left running.
     Background(Vec<u8>),
     /// A value was displayed.
     Display(Bundle),
     /// The value of the last expression.
     Result(Bundle),
-    /// An error ended it.
+    /// The error that ended the cell.
     Error(CodeError),
 }
 
-/// How a cell ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CellOutcome {
-    /// How it began.
     pub started: CellStarted,
-    /// The agent's account.
     pub ended: CellEnded,
-    /// Whether the interpreter says that all went well.
+    /// Whether the interpreter reports success.
     pub ok: bool,
-    /// Which cell of its context it was, by the interpreter's count.
+    /// The number of the cell in its context, as the interpreter counts.
     pub count: Option<u64>,
     /// What is wrong with the interpreter itself, by its own account, after code that failed. Guest-controlled.
     pub damage: Option<String>,
 }
 
 impl CellOutcome {
-    /// What happened, if it is more than an ordinary end or an error of the code: a sentence for the caller.
+    /// A sentence for the user on what happened, unless the cell ended normally or with an error of the code.
     pub fn trouble(&self) -> Option<String> {
-        let lost = "All variables and other state of this context are gone; files are kept. The next call starts a fresh interpreter.";
+        let lost = "All variables and other state of this context are lost; files are preserved. The next call starts a fresh interpreter.";
         let after = |what: &str| Some(format!("{what} {lost}"));
         let ran = Duration::from_millis(self.ended.ran_ms);
         match (&self.ended.end, self.ended.interrupted) {
@@ -268,10 +254,10 @@ impl CellOutcome {
                 )
             }),
             (CellEnd::Finished(_), Some(Interrupter::Timeout)) => Some(format!(
-                "The code was interrupted after {ran:.1?}, its time limit. The state of the context is kept."
+                "The code was interrupted after {ran:.1?}, its time limit. The state of the context is preserved."
             )),
             (CellEnd::Finished(_), Some(Interrupter::Asked)) => {
-                Some("The code was interrupted. The state of the context is kept.".to_owned())
+                Some("The code was interrupted. The state of the context is preserved.".to_owned())
             }
             (CellEnd::OutOfMemory, _) => {
                 after("The interpreter was ended because the sandbox ran out of memory.")

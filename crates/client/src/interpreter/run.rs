@@ -1,47 +1,56 @@
-//! One cell's stream, from the request to its last record.
+//! The stream of one cell, from the request to its last record.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use bathy_protocol::cell::{self, CellEnd, CellEnded, CellStarted, ContextInfo, Kind, Records};
+use bathy_protocol::cell::{self, CellEnd, CellEnded, CellStarted, ContextInfo, RecordKind, Records};
 use bathy_protocol::{Request, StdChannel, Work};
 use rustix::event::PollFlags;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::values::{self, Room};
+use super::values::{self, JsonBudget};
 use super::{Bundle, CellEvent, CellOutcome, InterpreterError};
 use crate::connection::{Connection, ConnectionError};
-use crate::stream::{Event, Fired, Stream};
+use crate::stream::{Fired, Stream, StreamEvent};
 
 /// The most JSON of one cell, in bytes.
 const MAX_VALUES: usize = 34 << 20;
-/// The most of one value.
+/// The most JSON of one value, in bytes.
 const MAX_VALUE: usize = 17 << 20;
-/// The longest account of what is wrong with an interpreter, in characters.
+/// The longest description of damage to an interpreter, in characters.
 const MAX_DAMAGE: usize = 500;
-/// How long a guest may take to accept a cell, or to answer about contexts.
+/// How long a guest may take to accept a cell or to list contexts.
 const ACCEPT: Duration = Duration::from_secs(30);
-/// How much longer than its time limit and its grace a cell may take.
+/// How far a cell may exceed its time limit and grace period.
 const SLACK: Duration = Duration::from_secs(30);
 
-/// The caller's side of a cell.
+/// The client's side of a cell.
 #[derive(Default)]
 pub struct CellOptions<'a> {
-    /// Becomes readable when the caller wants the code to be interrupted. The cell then ends by itself or is killed, and
-    /// its end is still waited for.
+    /// Becomes readable when the code should be interrupted. The cell then ends or is killed; its end is
+    /// still awaited.
     pub interrupt: Option<BorrowedFd<'a>>,
 }
 
-/// Runs a cell on a stream of `connection` that is not in use, and hands over what it does.
+/// A recorded cell that is ready to be sent.
+#[derive(Debug)]
+pub struct PreparedCell {
+    /// The request for the agent.
+    pub cell: cell::Cell,
+    /// The cell's tag in the audit log.
+    pub tag: u64,
+}
+
+/// Runs a cell on an unused stream of `connection` and passes on its events.
 pub fn run_cell(
     connection: &mut Connection,
     stream: u32,
-    request: cell::Cell,
-    tag: u64,
+    cell: PreparedCell,
     options: &CellOptions<'_>,
     on_event: &mut dyn FnMut(CellEvent),
 ) -> Result<CellOutcome, InterpreterError> {
+    let PreparedCell { cell: request, tag } = cell;
     let limits = Limits {
         timeout: (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms.into())),
         grace: Duration::from_millis(request.grace_ms.into()),
@@ -54,16 +63,16 @@ pub fn run_cell(
         running.take(kind, payload, on_event)?;
     }
     let ended = running.ended.ok_or(InterpreterError::Unfinished)?;
-    let words = match &ended.end {
-        CellEnd::Finished(words) => parse::<Words>(words.as_bytes(), "the cell's end")?,
-        _ => Words::default(),
+    let report = match &ended.end {
+        CellEnd::Finished(json) => parse::<DriverReport>(json.as_bytes(), "the cell's end")?,
+        _ => DriverReport::default(),
     };
-    let Words { status, count, damage } = words;
+    let DriverReport { status, count, damage } = report;
     let damage = damage.map(|damage| damage.chars().take(MAX_DAMAGE).collect());
     Ok(CellOutcome { started: running.started, ok: status == "ok", count, damage, ended })
 }
 
-/// Asks something about the contexts; the answer is the list of them.
+/// Sends a request about contexts. Returns the list of contexts.
 pub fn run_contexts(
     connection: &mut Connection,
     stream: u32,
@@ -75,16 +84,16 @@ pub fn run_contexts(
     let mut running = Running::new(Stream::open(connection, stream, &request)?, limits, None);
     let mut list = None;
     while let Some((kind, payload)) = running.next()? {
-        if kind == Kind::Contexts {
+        if kind == RecordKind::Contexts {
             list = Some(cell::take_message(&payload)?);
         }
     }
     list.ok_or(InterpreterError::Unfinished)
 }
 
-/// What an interpreter says about a cell that it has run.
+/// The driver's report on a finished cell.
 #[derive(Debug, Default, Deserialize)]
-struct Words {
+struct DriverReport {
     #[serde(default)]
     status: String,
     #[serde(default)]
@@ -99,7 +108,7 @@ struct Limits {
     output: u64,
 }
 
-/// A stream whose records are read.
+/// A cell stream and the state of parsing it.
 struct Running<'c, 'a> {
     stream: Stream<'c>,
     limits: Limits,
@@ -109,17 +118,17 @@ struct Running<'c, 'a> {
     ended: Option<CellEnded>,
     pieces: Vec<u8>,
     values: usize,
-    built: Room,
-    /// How much more of standard output, standard error and leftovers is passed on.
-    room: [u64; 3],
-    /// When the guest has to have said something.
+    built: JsonBudget,
+    /// The remaining limit of standard output, standard error and background output.
+    limits_left: [u64; 3],
+    /// The deadline for the guest's next record.
     deadline: Option<Instant>,
     over: bool,
 }
 
 impl<'c, 'a> Running<'c, 'a> {
     fn new(stream: Stream<'c>, limits: Limits, interrupt: Option<BorrowedFd<'a>>) -> Self {
-        let room = [limits.output; 3];
+        let limits_left = [limits.output; 3];
         Self {
             stream,
             limits,
@@ -129,15 +138,15 @@ impl<'c, 'a> Running<'c, 'a> {
             ended: None,
             pieces: Vec::new(),
             values: 0,
-            built: Room::default(),
-            room,
+            built: JsonBudget::default(),
+            limits_left,
             deadline: Instant::now().checked_add(ACCEPT),
             over: false,
         }
     }
 
-    /// The next record, or `None` at the stream's end.
-    fn next(&mut self) -> Result<Option<(Kind, Vec<u8>)>, InterpreterError> {
+    /// The next record, or none at the end of the stream.
+    fn next(&mut self) -> Result<Option<(RecordKind, Vec<u8>)>, InterpreterError> {
         loop {
             if let Some((kind, payload)) = self.records.next_record()? {
                 return Ok(Some((kind, payload.to_vec())));
@@ -156,9 +165,9 @@ impl<'c, 'a> Running<'c, 'a> {
         let interrupt = self.interrupt.map(|fd| (fd, PollFlags::IN));
         let Fired { arrived, others: [interrupted] } = self.stream.wait(true, [interrupt], self.deadline)?;
         if interrupted {
-            // Once: the guest kills what does not react.
+            // Only once: the guest kills what does not react.
             self.interrupt = None;
-            self.stream.tell(&Request::Signal(libc::SIGINT))?;
+            self.stream.queue(&Request::Signal(libc::SIGINT))?;
             self.deadline = Instant::now().checked_add(self.limits.grace + SLACK);
         }
         if arrived {
@@ -169,63 +178,63 @@ impl<'c, 'a> Running<'c, 'a> {
         Ok(())
     }
 
-    fn on_event(&mut self, event: Event) -> Result<(), InterpreterError> {
+    fn on_event(&mut self, event: StreamEvent) -> Result<(), InterpreterError> {
         match event {
-            // It may have to wait for others, whose time limits are theirs; each shows signs of life.
-            Event::Started => self.deadline = None,
-            Event::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
-            Event::Exited(_) => self.over = true,
-            Event::SandboxEnded { cause, console } => {
+            // The cell may be queued behind others with their own time limits; each shows progress.
+            StreamEvent::Started => self.deadline = None,
+            StreamEvent::Refused(refused) => return Err(InterpreterError::Refused(refused.message)),
+            StreamEvent::Exited(_) => self.over = true,
+            StreamEvent::SandboxEnded { cause, console } => {
                 return Err(InterpreterError::SandboxEnded { cause, console });
             }
-            Event::Output(StdChannel::Stdout, bytes) => {
+            StreamEvent::Output(StdChannel::Stdout, bytes) => {
                 self.records.push(&bytes);
                 self.stream.consumed(StdChannel::Stdout, bytes.len())?;
             }
-            // Nothing else was asked for.
-            Event::Output(StdChannel::Stderr, _)
-            | Event::Ready(_)
-            | Event::Warning(_)
-            | Event::Attached
-            | Event::Granted(_)
-            | Event::TakenOver => {}
+            // Only cells and contexts are requested, which do not produce these.
+            StreamEvent::Output(StdChannel::Stderr, _)
+            | StreamEvent::Ready(_)
+            | StreamEvent::Warning(_)
+            | StreamEvent::Attached
+            | StreamEvent::Granted(_)
+            | StreamEvent::TakenOver => {}
         }
         Ok(())
     }
 
     fn take(
         &mut self,
-        kind: Kind,
+        kind: RecordKind,
         payload: Vec<u8>,
         on_event: &mut dyn FnMut(CellEvent),
     ) -> Result<(), InterpreterError> {
         match kind {
-            Kind::Started => {
+            RecordKind::Started => {
                 self.started = cell::take_message(&payload)?;
-                // From here on the guest keeps the time; this is for a guest that does not.
-                let patience = self.limits.timeout.map(|timeout| timeout + self.limits.grace + SLACK);
-                self.deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+                // From here on the guest enforces the time limit; this covers a guest that does not.
+                let timeout = self.limits.timeout.map(|timeout| timeout + self.limits.grace + SLACK);
+                self.deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                 on_event(CellEvent::Started(self.started.clone()));
             }
-            Kind::Stdout => self.output(0, payload, CellEvent::Stdout, on_event),
-            Kind::Stderr => self.output(1, payload, CellEvent::Stderr, on_event),
-            Kind::Background => self.output(2, payload, CellEvent::Background, on_event),
-            Kind::Piece => self.piece(&payload)?,
-            Kind::Display => on_event(CellEvent::Display(self.bundle(&payload)?)),
-            Kind::Result => on_event(CellEvent::Result(self.bundle(&payload)?)),
-            Kind::Error => {
+            RecordKind::Stdout => self.output(0, payload, CellEvent::Stdout, on_event),
+            RecordKind::Stderr => self.output(1, payload, CellEvent::Stderr, on_event),
+            RecordKind::Background => self.output(2, payload, CellEvent::Background, on_event),
+            RecordKind::Piece => self.piece(&payload)?,
+            RecordKind::Display => on_event(CellEvent::Display(self.bundle(&payload)?)),
+            RecordKind::Result => on_event(CellEvent::Result(self.bundle(&payload)?)),
+            RecordKind::Error => {
                 let json = self.whole(&payload)?;
                 let error =
                     values::error(&json).map_err(|error| InterpreterError::Json("an error", error))?;
                 on_event(CellEvent::Error(error));
             }
-            Kind::Ended => self.ended = Some(cell::take_message(&payload)?),
-            Kind::Contexts => {}
+            RecordKind::Ended => self.ended = Some(cell::take_message(&payload)?),
+            RecordKind::Contexts => {}
         }
         Ok(())
     }
 
-    /// Passes output on, as far as there is room: the guest was told how much, and may not care.
+    /// Passes output on up to its limit, which a hostile guest may ignore.
     fn output(
         &mut self,
         which: usize,
@@ -233,9 +242,9 @@ impl<'c, 'a> Running<'c, 'a> {
         event: fn(Vec<u8>) -> CellEvent,
         on_event: &mut dyn FnMut(CellEvent),
     ) {
-        let Some(room) = self.room.get_mut(which) else { return };
-        bytes.truncate(usize::try_from(*room).unwrap_or(usize::MAX));
-        *room -= u64::try_from(bytes.len()).unwrap_or(*room);
+        let Some(left) = self.limits_left.get_mut(which) else { return };
+        bytes.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+        *left -= u64::try_from(bytes.len()).unwrap_or(*left);
         if !bytes.is_empty() {
             on_event(event(bytes));
         }
@@ -250,7 +259,7 @@ impl<'c, 'a> Running<'c, 'a> {
         Ok(())
     }
 
-    /// All the JSON of a value or an error, of which this is the last piece.
+    /// The complete JSON of a value or error, of which this is the last piece.
     fn whole(&mut self, last: &[u8]) -> Result<Vec<u8>, InterpreterError> {
         self.piece(last)?;
         Ok(std::mem::take(&mut self.pieces))

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
 use bathy_protocol::cell::{
-    self, Cell, CellEnd, CellEnded, CellStarted, ContextsRequest, Interrupter, Kind, Language,
+    self, Cell, CellEnd, CellEnded, CellStarted, ContextsRequest, Interrupter, Language, RecordKind,
 };
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{
@@ -12,7 +12,7 @@ use bathy_protocol::{
     Refused, Request, StdChannel, Work, frame,
 };
 
-use super::{CellOptions, run_cell, run_contexts};
+use super::{CellOptions, PreparedCell, run_cell, run_contexts};
 use crate::connection::Connection;
 use crate::interpreter::{CellEvent, CellOutcome, Collected, InterpreterError};
 
@@ -25,7 +25,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// What the client asks next; nothing when it has hung up.
+    /// The client's next request; none when it has closed the connection.
     fn next(&mut self) -> Option<Request> {
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
@@ -40,7 +40,7 @@ impl Guest {
         }
     }
 
-    fn say(&mut self, answer: &Answer) {
+    fn answer(&mut self, answer: &Answer) {
         let mut out = Vec::new();
         encode(STREAM, answer, &mut out).unwrap();
         let _ = self.socket.write_all(&out);
@@ -54,7 +54,7 @@ impl Guest {
             while open == 0 {
                 match self.next() {
                     Some(Request::Grant { channel: StdChannel::Stdout, bytes }) => open += bytes as usize,
-                    // The client has had enough.
+                    // The client closed the connection.
                     None => return,
                     other => panic!("{other:?}"),
                 }
@@ -71,7 +71,7 @@ impl Guest {
     }
 
     fn exit(&mut self) {
-        self.say(&Answer::Exited(Exit::Code(0)));
+        self.answer(&Answer::Exited(Exit::Code(0)));
         while self.next().is_some() {}
     }
 }
@@ -84,14 +84,14 @@ fn connect<T: Send + 'static>(
     let guest = move || {
         let mut side = Guest { socket: theirs, decoder: Decoder::new(MAX_REQUEST) };
         assert!(matches!(side.next(), Some(Request::Start { tag: 9, job: None, .. })));
-        side.say(&Answer::Started { pid: 0 });
+        side.answer(&Answer::Started { pid: 0 });
         guest(&mut side)
     };
     (connection, thread::spawn(guest))
 }
 
-fn a_cell() -> Cell {
-    Cell {
+fn a_cell() -> PreparedCell {
+    let cell = Cell {
         context: "python".into(),
         language: Language::Python,
         make: None,
@@ -102,7 +102,8 @@ fn a_cell() -> Cell {
         timeout_ms: 1000,
         grace_ms: 1000,
         max_output: 10,
-    }
+    };
+    PreparedCell { cell, tag: 9 }
 }
 
 fn run(
@@ -111,7 +112,7 @@ fn run(
     let (mut connection, thread) = connect(guest);
     let mut events = vec![];
     let outcome =
-        run_cell(&mut connection, STREAM, a_cell(), 9, &CellOptions::default(), &mut |e| events.push(e));
+        run_cell(&mut connection, STREAM, a_cell(), &CellOptions::default(), &mut |e| events.push(e));
     drop(connection);
     thread.join().unwrap();
     (outcome, events)
@@ -133,7 +134,7 @@ fn ended(end: CellEnd) -> CellEnded {
 fn finished() -> Vec<u8> {
     let mut out = vec![];
     let words = CellEnd::Finished(r#"{"status":"ok","count":4}"#.into());
-    cell::put_message(Kind::Ended, &ended(words), &mut out).unwrap();
+    cell::put_message(RecordKind::Ended, &ended(words), &mut out).unwrap();
     out
 }
 
@@ -142,12 +143,12 @@ fn a_cells_events_come_in_their_order() {
     let (outcome, events) = run(|guest| {
         let mut out = vec![];
         let started = CellStarted { fresh: true, lost: None, waited_ms: 2 };
-        cell::put_message(Kind::Started, &started, &mut out).unwrap();
-        cell::put(Kind::Stdout, b"a\n", &mut out);
-        cell::put(Kind::Piece, br#"{"data":{"text/pl"#, &mut out);
-        cell::put(Kind::Display, br#"ain":"x"}}"#, &mut out);
-        cell::put(Kind::Result, br#"{"data":{"text/plain":"2"},"omitted":[{"bytes":7}]}"#, &mut out);
-        cell::put(Kind::Error, br#"{"name":"E","value":"v"}"#, &mut out);
+        cell::put_message(RecordKind::Started, &started, &mut out).unwrap();
+        cell::put(RecordKind::Stdout, b"a\n", &mut out);
+        cell::put(RecordKind::Piece, br#"{"data":{"text/pl"#, &mut out);
+        cell::put(RecordKind::Display, br#"ain":"x"}}"#, &mut out);
+        cell::put(RecordKind::Result, br#"{"data":{"text/plain":"2"},"omitted":[{"bytes":7}]}"#, &mut out);
+        cell::put(RecordKind::Error, br#"{"name":"E","value":"v"}"#, &mut out);
         out.extend(finished());
         guest.send(&out);
         guest.exit();
@@ -169,7 +170,7 @@ fn more_output_than_was_asked_for_is_not_kept() {
     let (outcome, events) = run(|guest| {
         let mut out = vec![];
         for _ in 0..200 {
-            cell::put(Kind::Stdout, &[b'x'; 1000], &mut out);
+            cell::put(RecordKind::Stdout, &[b'x'; 1000], &mut out);
         }
         out.extend(finished());
         guest.send(&out);
@@ -183,7 +184,7 @@ fn more_output_than_was_asked_for_is_not_kept() {
 fn c1_values_without_end_are_cut_off() {
     let (outcome, _) = run(|guest| {
         let mut out = vec![];
-        cell::put(Kind::Piece, &vec![b' '; 60_000], &mut out);
+        cell::put(RecordKind::Piece, &vec![b' '; 60_000], &mut out);
         guest.send(&out.repeat(900));
     });
     assert!(matches!(outcome, Err(InterpreterError::TooMuch(_))), "{outcome:?}");
@@ -210,7 +211,7 @@ fn c1_lies_of_the_guest_are_errors_and_no_panics() {
     let deep = [b"[".repeat(10_000), b"]".repeat(10_000)].concat();
     let (outcome, _) = run(move |guest| {
         let mut out = vec![];
-        cell::put(Kind::Result, &deep, &mut out);
+        cell::put(RecordKind::Result, &deep, &mut out);
         guest.send(&out);
         guest.exit();
     });
@@ -223,25 +224,25 @@ fn an_interrupt_is_passed_on_once_and_the_end_is_waited_for() {
         assert_eq!(guest.next(), Some(Request::Signal(libc::SIGINT)));
         let mut out = vec![];
         let end = CellEnded { interrupted: Some(Interrupter::Asked), ..ended(CellEnd::Killed) };
-        cell::put_message(Kind::Ended, &end, &mut out).unwrap();
+        cell::put_message(RecordKind::Ended, &end, &mut out).unwrap();
         guest.send(&out);
-        guest.say(&Answer::Exited(Exit::Code(1)));
+        guest.answer(&Answer::Exited(Exit::Code(1)));
         guest.next()
     });
     let (interrupt, mut raise) = UnixStream::pair().unwrap();
     raise.write_all(b"x").unwrap();
     let options = CellOptions { interrupt: Some(interrupt.as_fd()) };
-    let outcome = run_cell(&mut connection, STREAM, a_cell(), 9, &options, &mut |_| {}).unwrap();
+    let outcome = run_cell(&mut connection, STREAM, a_cell(), &options, &mut |_| {}).unwrap();
     drop(connection);
-    assert_eq!(thread.join().unwrap(), None, "nothing more is asked");
+    assert_eq!(thread.join().unwrap(), None, "no further request");
     assert!(!outcome.ok && outcome.trouble().unwrap().contains("did not react"));
 }
 
 #[test]
-fn a_refusal_and_the_sandboxs_end_are_told() {
+fn a_refusal_and_the_sandboxs_end_are_reported() {
     let (outcome, _) = run(|guest| {
         let message = "there is no context `x`".to_owned();
-        guest.say(&Answer::Refused(Refused { kind: RefusalKind::BadRequest, message }));
+        guest.answer(&Answer::Refused(Refused { kind: RefusalKind::BadRequest, message }));
     });
     assert_eq!(outcome.unwrap_err().to_string(), "there is no context `x`");
     let (outcome, _) = run(|guest| {
@@ -258,7 +259,7 @@ fn contexts_are_listed() {
     let (mut connection, thread) = connect(|guest| {
         let mut out = vec![];
         let none: Vec<cell::ContextInfo> = vec![];
-        cell::put_message(Kind::Contexts, &none, &mut out).unwrap();
+        cell::put_message(RecordKind::Contexts, &none, &mut out).unwrap();
         guest.send(&out);
         guest.exit();
     });
@@ -270,7 +271,7 @@ fn contexts_are_listed() {
 #[test]
 fn the_longest_code_fits_into_a_request() {
     let code = "x".repeat(cell::MAX_CODE);
-    let cell = Cell { code, ..a_cell() };
+    let cell = Cell { code, ..a_cell().cell };
     let mut wire = Vec::new();
     encode(1, &Request::Start { work: Work::Cell(cell), tag: 1, job: None }, &mut wire).unwrap();
     let mut decoder = Decoder::new(MAX_REQUEST);

@@ -1,7 +1,7 @@
-//! A guest's JSON as values, without letting it choose how much memory that takes.
+//! Parses a guest's JSON without letting it choose how much memory that takes.
 //!
-//! A few bytes of JSON can become a hundred times as much when every one of its objects is built. So forms are first
-//! told apart without being built; text is taken as it is, and anything else only if it is short.
+//! Parsed JSON can take a hundred times the space of its text. So representations are first separated without
+//! being parsed; text is accepted, and anything else only if it is short.
 
 use std::fmt;
 
@@ -12,27 +12,26 @@ use serde_json::value::RawValue;
 
 use super::{Bundle, CodeError, Omitted};
 
-/// The most forms of one value.
+/// The most representations of one value.
 const MAX_FORMS: usize = 64;
-/// The longest form that is not text, in bytes of JSON.
+/// The longest representation that is not text, in bytes of JSON.
 const MAX_FORM: usize = 256 << 10;
-/// The longest metadata of a value, and the longest list of what it left out.
+/// The longest metadata and the longest list of omissions of a value.
 const MAX_ASIDE: usize = 32 << 10;
-/// The longest error.
 const MAX_ERROR: usize = 512 << 10;
 
-/// How much JSON that is not text may be built for one cell.
+/// The remaining JSON, other than text, that may be parsed for one cell.
 #[derive(Debug)]
-pub struct Room(usize);
+pub struct JsonBudget(usize);
 
-impl Default for Room {
+impl Default for JsonBudget {
     fn default() -> Self {
         Self(1 << 20)
     }
 }
 
-/// A value of a cell. What is too long to be built is left out, and that told.
-pub fn bundle(json: &[u8], room: &mut Room) -> Result<Bundle, serde_json::Error> {
+/// Parses a value. A representation that is too long is left out and listed as omitted.
+pub fn bundle(json: &[u8], budget: &mut JsonBudget) -> Result<Bundle, serde_json::Error> {
     let raw: RawBundle<'_> = serde_json::from_slice(json)?;
     let mut bundle = Bundle {
         omitted: aside::<Vec<Omitted>>(raw.omitted)?.unwrap_or_default(),
@@ -43,19 +42,19 @@ pub fn bundle(json: &[u8], room: &mut Room) -> Result<Bundle, serde_json::Error>
         let length = form.get().len();
         if form.get().starts_with('"') {
             bundle.data.insert(mime, Value::String(serde_json::from_str(form.get())?));
-        } else if length > MAX_FORM.min(room.0) {
+        } else if length > MAX_FORM.min(budget.0) {
             let bytes = u64::try_from(length).unwrap_or(u64::MAX);
-            let reason = format!("more than is taken: {MAX_FORM} bytes of one, and 1 MiB of all of a cell");
+            let reason =
+                format!("larger than the limit: {MAX_FORM} bytes for one, and 1 MiB for all of a cell");
             bundle.omitted.push(Omitted { mime, bytes, reason });
         } else {
-            room.0 -= length;
+            budget.0 -= length;
             bundle.data.insert(mime, serde_json::from_str(form.get())?);
         }
     }
     Ok(bundle)
 }
 
-/// An error of a cell.
 pub fn error(json: &[u8]) -> Result<CodeError, serde_json::Error> {
     if json.len() > MAX_ERROR {
         return Err(serde_json::Error::custom(format_args!("an error of {} bytes", json.len())));
@@ -63,7 +62,7 @@ pub fn error(json: &[u8]) -> Result<CodeError, serde_json::Error> {
     serde_json::from_slice(json)
 }
 
-/// What stands beside a value, if it is no longer than it has any reason to be.
+/// Parses metadata, unless it is unreasonably long.
 fn aside<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Result<Option<T>, serde_json::Error> {
     raw.filter(|raw| raw.get().len() <= MAX_ASIDE).map(|raw| serde_json::from_str(raw.get())).transpose()
 }
@@ -78,7 +77,7 @@ struct RawBundle<'a> {
     omitted: Option<&'a RawValue>,
 }
 
-/// Forms that are not yet built.
+/// Representations that are not parsed yet.
 struct Forms<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Forms<'a> {
@@ -113,7 +112,7 @@ mod tests {
     #[test]
     fn forms_are_taken_as_what_they_are() {
         let json = br#"{"data":{"text/plain":"a\n\u00e4","application/json":{"a":[1,null]}},"omitted":[{"mime":"x","bytes":5}]}"#;
-        let bundle = bundle(json, &mut Room::default()).unwrap();
+        let bundle = bundle(json, &mut JsonBudget::default()).unwrap();
         assert_eq!(bundle.text("text/plain"), Some("a\nä"));
         assert_eq!(bundle.data["application/json"], serde_json::json!({"a": [1, null]}));
         assert_eq!(bundle.omitted[0].bytes, 5);
@@ -123,15 +122,15 @@ mod tests {
     fn c1_json_that_would_take_a_hundred_times_its_length_is_not_built() {
         let objects = format!("[{}0]", "{\"\":0},".repeat(100_000));
         let json = format!(r#"{{"data":{{"application/json":{objects},"text/plain":"x"}}}}"#);
-        let long = bundle(json.as_bytes(), &mut Room::default()).unwrap();
+        let long = bundle(json.as_bytes(), &mut JsonBudget::default()).unwrap();
         assert_eq!(long.data.len(), 1);
         assert_eq!(long.omitted[0].bytes, objects.len() as u64);
 
         let short = format!("[{}0]", "{\"\":0},".repeat(20_000));
         let json = format!(r#"{{"data":{{"application/json":{short}}}}}"#);
-        let mut room = Room::default();
+        let mut budget = JsonBudget::default();
         let taken =
-            (0..20).filter(|_| bundle(json.as_bytes(), &mut room).unwrap().omitted.is_empty()).count();
+            (0..20).filter(|_| bundle(json.as_bytes(), &mut budget).unwrap().omitted.is_empty()).count();
         assert_eq!(taken, (1 << 20) / short.len());
     }
 
@@ -139,11 +138,11 @@ mod tests {
     fn c1_what_stands_beside_a_value_is_bounded_too() {
         let many = format!("[{}{{}}]", "{},".repeat(50_000));
         let json = format!(r#"{{"data":{{}},"omitted":{many},"metadata":{{"a":{many}}}}}"#);
-        let bundle = bundle(json.as_bytes(), &mut Room::default()).unwrap();
+        let bundle = bundle(json.as_bytes(), &mut JsonBudget::default()).unwrap();
         assert!(bundle.omitted.is_empty() && bundle.metadata.is_empty());
         let forms: Vec<String> = (0..100).map(|number| format!(r#""{number}":0"#)).collect();
         let json = format!(r#"{{"data":{{{}}}}}"#, forms.join(","));
-        assert!(super::bundle(json.as_bytes(), &mut Room::default()).is_err());
+        assert!(super::bundle(json.as_bytes(), &mut JsonBudget::default()).is_err());
         let error = format!(r#"{{"name":"E","value":"v","traceback":[{}""]}}"#, r#""","#.repeat(300_000));
         assert!(super::error(error.as_bytes()).is_err());
     }

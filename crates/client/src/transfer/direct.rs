@@ -1,125 +1,123 @@
-//! One file or one listing of a guest, to and from the caller's memory.
+//! Transfers one file or one listing of a guest to or from memory.
 //!
-//! What a guest sends is kept in memory, so there is never more of it than the caller asked for, and a limit to that.
+//! What a guest sends is buffered, so it is limited to what was requested, and that has a maximum.
 
 use std::time::Duration;
 
-use bathy_protocol::archive::listing::{self, Entry, Item, Kind, MAX_ENTRIES};
-use bathy_protocol::archive::{self, ArchiveError, Decoder, MAX_DATA, Part, Record};
-use bathy_protocol::{Direction, Transfer};
+use bathy_protocol::archive::listing::{self, Entry, EntryType, Item, MAX_ENTRIES};
+use bathy_protocol::archive::{self, ArchiveDecoder, ArchiveError, ArchiveRecord, ItemPart, MAX_DATA};
+use bathy_protocol::{CopyDirection, Transfer};
 use serde::Serialize;
 use thiserror::Error;
 
 use super::Summary;
-use super::run::{Options, Session, Sink, Source, TransferError, receive, send};
+use super::run::{Sink, Source, TransferError, TransferOptions, TransferSession, receive, send};
 use super::tally::Tally;
 use crate::connection::Connection;
 
 /// The most bytes of a file that are read or written at once.
 pub const MAX_CONTENT: usize = 64 * 1024 * 1024;
-/// The longest path that Linux takes, without the zero byte at its end.
+/// The longest path that Linux accepts, without the terminating NUL.
 pub const MAX_PATH: usize = 4095;
 
-/// For so long nothing may move.
+/// How long a transfer may make no progress.
 const STALL: Duration = Duration::from_secs(60);
-/// For so long a guest may take for all of it.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// The permissions of a file that was not there before.
+/// How long a whole transfer may take.
+const TIMEOUT: Duration = Duration::from_secs(180);
+/// The permissions of a newly created file.
 const NEW_FILE: u32 = 0o644;
-/// What a content record adds to its content.
+/// The size of a content record without its content.
 const DATA_OVERHEAD: usize = 16;
 
-/// A file cannot be read, written or listed directly.
+/// A direct read, write or listing failed.
 #[derive(Debug, Error)]
 pub enum DirectError {
-    /// No path.
     #[error("The path is empty")]
     EmptyPath,
-    /// A zero byte.
     #[error("The path {0:?} has a zero byte, which no path can have")]
     ZeroByte(String),
-    /// A path without end.
+    /// The path is too long.
     #[error("The path has {0} bytes; at most {MAX_PATH} are possible")]
     LongPath(usize),
-    /// Too much to write.
+    /// The content is too large to write.
     #[error("The content has {0} bytes; at most {MAX_CONTENT} can be written at once")]
     TooLarge(usize),
-    /// What came is not what was asked for.
-    #[error("The sandbox sent something that is no answer")]
+    /// The guest sent an invalid archive.
+    #[error("The sandbox sent an invalid answer")]
     Archive(#[from] ArchiveError),
-    /// A folder or a link came in place of a file.
-    #[error("The sandbox sent something else than a file")]
+    /// The guest sent a folder or a link instead of a file.
+    #[error("The sandbox did not send a file")]
     NotAFile,
-    /// The guest does not stop.
+    /// The guest sent too much.
     #[error("The sandbox sent more than was asked for")]
     TooMuch,
-    /// The guest stopped early.
+    /// The guest stopped too early.
     #[error("The sandbox stopped sending before its answer was complete")]
     Truncated,
 }
 
-/// Some content of a file.
+/// ItemPart of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileContent {
-    /// The bytes.
     pub bytes: Vec<u8>,
-    /// How long the whole file is, as far as the guest knows.
+    /// The size of the whole file, as the guest reports it.
     pub total: u64,
 }
 
-/// What is in a folder.
+/// The content of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listing {
     /// The first entries by name.
     pub entries: Vec<DirEntry>,
-    /// How many there are in all, as the guest says.
+    /// The number of entries in total, as the guest reports it.
     pub total: u64,
 }
 
-/// One entry of a folder. All of it is the guest's word: escape its texts before showing.
+/// One entry of a folder. All of it is controlled by the guest: escape texts before printing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DirEntry {
-    /// Its name; what is no UTF-8 is replaced.
+    /// The name; invalid UTF-8 is replaced.
     pub name: String,
-    /// What it is.
     pub kind: EntryKind,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Permission bits.
     pub mode: u32,
-    /// Modification time, nanoseconds since 1970.
+    /// Modification time in nanoseconds since 1970.
     pub modified_ns: u64,
-    /// Where a link points; what is no UTF-8 is replaced.
+    /// The target of a link; invalid UTF-8 is replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
 }
 
-/// What an entry is. A link is not followed.
+/// The kind of an entry. Links are not followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EntryKind {
-    /// A regular file.
     File,
-    /// A folder.
     Directory,
-    /// A symbolic link.
     Symlink,
-    /// A device, a fifo, a socket.
+    /// A device, a fifo or a socket.
     Other,
 }
 
-/// What is asked of which file, by whom.
+/// The file of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// The path; one that begins nowhere begins at the user's home.
+pub struct FileTarget {
+    /// The path; a relative path starts in the user's home.
     pub path: Vec<u8>,
-    /// Who reads or writes in the guest.
+    /// The guest user that reads or writes.
     pub user: String,
-    /// The number of this piece of work.
+    /// The tag of this piece of work.
     pub tag: u64,
 }
 
-/// Checks that a path can be one.
+impl FileTarget {
+    fn transfer(self, direction: CopyDirection, name: Vec<u8>) -> Transfer {
+        Transfer { direction, path: self.path, name, user: self.user }
+    }
+}
+
+/// Checks that a path is valid.
 pub fn check_path(path: &str) -> Result<(), DirectError> {
     match path.len() {
         0 => Err(DirectError::EmptyPath),
@@ -129,75 +127,71 @@ pub fn check_path(path: &str) -> Result<(), DirectError> {
     }
 }
 
-/// Reads at most `limit` bytes of a file, and at most [`MAX_CONTENT`], from `offset` on.
 pub fn read(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     offset: u64,
     limit: u64,
 ) -> Result<FileContent, TransferError> {
     let limit = usize::try_from(limit).unwrap_or(MAX_CONTENT).min(MAX_CONTENT);
-    let part = Part::Range { offset, limit: as_u64(limit) };
-    let sink = FileSink { decoder: Decoder::default(), content: Vec::new(), size: 0, offset, limit };
+    let part = ItemPart::Range { offset, limit: as_u64(limit) };
+    let sink = FileSink { decoder: ArchiveDecoder::default(), content: Vec::new(), size: 0, offset, limit };
     ask(connection, stream, target, part, sink)
 }
 
-/// Lists the first `limit` entries of a folder. A guest sends no more than [`MAX_ENTRIES`] of them, and fewer if their
-/// names and targets are very long.
+/// Lists the first `limit` entries of a folder. A guest sends at most [`MAX_ENTRIES`], and fewer if names and
+/// targets are very long.
 pub fn list(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     limit: usize,
 ) -> Result<Listing, TransferError> {
     let limit = limit.min(MAX_ENTRIES);
-    let sink = ListSink { decoder: listing::Decoder::default(), entries: Vec::new(), total: 0, limit };
-    ask(connection, stream, target, Part::Listing { limit: as_u64(limit) }, sink)
+    let sink = ListSink { decoder: listing::ListingDecoder::default(), entries: Vec::new(), total: 0, limit };
+    ask(connection, stream, target, ItemPart::Listing { limit: as_u64(limit) }, sink)
 }
 
-/// Gives a file new content, which a reader sees whole or not at all. A file that is there keeps its permissions;
-/// missing folders on the way are made.
+/// Replaces a file's content atomically. An existing file keeps its permissions; missing folders are created.
 pub fn write(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
+    target: FileTarget,
     content: &[u8],
 ) -> Result<Summary, TransferError> {
     if content.len() > MAX_CONTENT {
         return Err(DirectError::TooLarge(content.len()).into());
     }
-    with_session(connection, stream, target, Direction::IntoGuest, Vec::new(), |session| {
-        send(session, Bytes::new(content))
-    })
+    let tag = target.tag;
+    let transfer = target.transfer(CopyDirection::IntoGuest, Vec::new());
+    with_session(connection, stream, transfer, tag, |session| send(session, Bytes::new(content)))
 }
 
 fn ask<S: Sink>(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
-    part: Part,
+    target: FileTarget,
+    part: ItemPart,
     sink: S,
 ) -> Result<S::Whole, TransferError> {
-    with_session(connection, stream, target, Direction::OutOfGuest, part.to_name(), |session| {
-        receive(session, sink)
-    })
+    let tag = target.tag;
+    let transfer = target.transfer(CopyDirection::OutOfGuest, part.to_name());
+    with_session(connection, stream, transfer, tag, |session| receive(session, sink))
 }
 
 fn with_session<T>(
     connection: &mut Connection,
     stream: u32,
-    target: Target,
-    direction: Direction,
-    name: Vec<u8>,
-    work: impl FnOnce(Session<'_, '_>) -> Result<T, TransferError>,
+    transfer: Transfer,
+    tag: u64,
+    work: impl FnOnce(TransferSession<'_, '_>) -> Result<T, TransferError>,
 ) -> Result<T, TransferError> {
-    let transfer = Transfer { direction, path: target.path, name, user: target.user };
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall: STALL };
-    work(Session::start(connection, stream, transfer, target.tag, options)?.within(PATIENCE))
+    let options = TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall: STALL };
+    work(TransferSession::start(connection, stream, transfer, tag, options)?.within(TIMEOUT))
 }
 
-/// Bytes of the caller's that become an archive of one file.
+/// A [`Source`] that packs bytes in memory as an archive of one file.
 struct Bytes<'a> {
     rest: &'a [u8],
     total: usize,
@@ -212,15 +206,16 @@ impl<'a> Bytes<'a> {
 }
 
 impl Source for Bytes<'_> {
-    fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, TransferError> {
-        let encode =
-            |record: &Record, out: &mut Vec<u8>| archive::encode(record, out).map_err(DirectError::from);
-        let full = out.len().saturating_add(room);
+    fn fill(&mut self, out: &mut Vec<u8>, max: usize) -> Result<bool, TransferError> {
+        let encode = |record: &ArchiveRecord, out: &mut Vec<u8>| {
+            archive::encode(record, out).map_err(DirectError::from)
+        };
+        let full = out.len().saturating_add(max);
         if !self.begun {
             self.begun = true;
-            // The guest knows the time and the name.
+            // The guest chooses the time and already has the name.
             let (name, size) = (Vec::new(), as_u64(self.total));
-            encode(&Record::File { name, mode: NEW_FILE, size, modified: 0 }, out)?;
+            encode(&ArchiveRecord::File { name, mode: NEW_FILE, size, modified: 0 }, out)?;
             self.tally.file(b"", NEW_FILE);
         }
         while !self.rest.is_empty() {
@@ -228,13 +223,13 @@ impl Source for Bytes<'_> {
             if out.len() + now.len() + DATA_OVERHEAD > full && !out.is_empty() {
                 return Ok(true);
             }
-            encode(&Record::Data(now.to_vec()), out)?;
+            encode(&ArchiveRecord::Data(now.to_vec()), out)?;
             self.tally.data(now);
             self.rest = later;
         }
         self.tally.file_end();
-        encode(&Record::FileEnd, out)?;
-        encode(&Record::End, out)?;
+        encode(&ArchiveRecord::FileEnd, out)?;
+        encode(&ArchiveRecord::End, out)?;
         Ok(false)
     }
 
@@ -251,11 +246,10 @@ impl Source for Bytes<'_> {
     }
 }
 
-/// Content that arrives.
 struct FileSink {
-    decoder: Decoder,
+    decoder: ArchiveDecoder,
     content: Vec<u8>,
-    /// Of the whole file.
+    /// The size of the whole file.
     size: u64,
     offset: u64,
     limit: usize,
@@ -268,13 +262,16 @@ impl Sink for FileSink {
         self.decoder.push(bytes);
         while let Some(record) = self.decoder.next_record().map_err(DirectError::from)? {
             match record {
-                Record::File { size, .. } => self.size = size,
-                Record::Data(bytes) if bytes.len() > self.limit - self.content.len() => {
+                ArchiveRecord::File { size, .. } => self.size = size,
+                ArchiveRecord::Data(bytes) if bytes.len() > self.limit - self.content.len() => {
                     return Err(DirectError::TooMuch.into());
                 }
-                Record::Data(bytes) => self.content.extend_from_slice(&bytes),
-                Record::FileEnd | Record::End => {}
-                Record::Enter { .. } | Record::Leave | Record::Link { .. } | Record::Skipped { .. } => {
+                ArchiveRecord::Data(bytes) => self.content.extend_from_slice(&bytes),
+                ArchiveRecord::FileEnd | ArchiveRecord::End => {}
+                ArchiveRecord::Enter { .. }
+                | ArchiveRecord::Leave
+                | ArchiveRecord::Link { .. }
+                | ArchiveRecord::Skipped { .. } => {
                     return Err(DirectError::NotAFile.into());
                 }
             }
@@ -295,7 +292,7 @@ impl Sink for FileSink {
             return Err(DirectError::Truncated.into());
         }
         let end = self.offset.saturating_add(as_u64(self.content.len()));
-        // What stops early stops at the end: some files of the kernel say that they are longer than they are.
+        // A short read is the end of the file: some kernel files report a size larger than their content.
         let total = match (self.content.len() < self.limit, self.content.is_empty()) {
             (true, true) => self.size.min(end),
             (true, false) => end,
@@ -306,9 +303,8 @@ impl Sink for FileSink {
     }
 }
 
-/// Entries that arrive.
 struct ListSink {
-    decoder: listing::Decoder,
+    decoder: listing::ListingDecoder,
     entries: Vec<Entry>,
     total: u64,
     limit: usize,
@@ -351,10 +347,10 @@ impl From<Entry> for DirEntry {
     fn from(entry: Entry) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let kind = match entry.kind {
-            Kind::File => EntryKind::File,
-            Kind::Directory => EntryKind::Directory,
-            Kind::Symlink => EntryKind::Symlink,
-            Kind::Other => EntryKind::Other,
+            EntryType::File => EntryKind::File,
+            EntryType::Directory => EntryKind::Directory,
+            EntryType::Symlink => EntryKind::Symlink,
+            EntryType::Other => EntryKind::Other,
         };
         Self {
             name: text(&entry.name),

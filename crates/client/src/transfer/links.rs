@@ -1,12 +1,12 @@
-//! Which symbolic links are copied.
+//! Decides which symbolic links are copied.
 
-/// The longest target of a link that the system takes.
+/// The longest link target that the system accepts.
 pub(super) const MAX_TARGET: usize = 4095;
 
-/// Whether a link that lies `depth` folders below the topmost one can only lead into the tree.
+/// Checks that a link `depth` folders below the topmost one can only lead into the tree.
 ///
-/// After a name there may be no `..`: the name may be another link, and what lies above its target is not what lies
-/// above the link.
+/// A `..` must not follow a name: the name may be another link, whose target's parent is not the link's
+/// parent.
 pub(super) fn stays_inside(target: &[u8], depth: usize) -> Result<(), &'static str> {
     if target.is_empty() || target.contains(&0) {
         return Err("it is a link to nothing");

@@ -1,12 +1,12 @@
-//! Files and folders on their way into and out of a sandbox, on the host's side.
+//! The host's side of copying files and folders into and out of a sandbox.
 //!
-//! * [`pack`]: a host's file or tree becomes an archive.
-//! * [`unpack`]: an archive from a guest becomes a file or tree on the host. The guest is hostile: what it says is
-//!   never a path here, only ever one plain name in a folder that is already open.
-//! * [`direct`]: one file or one listing, to and from the caller's memory.
-//! * [`run`]: any of them, over the connection to a sandbox.
+//! * [`pack`]: packs a file or tree of the host into an archive.
+//! * [`unpack`]: unpacks an archive from a guest. The guest is hostile: its names are never used as paths,
+//!   only as single components in an open folder.
+//! * [`direct`]: one file or one listing, to or from memory.
+//! * [`run`]: runs any of them over the connection to a sandbox.
 //!
-//! An archive is [`bathy_protocol::archive`]'s.
+//! The archive format is [`bathy_protocol::archive`].
 
 mod links;
 mod tally;
@@ -18,20 +18,17 @@ pub mod unpack;
 
 pub use direct::{DirEntry, DirectError, EntryKind, FileContent, Listing};
 pub use pack::{PackError, Packer};
-pub use run::{Options, TransferError, into_guest, out_of_guest};
-pub use unpack::{Limits, UnpackError, Unpacker};
+pub use run::{TransferError, TransferOptions, TransferSession, into_guest, out_of_guest};
+pub use unpack::{UnpackError, UnpackLimits, Unpacker};
 
-/// How many of the left-out entries are named.
+/// The most omitted entries that are listed.
 pub const MAX_SKIPPED: usize = 100;
 
-/// What was copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Files.
     pub files: u64,
-    /// Folders, the topmost one included.
+    /// Folders, including the topmost one.
     pub folders: u64,
-    /// Symbolic links.
     pub links: u64,
     /// Bytes of file content.
     pub bytes: u64,
@@ -48,9 +45,10 @@ pub struct Summary {
     /// * 32 bytes of plain BLAKE3: of a file's content, of a link's target, of a folder's entries' numbers in
     ///   ascending order.
     pub digest: String,
-    /// What was left out and why, at most [`MAX_SKIPPED`] of them. Guest-controlled text: escape before showing.
+    /// What was left out and why, at most [`MAX_SKIPPED`] entries. Controlled by the guest: escape it before
+    /// printing.
     pub skipped: Vec<(String, String)>,
-    /// How many were left out in all.
+    /// How many entries were left out in total.
     pub skipped_count: u64,
 }
 

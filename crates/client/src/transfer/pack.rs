@@ -1,6 +1,7 @@
-//! A host's file or tree becomes an archive.
+//! Packs a file or tree of the host into an archive.
 //!
-//! The walk goes from open folder to open folder and never through a link, except for the item that the caller named.
+//! The walk opens each folder relative to its parent and never follows a link, except for the path that was
+//! given.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io;
@@ -8,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use bathy_protocol::archive::{self, ArchiveError, MAX_DATA, MAX_DEPTH, Record};
+use bathy_protocol::archive::{self, ArchiveError, ArchiveRecord, MAX_DATA, MAX_DEPTH};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -18,36 +19,30 @@ use super::links::MAX_TARGET;
 use super::run::{Source, TransferError};
 use super::tally::Tally;
 
-/// Room for the longest record that carries no content: a link with its name and target.
+/// The longest record without content: a link with its name and target.
 const MAX_STEP: usize = 5 * 1024;
-/// What a content record adds to its content.
+/// The size of a content record without its content.
 const DATA_OVERHEAD: usize = 16;
-/// Reading, without becoming anybody's terminal and without waiting for a pipe's other end.
+/// For reading, without acquiring a controlling terminal and without blocking on a pipe.
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
 
 /// The host's files cannot be packed.
 #[derive(Debug, Error)]
 pub enum PackError {
-    /// Reading failed.
     #[error("Cannot read {path}")]
-    Read {
-        /// What was read.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A pipe, a socket, a device.
+    Read { path: String, source: io::Error },
+    /// A pipe, socket or device.
     #[error("Cannot copy {0}: it is neither a file nor a folder")]
     Special(String),
-    /// Folders in folders in folders.
+    /// Folders are nested too deeply.
     #[error("Cannot copy {0}: it is more than {MAX_DEPTH} folders deep")]
     TooDeep(String),
-    /// A record that cannot be written.
+    /// A record cannot be written.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
 }
 
-/// The item that was named, until its record is written.
+/// The named item, until its record is written.
 enum Top {
     Folder(OwnedFd, Stat),
     File(OwnedFd, Stat),
@@ -70,7 +65,7 @@ impl Packer {
     /// Opens the file or folder at `path`; a link is followed.
     pub fn open(path: &Path) -> Result<Self, PackError> {
         let failed = |errno: Errno| PackError::Read { path: shown(path), source: errno.into() };
-        // Asked first, since opening alone can already do something to a device.
+        // Checked before opening, because opening a device can have side effects.
         let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
         let flags = match kind(&rustix::fs::stat(path).map_err(failed)?) {
             FileType::Directory => READ | OFlags::DIRECTORY,
@@ -86,7 +81,7 @@ impl Packer {
         };
         let name = match path.file_name() {
             Some(name) => Some(name.to_owned()),
-            // Such as `.` and `..`.
+            // Paths such as `.` and `..`.
             None => path.canonicalize().ok().and_then(|path| path.file_name().map(OsStr::to_owned)),
         };
         Ok(Self {
@@ -106,7 +101,7 @@ impl Packer {
         self.name.as_deref()
     }
 
-    /// How many bytes of content there are to send, if that is known before the walk.
+    /// How many bytes of content there are to send, if known before the walk.
     pub fn total(&self) -> Option<u64> {
         self.total
     }
@@ -116,10 +111,10 @@ impl Packer {
         self.tally.bytes()
     }
 
-    /// Appends whole records to `out`, at most `room` bytes of them if `room` is at least 64 KiB, and at least one record
-    /// in any case. Returns whether there are more.
-    pub fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, PackError> {
-        let full = out.len().saturating_add(room);
+    /// Appends whole records to `out`: at most `max` bytes if `max` is at least 64 KiB, but at least one
+    /// record. Returns whether there are more.
+    pub fn fill(&mut self, out: &mut Vec<u8>, max: usize) -> Result<bool, PackError> {
+        let full = out.len().saturating_add(max);
         while !self.ended {
             self.step(out, full.saturating_sub(out.len()))?;
             if full.saturating_sub(out.len()) < MAX_STEP {
@@ -129,24 +124,24 @@ impl Packer {
         Ok(!self.ended)
     }
 
-    /// What was packed; meant for when nothing more is to come.
+    /// The summary; complete once there are no more records.
     pub fn into_summary(self) -> Summary {
         self.tally.into_summary()
     }
 
-    fn step(&mut self, out: &mut Vec<u8>, room: usize) -> Result<(), PackError> {
+    fn step(&mut self, out: &mut Vec<u8>, max: usize) -> Result<(), PackError> {
         if let Some((file, name)) = self.file.take() {
-            return self.read(file, name, out, room);
+            return self.read(file, name, out, max);
         }
         match self.top.take() {
-            // It has no name for the other side.
+            // The guest chooses this folder's name.
             Some(Top::Folder(fd, stat)) => return self.enter(b"", fd, &stat, out),
             Some(Top::File(fd, stat)) => return self.begin(b"", fd, &stat, out),
             None => {}
         }
         let Some(folder) = self.folders.last_mut() else {
             self.ended = true;
-            return Ok(archive::encode(&Record::End, out)?);
+            return Ok(archive::encode(&ArchiveRecord::End, out)?);
         };
         match folder.next() {
             Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => Ok(()),
@@ -155,12 +150,12 @@ impl Packer {
             None => {
                 self.folders.pop();
                 self.tally.leave();
-                Ok(archive::encode(&Record::Leave, out)?)
+                Ok(archive::encode(&ArchiveRecord::Leave, out)?)
             }
         }
     }
 
-    /// One entry of the innermost folder.
+    /// Packs one entry of the innermost folder.
     fn entry(&mut self, name: &CStr, out: &mut Vec<u8>) -> Result<(), PackError> {
         let bytes = name.to_bytes();
         if !archive::is_plain_name(bytes) {
@@ -177,7 +172,7 @@ impl Packer {
             }
             Ok(Entry::Link(target)) => {
                 self.tally.link(bytes, &target);
-                Ok(archive::encode(&Record::Link { name: bytes.to_vec(), target }, out)?)
+                Ok(archive::encode(&ArchiveRecord::Link { name: bytes.to_vec(), target }, out)?)
             }
             Ok(Entry::Special(kind)) => self.skip(bytes, kind, out),
             Err(errno) if concerns_one_entry(errno) => self.skip(bytes, &reason(errno), out),
@@ -198,7 +193,7 @@ impl Packer {
             FileType::RegularFile => {
                 let fd = open(OFlags::empty())?;
                 let stat = rustix::fs::fstat(&fd)?;
-                // It may be another one by now.
+                // It may have been replaced meanwhile.
                 match FileType::from_raw_mode(stat.st_mode) {
                     FileType::RegularFile => Ok(Entry::File(fd, stat)),
                     other => Ok(Entry::Special(special(other))),
@@ -218,9 +213,9 @@ impl Packer {
     fn enter(&mut self, name: &[u8], fd: OwnedFd, stat: &Stat, out: &mut Vec<u8>) -> Result<(), PackError> {
         let folder = Dir::new(fd).map_err(|errno| self.failed(name, errno))?;
         let mode = stat.st_mode & 0o777;
-        archive::encode(&Record::Enter { name: name.to_vec(), mode }, out)?;
-        let known_as = self.known_as(name).to_vec();
-        self.tally.enter(&known_as, mode);
+        archive::encode(&ArchiveRecord::Enter { name: name.to_vec(), mode }, out)?;
+        let display_name = self.display_name(name).to_vec();
+        self.tally.enter(&display_name, mode);
         self.folders.push(folder);
         Ok(())
     }
@@ -228,29 +223,23 @@ impl Packer {
     fn begin(&mut self, name: &[u8], fd: OwnedFd, stat: &Stat, out: &mut Vec<u8>) -> Result<(), PackError> {
         let mode = stat.st_mode & 0o777;
         let (size, modified) = (size(stat), stat.st_mtime);
-        archive::encode(&Record::File { name: name.to_vec(), mode, size, modified }, out)?;
+        archive::encode(&ArchiveRecord::File { name: name.to_vec(), mode, size, modified }, out)?;
         self.tally.file(name, mode);
         self.file = Some((fd, name.to_vec()));
         Ok(())
     }
 
-    fn read(
-        &mut self,
-        file: OwnedFd,
-        name: Vec<u8>,
-        out: &mut Vec<u8>,
-        room: usize,
-    ) -> Result<(), PackError> {
-        let mut content = vec![0; room.saturating_sub(DATA_OVERHEAD).clamp(1, MAX_DATA)];
+    fn read(&mut self, file: OwnedFd, name: Vec<u8>, out: &mut Vec<u8>, max: usize) -> Result<(), PackError> {
+        let mut content = vec![0; max.saturating_sub(DATA_OVERHEAD).clamp(1, MAX_DATA)];
         match rustix::io::read(&file, content.as_mut_slice()) {
             Ok(0) => {
                 self.tally.file_end();
-                return Ok(archive::encode(&Record::FileEnd, out)?);
+                return Ok(archive::encode(&ArchiveRecord::FileEnd, out)?);
             }
             Ok(count) => {
                 content.truncate(count);
                 self.tally.data(&content);
-                archive::encode(&Record::Data(content), out)?;
+                archive::encode(&ArchiveRecord::Data(content), out)?;
             }
             Err(Errno::INTR) => {}
             Err(errno) => return Err(self.failed(&name, errno)),
@@ -261,7 +250,7 @@ impl Packer {
 
     fn skip(&mut self, name: &[u8], reason: &str, out: &mut Vec<u8>) -> Result<(), PackError> {
         self.tally.skip(name, reason);
-        Ok(archive::encode(&Record::Skipped { name: name.to_vec(), reason: reason.to_owned() }, out)?)
+        Ok(archive::encode(&ArchiveRecord::Skipped { name: name.to_vec(), reason: reason.to_owned() }, out)?)
     }
 
     fn failed(&self, name: &[u8], errno: Errno) -> PackError {
@@ -269,18 +258,18 @@ impl Packer {
     }
 
     fn shown(&self, name: &[u8]) -> String {
-        self.tally.path(self.known_as(name))
+        self.tally.path(self.display_name(name))
     }
 
-    /// The item itself is known by the caller's own path.
-    fn known_as<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
+    /// The item itself is named by its local path.
+    fn display_name<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
         if self.folders.is_empty() { self.path.as_os_str().as_bytes() } else { name }
     }
 }
 
 impl Source for Packer {
-    fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, TransferError> {
-        Ok(self.fill(out, room)?)
+    fn fill(&mut self, out: &mut Vec<u8>, max: usize) -> Result<bool, TransferError> {
+        Ok(self.fill(out, max)?)
     }
 
     fn done(&self) -> u64 {
@@ -296,7 +285,6 @@ impl Source for Packer {
     }
 }
 
-/// An entry of a folder, opened.
 enum Entry {
     Folder(OwnedFd, Stat),
     File(OwnedFd, Stat),
@@ -304,7 +292,7 @@ enum Entry {
     Special(&'static str),
 }
 
-/// Whether the rest of the tree can be read nevertheless.
+/// Whether the rest of the tree can still be read.
 fn concerns_one_entry(errno: Errno) -> bool {
     matches!(
         errno,

@@ -1,9 +1,9 @@
-//! A copy over the connection to a sandbox, until it is complete, or fails, or the caller has had enough.
+//! Runs a copy over the connection to a sandbox.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use bathy_protocol::{Cause, Direction, Exit, MAX_PAYLOAD, Refused, Request, StdChannel, Transfer, Work};
+use bathy_protocol::{Cause, CopyDirection, Exit, MAX_PAYLOAD, Refused, Request, StdChannel, Transfer, Work};
 use rustix::event::PollFlags;
 use rustix::process::Signal;
 use thiserror::Error;
@@ -11,131 +11,117 @@ use thiserror::Error;
 use super::direct::DirectError;
 use super::{PackError, Packer, Summary, UnpackError, Unpacker};
 use crate::connection::{Connection, ConnectionError};
-use crate::stream::{Event, Fired, Stream};
+use crate::stream::{Fired, Stream, StreamEvent};
 
-/// How much of the guest's complaint is kept.
-const MAX_COMPLAINT: usize = 4096;
+/// How much of the guest's error message is stored.
+const MAX_ERROR_TEXT: usize = 4096;
 /// How much is packed at once.
 const BATCH: usize = 64 * 1024;
-/// How long a guest may take to clean up after a copy that ends early.
+/// How long a guest may take to clean up after an aborted copy.
 const CLEAN_UP: Duration = Duration::from_secs(1);
 
-/// The copy failed.
 #[derive(Debug, Error)]
 pub enum TransferError {
-    /// The sandbox cannot be spoken to.
+    /// The connection to the sandbox failed.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
     /// The host's files cannot be read.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// What came cannot be written.
+    /// What arrived cannot be written.
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    /// A file cannot be read, written or listed directly.
+    /// A direct read, write or listing failed.
     #[error(transparent)]
     Direct(#[from] DirectError),
-    /// The copy was not started. Guest-controlled text: escape before showing.
+    /// The copy was refused. Controlled by the guest: escape it before printing.
     #[error("{}", .0.message)]
     Refused(Refused),
-    /// The copy failed in the guest, which says why. Guest-controlled text: escape before showing.
+    /// The copy failed in the guest, with this message. Controlled by the guest: escape it before printing.
     #[error("{0}")]
     Failed(String),
-    /// The copy failed in the guest without a word.
+    /// The copy failed in the guest without a message.
     #[error("The copy failed in the sandbox with exit code {0}")]
     FailedSilently(u8),
-    /// The guest claims to have what was not sent yet.
+    /// The guest reported success before everything was sent.
     #[error("The sandbox called the copy complete before all of it was sent")]
     Incomplete,
-    /// Nothing moves any more.
+    /// The copy made no progress.
     #[error("The sandbox does not answer")]
     Stalled,
-    /// The caller's interrupt descriptor became readable.
+    /// The interrupt descriptor became readable.
     #[error("The copy was interrupted")]
     Interrupted,
-    /// The sandbox ended under the copy.
     #[error("The sandbox ended during the copy")]
     SandboxEnded {
-        /// Why.
         cause: Cause,
-        /// The guest kernel's last lines. Guest-controlled text: escape before showing.
+        /// The last lines of the guest kernel's console. Controlled by the guest: escape it before printing.
         console: String,
     },
 }
 
-/// The caller's side of a copy.
-pub struct Options<'a> {
-    /// Is told how many bytes of content are done, and how many there are if that is known.
+/// The client's side of a copy.
+pub struct TransferOptions<'a> {
+    /// Called with the bytes copied and, if known, the total.
     pub progress: &'a mut dyn FnMut(u64, Option<u64>),
-    /// Becomes readable when the caller wants to stop.
+    /// Becomes readable when the copy should stop.
     pub interrupt: Option<BorrowedFd<'a>>,
-    /// For so long nothing may move. A guest that is told to keep a large copy safe says nothing meanwhile.
+    /// How long the copy may make no progress. A guest that flushes a large copy to disk sends nothing
+    /// meanwhile.
     pub stall: Duration,
 }
 
-/// Where an archive for the guest comes from.
+/// Produces the archive that is sent to the guest.
 pub(super) trait Source {
-    /// Appends whole records to `out`, about `room` bytes of them. Returns whether there are more.
-    fn fill(&mut self, out: &mut Vec<u8>, room: usize) -> Result<bool, TransferError>;
+    /// Appends whole records to `out`, about `max` bytes. Returns whether there are more.
+    fn fill(&mut self, out: &mut Vec<u8>, max: usize) -> Result<bool, TransferError>;
     /// How many bytes of content were packed.
     fn done(&self) -> u64;
-    /// How many there are, if that is known.
+    /// How many bytes there are in total, if known.
     fn total(&self) -> Option<u64>;
-    /// What was packed.
     fn into_summary(self) -> Summary;
 }
 
-/// Where the guest's output goes.
+/// Consumes the guest's output.
 pub(super) trait Sink {
-    /// What the whole output comes to.
+    /// The result of the whole output.
     type Whole;
-    /// Takes bytes that arrived.
+    /// Consumes bytes that arrived.
     fn take(&mut self, bytes: &[u8]) -> Result<(), TransferError>;
-    /// How many bytes of content are done.
+    /// How many bytes of content were consumed.
     fn done(&self) -> u64;
-    /// How many there are, if that is known.
+    /// How many bytes there are in total, if known.
     fn total(&self) -> Option<u64>;
-    /// There is nothing more to come.
+    /// Called when the output is complete.
     fn finish(self) -> Result<Self::Whole, TransferError>;
 }
 
-/// Copies what `packer` reads into the guest. `transfer` says where to.
-pub fn into_guest(
-    connection: &mut Connection,
-    stream: u32,
-    packer: Packer,
-    transfer: Transfer,
-    tag: u64,
-    options: Options<'_>,
-) -> Result<Summary, TransferError> {
-    send(Session::start(connection, stream, transfer, tag, options)?, packer)
+/// Copies what `packer` reads into the guest.
+pub fn into_guest(session: TransferSession<'_, '_>, packer: Packer) -> Result<Summary, TransferError> {
+    send(session, packer)
 }
 
-/// Copies out of the guest what `transfer` names, to where `unpacker` writes it.
-pub fn out_of_guest(
-    connection: &mut Connection,
-    stream: u32,
-    unpacker: Unpacker,
-    transfer: Transfer,
-    tag: u64,
-    options: Options<'_>,
-) -> Result<Summary, TransferError> {
-    receive(Session::start(connection, stream, transfer, tag, options)?, unpacker)
+/// Copies from the guest to where `unpacker` writes.
+pub fn out_of_guest(session: TransferSession<'_, '_>, unpacker: Unpacker) -> Result<Summary, TransferError> {
+    receive(session, unpacker)
 }
 
-/// Sends all of a source.
-pub(super) fn send<S: Source>(mut session: Session<'_, '_>, mut source: S) -> Result<Summary, TransferError> {
+/// Sends everything from a source.
+pub(super) fn send<S: Source>(
+    mut session: TransferSession<'_, '_>,
+    mut source: S,
+) -> Result<Summary, TransferError> {
     let mut feed = Feed { pending: Vec::new(), start: 0, more: true, closed: false };
     loop {
         let fed = feed.offer(&mut source, &mut session);
-        let news = match fed.and_then(|()| session.wait()) {
-            Ok(news) => news,
+        let arrivals = match fed.and_then(|()| session.wait()) {
+            Ok(arrivals) => arrivals,
             Err(error) => {
-                session.give_up(&error, &Request::CloseStdin);
+                session.abort(&error, &Request::CloseStdin);
                 return Err(error);
             }
         };
-        match news.exit {
+        match arrivals.exit {
             Some(exit) => {
                 session.check(exit)?;
                 return if feed.closed { Ok(source.into_summary()) } else { Err(TransferError::Incomplete) };
@@ -145,17 +131,20 @@ pub(super) fn send<S: Source>(mut session: Session<'_, '_>, mut source: S) -> Re
     }
 }
 
-/// Receives all that a sink takes.
-pub(super) fn receive<S: Sink>(mut session: Session<'_, '_>, mut sink: S) -> Result<S::Whole, TransferError> {
+/// Receives everything into a sink.
+pub(super) fn receive<S: Sink>(
+    mut session: TransferSession<'_, '_>,
+    mut sink: S,
+) -> Result<S::Whole, TransferError> {
     loop {
-        let outcome = session.wait().and_then(|news| {
-            for bytes in &news.content {
+        let outcome = session.wait().and_then(|arrivals| {
+            for bytes in &arrivals.content {
                 sink.take(bytes)?;
                 session.stream.consumed(StdChannel::Stdout, bytes.len())?;
                 session.moved = Instant::now();
             }
             (session.progress)(sink.done(), sink.total());
-            Ok(news.exit)
+            Ok(arrivals.exit)
         });
         match outcome {
             Ok(Some(exit)) => {
@@ -164,14 +153,14 @@ pub(super) fn receive<S: Sink>(mut session: Session<'_, '_>, mut sink: S) -> Res
             }
             Ok(None) => session.check_stall()?,
             Err(error) => {
-                session.give_up(&error, &Request::Signal(Signal::KILL.as_raw()));
+                session.abort(&error, &Request::Signal(Signal::KILL.as_raw()));
                 return Err(error);
             }
         }
     }
 }
 
-/// Packed bytes on their way.
+/// Packed bytes that are not sent yet.
 struct Feed {
     pending: Vec<u8>,
     start: usize,
@@ -180,18 +169,18 @@ struct Feed {
 }
 
 impl Feed {
-    /// Queues as much as the guest's window takes.
+    /// Queues as much as the guest's window accepts.
     fn offer<S: Source>(
         &mut self,
         source: &mut S,
-        session: &mut Session<'_, '_>,
+        session: &mut TransferSession<'_, '_>,
     ) -> Result<(), TransferError> {
-        while !self.closed && session.stream.input_room() > 0 {
+        while !self.closed && session.stream.input_window() > 0 {
             if self.start == self.pending.len() {
                 self.pending.clear();
                 self.start = 0;
                 if !self.more {
-                    session.stream.tell(&Request::CloseStdin)?;
+                    session.stream.queue(&Request::CloseStdin)?;
                     self.closed = true;
                     break;
                 }
@@ -199,7 +188,7 @@ impl Feed {
                 (session.progress)(source.done(), source.total());
             }
             let rest = self.pending.get(self.start..).unwrap_or_default();
-            let count = rest.len().min(session.stream.input_room()).min(MAX_PAYLOAD as usize);
+            let count = rest.len().min(session.stream.input_window()).min(MAX_PAYLOAD as usize);
             session.stream.input(rest.get(..count).unwrap_or_default());
             self.start += count;
         }
@@ -207,38 +196,41 @@ impl Feed {
     }
 }
 
-/// What one round of waiting brought.
+/// What arrived in one round of waiting.
 #[derive(Default)]
-struct News {
-    /// Standard output.
+struct Arrivals {
     content: Vec<Vec<u8>>,
     exit: Option<Exit>,
 }
 
-/// One copy's stream.
-pub(super) struct Session<'c, 'o> {
+/// One transfer that the guest was asked for.
+pub struct TransferSession<'c, 'o> {
     stream: Stream<'c>,
     progress: &'o mut dyn FnMut(u64, Option<u64>),
     interrupt: Option<BorrowedFd<'o>>,
     stall: Duration,
-    /// When something moved last.
+    /// When the copy last made progress.
     moved: Instant,
-    /// When patience ends, whatever moves.
+    /// The deadline of the whole copy.
     deadline: Option<Instant>,
-    complaint: Vec<u8>,
-    /// Whether what the guest prints is the copy itself.
+    error_text: Vec<u8>,
+    /// Whether the guest's output is the archive.
     outward: bool,
 }
 
-impl<'c, 'o> Session<'c, 'o> {
-    pub(super) fn start(
+impl<'c, 'o> TransferSession<'c, 'o> {
+    /// Requests a transfer on an unused stream of `connection`.
+    ///
+    /// # Errors
+    /// The request cannot be encoded.
+    pub fn start(
         connection: &'c mut Connection,
         stream: u32,
         transfer: Transfer,
         tag: u64,
-        options: Options<'o>,
+        options: TransferOptions<'o>,
     ) -> Result<Self, TransferError> {
-        let outward = transfer.direction == Direction::OutOfGuest;
+        let outward = transfer.direction == CopyDirection::OutOfGuest;
         let request = Request::Start { work: Work::Transfer(transfer), tag, job: None };
         Ok(Self {
             stream: Stream::open(connection, stream, &request)?,
@@ -247,67 +239,71 @@ impl<'c, 'o> Session<'c, 'o> {
             stall: options.stall,
             moved: Instant::now(),
             deadline: None,
-            complaint: Vec::new(),
+            error_text: Vec::new(),
             outward,
         })
     }
 
-    /// All of it has to be done within this time.
+    /// Sets a deadline for the whole copy.
     pub(super) fn within(mut self, time: Duration) -> Self {
         self.deadline = Some(Instant::now() + time);
         self
     }
 
-    /// How long may still be waited for the next sign.
-    fn patience(&self) -> Duration {
+    /// The time until the next timeout.
+    fn remaining(&self) -> Duration {
         let stall = self.stall.saturating_sub(self.moved.elapsed());
         let rest = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         rest.map_or(stall, |rest| rest.min(stall))
     }
 
-    /// Sends what is queued, waits until something can be done or patience ends, and takes what has arrived.
-    fn wait(&mut self) -> Result<News, TransferError> {
+    /// Sends what is queued, waits for an event or a timeout, and receives what has arrived.
+    fn wait(&mut self) -> Result<Arrivals, TransferError> {
         let interrupt = self.interrupt.map(|fd| (fd, PollFlags::IN));
-        let deadline = Instant::now() + self.patience();
+        let deadline = Instant::now() + self.remaining();
         let Fired { arrived, others: [interrupted] } = self.stream.wait(true, [interrupt], Some(deadline))?;
         if interrupted {
             return Err(TransferError::Interrupted);
         }
-        let mut news = News::default();
+        let mut arrivals = Arrivals::default();
         if arrived {
             for event in self.stream.receive()? {
                 // The first end counts: the sandbox may end right after the copy.
-                if news.exit.is_none() {
-                    self.take(event, &mut news)?;
+                if arrivals.exit.is_none() {
+                    self.take(event, &mut arrivals)?;
                 }
             }
         }
-        Ok(news)
+        Ok(arrivals)
     }
 
-    fn take(&mut self, event: Event, news: &mut News) -> Result<(), TransferError> {
+    fn take(&mut self, event: StreamEvent, arrivals: &mut Arrivals) -> Result<(), TransferError> {
         match event {
-            Event::SandboxEnded { cause, console } => {
+            StreamEvent::SandboxEnded { cause, console } => {
                 return Err(TransferError::SandboxEnded { cause, console });
             }
-            Event::Refused(refused) => return Err(TransferError::Refused(refused)),
-            Event::Exited(exit) => news.exit = Some(exit),
-            Event::Granted(bytes) => {
+            StreamEvent::Refused(refused) => return Err(TransferError::Refused(refused)),
+            StreamEvent::Exited(exit) => arrivals.exit = Some(exit),
+            StreamEvent::Granted(bytes) => {
                 if bytes > 0 {
                     self.moved = Instant::now();
                 }
             }
-            Event::Output(StdChannel::Stdout, bytes) if self.outward && !bytes.is_empty() => {
-                news.content.push(bytes);
+            StreamEvent::Output(StdChannel::Stdout, bytes) if self.outward && !bytes.is_empty() => {
+                arrivals.content.push(bytes);
             }
-            Event::Output(channel, bytes) => {
+            StreamEvent::Output(channel, bytes) => {
                 if channel == StdChannel::Stderr {
-                    let room = MAX_COMPLAINT.saturating_sub(self.complaint.len()).min(bytes.len());
-                    self.complaint.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                    let space = MAX_ERROR_TEXT.saturating_sub(self.error_text.len()).min(bytes.len());
+                    self.error_text.extend_from_slice(bytes.get(..space).unwrap_or_default());
                 }
                 self.stream.consumed(channel, bytes.len())?;
             }
-            Event::Ready(_) | Event::Warning(_) | Event::Started | Event::Attached | Event::TakenOver => {}
+            StreamEvent::Ready(_)
+            | StreamEvent::Warning(_)
+            | StreamEvent::Started
+            | StreamEvent::Attached
+            | StreamEvent::TakenOver => {}
         }
         Ok(())
     }
@@ -316,19 +312,19 @@ impl<'c, 'o> Session<'c, 'o> {
         if exit == Exit::Code(0) {
             return Ok(());
         }
-        match String::from_utf8_lossy(&self.complaint).trim() {
+        match String::from_utf8_lossy(&self.error_text).trim() {
             "" => Err(TransferError::FailedSilently(exit.shell_code())),
-            complaint => Err(TransferError::Failed(complaint.to_owned())),
+            error_text => Err(TransferError::Failed(error_text.to_owned())),
         }
     }
 
-    /// Only what was moved counts, not whatever else a guest may say to pass the time.
+    /// Only transferred content counts as progress; other messages do not.
     fn check_stall(&self) -> Result<(), TransferError> {
-        if self.patience().is_zero() { Err(TransferError::Stalled) } else { Ok(()) }
+        if self.remaining().is_zero() { Err(TransferError::Stalled) } else { Ok(()) }
     }
 
-    /// Tells the guest that the copy ends early, and lets it clean up, if it is still there and still ours.
-    fn give_up(&mut self, error: &TransferError, request: &Request) {
+    /// Aborts the copy in the guest and lets it clean up, if it still serves this stream.
+    fn abort(&mut self, error: &TransferError, request: &Request) {
         let ours = matches!(
             error,
             TransferError::Pack(_)
@@ -336,10 +332,10 @@ impl<'c, 'o> Session<'c, 'o> {
                 | TransferError::Direct(_)
                 | TransferError::Interrupted
         );
-        if !ours || self.stream.tell(request).is_err() {
+        if !ours || self.stream.queue(request).is_err() {
             return;
         }
-        // Who wants to stop waits for nothing else.
+        // A user who interrupted the copy does not wait for anything else.
         self.interrupt = None;
         self.stall = CLEAN_UP;
         self.deadline = None;
@@ -348,7 +344,7 @@ impl<'c, 'o> Session<'c, 'o> {
         self.moved = Instant::now();
         while Instant::now() < end {
             match self.wait() {
-                Ok(News { exit: None, .. }) => {}
+                Ok(Arrivals { exit: None, .. }) => {}
                 _ => return,
             }
         }

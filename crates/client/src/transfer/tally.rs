@@ -1,13 +1,13 @@
-//! What a copy comes to: counts, a digest, and where in the tree it is. Packing and unpacking keep the same one, so
-//! that both sides of a copy can be compared.
+//! Counts and digests a copy, and tracks the position in the tree. Packing and unpacking use the same code,
+//! so that both sides of a copy can be compared.
 
 use blake3::Hasher;
 
 use super::{MAX_SKIPPED, Summary};
 
-/// Keeps entries apart from file contents that look like one.
+/// Domain separation from file contents that look like an entry.
 const ENTRY_CONTEXT: &str = "bathysphere 2026 entry of a copied tree";
-/// The most characters of a path or a reason that are kept for a report: a guest chooses them.
+/// The most characters of a path or reason in a report: a guest chooses them.
 const MAX_TEXT: usize = 512;
 
 /// The kind of an entry.
@@ -28,17 +28,17 @@ impl Kind {
     }
 }
 
-/// A folder or file that has begun.
+/// A folder or file in progress.
 struct Open {
-    /// For the topmost item, the whole path that the caller knows it by.
+    /// For the topmost item, its whole local path.
     name: Vec<u8>,
     mode: u32,
 }
 
 #[derive(Default)]
 pub(super) struct Tally {
-    /// The folders that have begun, each with the numbers of what was in it so far: 32 bytes for each entry are all
-    /// that a tree costs.
+    /// The open folders, each with the digests of its entries so far. A tree costs 32 bytes of memory per
+    /// entry.
     folders: Vec<(Open, Vec<[u8; 32]>)>,
     file: Option<(Open, Hasher)>,
     summary: Summary,
@@ -98,7 +98,7 @@ impl Tally {
         }
     }
 
-    /// Where `name` is, for a message: nothing is opened by it.
+    /// The path of `name`, for messages only.
     pub(super) fn path(&self, name: &[u8]) -> String {
         let mut path = String::new();
         for part in self.folders.iter().map(|(folder, _)| folder.name.as_slice()).chain([name]) {
@@ -114,7 +114,7 @@ impl Tally {
         self.summary
     }
 
-    /// An entry is complete: it counts for its folder, or is the whole copy.
+    /// Adds a complete entry to its folder, or finishes the copy.
     fn record(&mut self, kind: Kind, entry: &Open, content: [u8; 32]) {
         match (self.folders.last_mut(), kind) {
             (Some((_, entries)), _) => entries.push(number(kind, &entry.name, entry.mode, &content)),
@@ -137,7 +137,7 @@ fn number(kind: Kind, name: &[u8], mode: u32, content: &[u8; 32]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// The end of a long path says more than its beginning.
+/// The end of a long path is more informative than its beginning.
 fn clipped(text: &str) -> String {
     match text.char_indices().rev().nth(MAX_TEXT) {
         Some((cut, letter)) => format!("…{}", text.get(cut + letter.len_utf8()..).unwrap_or_default()),

@@ -1,8 +1,8 @@
-//! An archive from a guest becomes a file or tree on the host.
+//! Unpacks an archive from a guest into a file or tree on the host.
 //!
-//! The guest is hostile. Its names are single components, used only in a folder that is open here and was opened
-//! without following a link; what it says about sizes is not believed; what it sends is counted against limits.
-//! A file appears under its name only when all of it has arrived.
+//! The guest is hostile. Its names are single components, used only relative to folders that were opened
+//! without following a link. Its sizes are not trusted, and what it sends is counted against limits. A file
+//! gets its name only when it is complete.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use bathy_protocol::archive::{ArchiveError, Decoder, Record, is_plain_name};
+use bathy_protocol::archive::{ArchiveDecoder, ArchiveError, ArchiveRecord, is_plain_name};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -22,72 +22,59 @@ use super::links::stays_inside;
 use super::run::{Sink, TransferError};
 use super::tally::Tally;
 
-/// How the name of a file begins that is not complete yet.
+/// The name prefix of incomplete files.
 pub const TEMPORARY_PREFIX: &str = ".bathy-partial-";
 /// Permission bits that a guest may choose: no setuid, setgid or sticky bit.
 const MODE_MASK: u32 = 0o777;
-/// A folder that only its later entries are looked up in.
+/// Opens a folder only to look up entries in it.
 const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// How often another temporary name is tried.
+/// How many temporary names are tried.
 const ATTEMPTS: usize = 16;
 
 /// The archive cannot be unpacked.
 #[derive(Debug, Error)]
 pub enum UnpackError {
-    /// The archive itself is wrong.
-    #[error("The sandbox sent something that is no archive")]
+    /// The archive is invalid.
+    #[error("The sandbox sent an invalid archive")]
     Archive(#[from] ArchiveError),
-    /// It stopped in the middle.
+    /// The archive ended early.
     #[error("The sandbox stopped sending before the copy was complete")]
     Truncated,
-    /// Too much content.
     #[error("The copy is larger than the limit of {0} bytes (raise it with --limit)")]
     TooLarge(u64),
     /// Too many files, folders and links.
     #[error("The copy has more entries than the limit of {0} (raise it with --limit)")]
     TooMany(u64),
-    /// Nothing more fits.
     #[error("Cannot write {0}: the host's disk is full")]
     Full(String),
-    /// The caller's destination is no place for a copy.
+    /// The destination is unusable.
     #[error("Cannot copy to {path}: {reason}")]
     Destination {
-        /// As the caller gave it.
+        /// The path as the user gave it.
         path: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// What exists cannot be replaced by what arrives. The path is guest-controlled text.
+    /// An existing entry cannot be replaced by the one that arrived. The path is controlled by the guest.
     #[error("Cannot write {path}: {what} is in the way")]
-    InTheWay {
-        /// Where.
-        path: String,
-        /// What is there.
-        what: &'static str,
-    },
-    /// The item itself is a link.
+    InTheWay { path: String, what: &'static str },
     #[error("The sandbox sent a link in place of the file or folder")]
     TopLink,
-    /// Writing failed. The path is guest-controlled text.
+    /// Writing failed. The path is controlled by the guest.
     #[error("Cannot write {path}")]
-    Write {
-        /// What was written.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
+    Write { path: String, source: io::Error },
 }
 
-/// How much a guest may send.
+/// Limits on what a guest may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of content.
+pub struct UnpackLimits {
+    /// Bytes of file content written.
     pub bytes: u64,
     /// Files, folders and links.
     pub entries: u64,
 }
 
-impl Default for Limits {
+impl Default for UnpackLimits {
     fn default() -> Self {
         Self { bytes: 4 << 30, entries: 1_000_000 }
     }
@@ -96,8 +83,8 @@ impl Default for Limits {
 /// A folder that is being filled.
 struct Folder {
     fd: OwnedFd,
-    /// Its permission bits, if it was made here: they are set when it is complete, so that even a folder that its owner
-    /// may not write can be filled. A folder that was there before keeps its own.
+    /// The permission bits of a folder that was created here. They are set when it is complete, so that a
+    /// read-only folder can be filled. Existing folders keep their own.
     mode: Option<u32>,
 }
 
@@ -110,30 +97,29 @@ struct Partial {
     modified: i64,
 }
 
-/// Unpacks one archive.
 pub struct Unpacker {
-    decoder: Decoder,
-    /// The folder that the item goes to; the caller's own path led there, links included.
+    decoder: ArchiveDecoder,
+    /// The folder that the item is created in. The user's own path was followed to it, including links.
     base: OwnedFd,
-    /// The item's name there, from the caller.
+    /// The item's local name in that folder.
     name: Vec<u8>,
     /// The item's whole path, for messages.
     path: PathBuf,
-    /// The caller's path ends with a slash.
+    /// Whether the destination ended with a slash.
     only_folder: bool,
     folders: Vec<Folder>,
     file: Option<Partial>,
-    limits: Limits,
-    left: Limits,
+    limits: UnpackLimits,
+    left: UnpackLimits,
     total: Option<u64>,
     tally: Tally,
     failed: bool,
 }
 
 impl Unpacker {
-    /// Prepares to unpack to `destination`: a folder that exists receives the item as `name`, anything else is the
-    /// item's new path, in a folder that exists.
-    pub fn new(destination: &Path, name: &OsStr, limits: Limits) -> Result<Self, UnpackError> {
+    /// Prepares to unpack to `destination`. An existing folder receives the item as `name`; otherwise it is
+    /// the item's new path, in an existing folder.
+    pub fn new(destination: &Path, name: &OsStr, limits: UnpackLimits) -> Result<Self, UnpackError> {
         let shown = || destination.display().to_string();
         let bad = |reason| UnpackError::Destination { path: shown(), reason };
         let failed = |errno: Errno| UnpackError::Write { path: shown(), source: errno.into() };
@@ -159,7 +145,7 @@ impl Unpacker {
             return Err(bad("the copy needs a name there"));
         }
         Ok(Self {
-            decoder: Decoder::default(),
+            decoder: ArchiveDecoder::default(),
             base,
             name: name.to_vec(),
             path,
@@ -179,12 +165,13 @@ impl Unpacker {
         self.tally.bytes()
     }
 
-    /// How many bytes of content there are, if the item is a file. The guest says so: for a progress bar only.
+    /// How many bytes of content there are, if the item is a file. The guest claims this: use it for a
+    /// progress bar only.
     pub fn total(&self) -> Option<u64> {
         self.total
     }
 
-    /// Takes the archive's next bytes. After an error the archive is lost.
+    /// Consumes the archive's next bytes. After an error the archive cannot be continued.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(), UnpackError> {
         if self.failed {
             return Err(UnpackError::Truncated);
@@ -197,7 +184,7 @@ impl Unpacker {
         outcome
     }
 
-    /// The archive came to its end.
+    /// Completes the copy at the end of the archive.
     pub fn finish(mut self) -> Result<Summary, UnpackError> {
         if self.failed || !self.decoder.is_complete() {
             return Err(UnpackError::Truncated);
@@ -213,47 +200,47 @@ impl Unpacker {
         Ok(())
     }
 
-    fn apply(&mut self, record: Record) -> Result<(), UnpackError> {
+    fn apply(&mut self, record: ArchiveRecord) -> Result<(), UnpackError> {
         match record {
-            Record::Enter { name, mode } => {
+            ArchiveRecord::Enter { name, mode } => {
                 self.count_entry()?;
-                let name = self.placed(name);
+                let name = self.local_name(name);
                 self.enter(&name, mode & MODE_MASK)
             }
-            Record::Leave => self.leave(),
-            Record::File { name, mode, size, modified } => {
+            ArchiveRecord::Leave => self.leave(),
+            ArchiveRecord::File { name, mode, size, modified } => {
                 self.count_entry()?;
-                // Not believed, only taken at its word: the content itself is counted as it arrives.
+                // Not trusted, only an early check: content is counted as it arrives.
                 if size > self.left.bytes {
                     return Err(UnpackError::TooLarge(self.limits.bytes));
                 }
                 let top = self.folders.is_empty();
-                let name = self.placed(name);
+                let name = self.local_name(name);
                 self.begin(name, mode & MODE_MASK, modified)?;
                 self.total = top.then_some(size);
                 Ok(())
             }
-            Record::Data(content) => {
-                // Records without content would otherwise be free, and endless.
+            ArchiveRecord::Data(content) => {
+                // Empty content records cost nothing, so there could be an endless number of them.
                 if content.is_empty() {
                     self.count_entry()?;
                 }
                 self.count_bytes(content.len())?;
                 self.write(&content)
             }
-            Record::FileEnd => self.complete(),
-            Record::Link { name, target } => {
+            ArchiveRecord::FileEnd => self.complete(),
+            ArchiveRecord::Link { name, target } => {
                 self.count_entry()?;
                 self.count_bytes(target.len())?;
                 self.link(&name, &target)
             }
-            Record::Skipped { name, reason } => {
+            ArchiveRecord::Skipped { name, reason } => {
                 self.count_entry()?;
                 self.count_bytes(reason.len())?;
                 self.tally.skip(&name, &reason);
                 Ok(())
             }
-            Record::End => Ok(()),
+            ArchiveRecord::End => Ok(()),
         }
     }
 
@@ -274,8 +261,8 @@ impl Unpacker {
         self.folders.last().map_or_else(|| self.base.as_fd(), |folder| folder.fd.as_fd())
     }
 
-    /// The item itself has the caller's name, whatever the guest calls it.
-    fn placed(&self, name: Vec<u8>) -> Vec<u8> {
+    /// The item has its local name, whatever the guest sends.
+    fn local_name(&self, name: Vec<u8>) -> Vec<u8> {
         if self.folders.is_empty() { self.name.clone() } else { name }
     }
 
@@ -286,7 +273,7 @@ impl Unpacker {
             Err(Errno::EXIST) => false,
             Err(errno) => return Err(self.write_error(name, errno)),
         };
-        // A folder of ours has to be readable, since its mode is set through the descriptor.
+        // A folder that we created has to be readable, because its mode is set through the descriptor.
         let access = if made { FOLDER.difference(OFlags::PATH) } else { FOLDER };
         let fd =
             rustix::fs::openat(folder, name, access | OFlags::NOFOLLOW, Mode::empty()).map_err(|errno| {
@@ -295,8 +282,8 @@ impl Unpacker {
                     _ => self.write_error(name, errno),
                 }
             })?;
-        let known_as = self.known_as(name).to_vec();
-        self.tally.enter(&known_as, mode);
+        let display_name = self.display_name(name).to_vec();
+        self.tally.enter(&display_name, mode);
         self.folders.push(Folder { fd, mode: made.then_some(mode) });
         Ok(())
     }
@@ -346,7 +333,7 @@ impl Unpacker {
                 last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
                 last_modification: Timespec { tv_sec: partial.modified, tv_nsec: 0 },
             };
-            // A time that the file system cannot keep is no reason to lose the file.
+            // A time that the file system cannot store does not fail the copy.
             let _ = rustix::fs::futimens(fd, &times);
             let folder = self.folder();
             rustix::fs::renameat(folder, partial.temporary.as_str(), folder, partial.name.as_slice())
@@ -361,7 +348,7 @@ impl Unpacker {
         if self.folders.is_empty() {
             return Err(UnpackError::TopLink);
         }
-        // The topmost folder is inside the tree, what it lies in is not.
+        // The topmost folder is inside the tree, its parent is not.
         if let Err(reason) = stays_inside(target, self.folders.len() - 1) {
             self.tally.skip(name, reason);
             return Ok(());
@@ -384,7 +371,7 @@ impl Unpacker {
         Ok(())
     }
 
-    /// Only a file or a link makes place for another: no folder, and above all no device.
+    /// Only a file or link may be replaced: never a folder or a device.
     fn check_replaceable(&self, name: &[u8]) -> Result<(), UnpackError> {
         match rustix::fs::statat(self.folder(), name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
@@ -397,7 +384,7 @@ impl Unpacker {
         }
     }
 
-    /// Makes something in the innermost folder under a name that nobody can have foreseen.
+    /// Creates an entry in the innermost folder under an unpredictable name.
     fn temporary<T>(
         &self,
         name: &[u8],
@@ -418,13 +405,14 @@ impl Unpacker {
 
     fn set_mode(&self, fd: BorrowedFd<'_>, mode: u32, name: &[u8]) -> Result<(), UnpackError> {
         match rustix::fs::fchmod(fd, Mode::from_raw_mode(mode)) {
-            // Some file systems have no modes; what is there then is closer than what was asked for, never wider.
+            // Some file systems have no modes; theirs are never wider than requested.
             Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(self.write_error(name, errno)),
         }
     }
 
-    /// What is half done goes; a folder that stays gets its mode, so that a second attempt finds it as it should be.
+    /// Removes partial files. A remaining folder gets its mode, so that a second attempt finds it as it
+    /// should be.
     fn clean_up(&mut self) {
         if let Some(partial) = self.file.take() {
             let _ = rustix::fs::unlinkat(self.folder(), partial.temporary.as_str(), AtFlags::empty());
@@ -437,11 +425,11 @@ impl Unpacker {
     }
 
     fn shown(&self, name: &[u8]) -> String {
-        self.tally.path(self.known_as(name))
+        self.tally.path(self.display_name(name))
     }
 
-    /// The item itself is known by the caller's own path.
-    fn known_as<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
+    /// The item itself is named by its local path.
+    fn display_name<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
         if self.folders.is_empty() { self.path.as_os_str().as_bytes() } else { name }
     }
 

@@ -1,11 +1,11 @@
-//! The recipes' shell functions, with stubs in place of the programs that would fetch something.
+//! Tests of the recipes' shell functions, with stubs in place of programs that would download something.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use super::*;
 
-/// A recipe, unpacked, and a folder of stubs that is searched before the system's programs.
+/// An unpacked recipe, and a folder of stubs that precedes the system's programs in PATH.
 struct Stubbed {
     folder: tempfile::TempDir,
 }
@@ -17,7 +17,7 @@ impl Stubbed {
             fs::create_dir(stubbed.folder.path().join(name)).unwrap();
         }
         Recipe::uml_kernel().unpack(&stubbed.folder.path().join("recipe")).unwrap();
-        // What a build needs, and does not come to need here.
+        // Programs that a build requires, but that are not run here.
         for name in ["gcc", "make", "flex", "bison", "bc", "xz", "patch"] {
             stubbed.stub(name, "exit 0");
         }
@@ -32,7 +32,7 @@ impl Stubbed {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// apt with these sources, which downloads as `download` says.
+    /// A stub of apt with these sources, which downloads as `download` says.
     fn apt(&self, sources: &[&str], download: &str) {
         let lines: String = sources
             .iter()
@@ -45,7 +45,7 @@ impl Stubbed {
         );
     }
 
-    /// Runs a script as a recipe's build.sh would, after the functions that it shares with others.
+    /// Runs a script as a recipe's build.sh would, after loading the shared functions.
     fn run(&self, script: &str) -> Output {
         let path = self.folder.path();
         let search = format!("{}:{}", path.join("stubs").display(), std::env::var("PATH").unwrap());
@@ -106,7 +106,7 @@ fn a_missing_security_archive_ends_the_build() {
 #[test]
 fn scripts_of_packages_never_run_as_the_machines_root() {
     if !rustix::process::geteuid().is_root() {
-        // No other process can be mistaken for it.
+        // There is no other user to compare with.
         return;
     }
     let stubbed = Stubbed::new();
@@ -115,10 +115,10 @@ fn scripts_of_packages_never_run_as_the_machines_root() {
     stubbed.stub("npm", "echo package.tgz; : >\"$5/package.tgz\"");
     stubbed.stub("sha512sum", "exit 0");
     stubbed.stub("mkfs.erofs", "exit 0");
-    // What runs the scripts tells who it is, and writes where it has to.
+    // The stub that runs the scripts prints its user and writes where it has to.
     stubbed.stub("mmdebstrap", "cat /proc/self/uid_map /proc/self/gid_map; id -u; : >/var/tmp/tree; exit 7");
     let (path, out) = (stubbed.folder.path(), stubbed.folder.path().join("out"));
-    // Its user has to get to the stub.
+    // The unprivileged user has to reach the stub.
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     let script = Recipe::image("default").unwrap().unpack(&path.join("recipe")).unwrap();
     let search = format!("{}:{}", path.join("stubs").display(), std::env::var("PATH").unwrap());

@@ -2,8 +2,8 @@ use bathy_protocol::cell::{Cell, ContextsRequest, Language};
 use bathy_protocol::frame;
 use bathy_protocol::message::decode;
 use bathy_protocol::{
-    Answer, Direction, Exec, Exit, Ready, RefusalKind, Refused, Request, ToHost, ToKeeper, Transfer, Work,
-    WorkEnd,
+    Answer, CopyDirection, Exec, Exit, Ready, RefusalKind, Refused, Request, ToHost, ToKeeper, Transfer,
+    Work, WorkEnd,
 };
 
 use super::*;
@@ -170,7 +170,7 @@ fn a_client_cannot_open_more_streams_than_there_are() {
 
 fn every_kind_of_work() -> [Work; 4] {
     let transfer =
-        Transfer { direction: Direction::OutOfGuest, path: vec![], name: vec![], user: String::new() };
+        Transfer { direction: CopyDirection::OutOfGuest, path: vec![], name: vec![], user: String::new() };
     let cell = Cell {
         context: "python".into(),
         language: Language::Python,

@@ -1,37 +1,29 @@
-//! Code in the interpreters of a running sandbox, each cell recorded.
+//! Runs code in the interpreters of a running sandbox and records each cell.
 
 use bathy_client::command;
-use bathy_client::interpreter::{self, CellRequest, ContextInfo, InterpreterError, Language};
+use bathy_client::interpreter::{self, CellRequest, ContextInfo, InterpreterError, Language, PreparedCell};
 use bathy_protocol::Restriction;
-use bathy_protocol::cell::{Cell, ContextsRequest, Surroundings};
+use bathy_protocol::cell::{ContextsRequest, Surroundings};
 use bathy_spec::CommandSpec;
 
 use super::{Manager, ManagerError, Sandboxed};
 
-/// The only stream of a connection that is made for one cell.
+/// The only stream of a connection that is opened for one cell.
 const STREAM: u32 = 1;
 
-/// A cell that is recorded and ready to be sent.
-#[derive(Clone, Debug)]
-pub struct BegunCell {
-    /// What the agent is asked.
-    pub cell: Cell,
-    /// Its number in the audit log.
-    pub tag: u64,
-}
-
 impl Manager {
-    /// Records a cell and makes the request for it, after a restart of its interpreter if it wants one; [`interpreter::run_cell`] sends it on any connection.
+    /// Records a cell and builds its request, after a restart of its interpreter if the request asks for one.
+    /// [`interpreter::run_cell`] sends it on any connection.
     pub fn begin_cell(
         &mut self,
         sandbox: &Sandboxed,
         request: &CellRequest,
-    ) -> Result<BegunCell, ManagerError> {
+    ) -> Result<PreparedCell, ManagerError> {
         request.check()?;
         if request.restart {
             self.restart_context(sandbox, request.context_name())?;
         }
-        // A context that was made by hand has its surroundings already.
+        // A context that was created explicitly has its environment already.
         let make = match request.context {
             None => Some(self.surroundings(sandbox, None)?),
             Some(_) => None,
@@ -39,10 +31,10 @@ impl Manager {
         let cell = request.cell(make, self.floor(sandbox));
         let tag = self.new_tag()?;
         self.note(&sandbox.record, command::code_started(&cell, tag))?;
-        Ok(BegunCell { cell, tag })
+        Ok(PreparedCell { cell, tag })
     }
 
-    /// Makes a context and starts its interpreter.
+    /// Creates a context and starts its interpreter.
     pub fn make_context(
         &mut self,
         sandbox: &Sandboxed,
@@ -56,7 +48,7 @@ impl Manager {
         self.contexts(sandbox, ContextsRequest::Make { context, language, surroundings })
     }
 
-    /// Asks about, restarts, removes or interrupts contexts. The answer is the list of them.
+    /// Lists, restarts, removes or interrupts contexts. Returns the list of contexts.
     pub fn contexts(
         &mut self,
         sandbox: &Sandboxed,
@@ -70,7 +62,7 @@ impl Manager {
         Ok(interpreter::run_contexts(&mut connection, STREAM, request, tag)?)
     }
 
-    /// Starts the interpreter of a context anew, if the context exists: a new one has nothing to lose.
+    /// Restarts the interpreter of a context, if the context exists: a new one has nothing to lose.
     fn restart_context(&mut self, sandbox: &Sandboxed, context: &str) -> Result<(), ManagerError> {
         let listed = self.contexts(sandbox, ContextsRequest::List)?;
         if listed.iter().any(|known| known.context == context) {
@@ -80,7 +72,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What every command of a sandbox is started with.
+    /// The environment of every command of a sandbox.
     fn surroundings(
         &mut self,
         sandbox: &Sandboxed,

@@ -1,25 +1,26 @@
-//! Single files and folders of a running sandbox, to and from the caller's memory, each time recorded.
+//! Reads and writes single files and folders of a running sandbox, in memory, and records each access.
 
 use bathy_audit::What;
 use bathy_audit::event::digest;
 use bathy_client::command::{self, ExecOptions};
 use bathy_client::connection::Connection;
-use bathy_client::transfer::direct::{self, Target};
+use bathy_client::transfer::direct::{self, FileTarget};
 use bathy_client::transfer::{FileContent, Listing, Summary, TransferError};
 use bathy_spec::CommandSpec;
 
+use super::copy::Access;
 use super::{Manager, ManagerError, Sandboxed};
 
-/// The only stream of a connection that is made for one file.
+/// The only stream of a connection that is opened for one file.
 const STREAM: u32 = 1;
-/// In the audit log, for the host's side of a file that is no file there.
+/// The host path in the audit log for content that is not a file on the host.
 const MEMORY: &str = "-";
-/// The most of a path or an error in the audit log.
+/// The most characters of a path or error in the audit log.
 const MAX_TEXT: usize = 4096;
 
 impl Manager {
-    /// Reads part of a file: at most `limit` bytes, and at most 64 MiB, from `offset` on. A relative path begins in the
-    /// sandbox's working directory, and nothing in it is expanded.
+    /// Reads at most `limit` bytes (and at most 64 MiB) of a file from `offset` on. A relative path starts in
+    /// the sandbox's working directory; nothing in it is expanded.
     pub fn read_file(
         &mut self,
         sandbox: &Sandboxed,
@@ -29,17 +30,22 @@ impl Manager {
     ) -> Result<FileContent, ManagerError> {
         let read =
             |connection: &mut Connection, target| direct::read(connection, STREAM, target, offset, limit);
-        self.directly(sandbox, path, "out", read, |guest_path, content: &FileContent| What::FileOut {
-            host_path: MEMORY.to_owned(),
-            guest_path,
-            files: 1,
-            bytes: count(content.bytes.len()),
-            digest: digest(&content.bytes),
-        })
+        self.access(
+            sandbox,
+            Access { direction: "out", path, max_error: MAX_TEXT },
+            read,
+            |guest_path, content: &FileContent| What::FileOut {
+                host_path: MEMORY.to_owned(),
+                guest_path,
+                files: 1,
+                bytes: count(content.bytes.len()),
+                digest: digest(&content.bytes),
+            },
+        )
     }
 
-    /// Gives a file new content, at most 64 MiB, which a reader sees whole or not at all. A file that is there keeps its
-    /// permissions; missing folders on the way are made. The path is as in [`Manager::read_file`].
+    /// Replaces a file's content, at most 64 MiB, atomically. An existing file keeps its permissions; missing
+    /// folders are created. The path is as in [`Manager::read_file`].
     pub fn write_file(
         &mut self,
         sandbox: &Sandboxed,
@@ -47,17 +53,23 @@ impl Manager {
         content: &[u8],
     ) -> Result<(), ManagerError> {
         let write = |connection: &mut Connection, target| direct::write(connection, STREAM, target, content);
-        let done = self.directly(sandbox, path, "in", write, |guest_path, summary: &Summary| What::FileIn {
-            host_path: MEMORY.to_owned(),
-            guest_path,
-            files: summary.files,
-            bytes: summary.bytes,
-            digest: summary.digest.clone(),
-        });
+        let done = self.access(
+            sandbox,
+            Access { direction: "in", path, max_error: MAX_TEXT },
+            write,
+            |guest_path, summary: &Summary| What::FileIn {
+                host_path: MEMORY.to_owned(),
+                guest_path,
+                files: summary.files,
+                bytes: summary.bytes,
+                digest: summary.digest.clone(),
+            },
+        );
         done.map(drop)
     }
 
-    /// Lists the first `limit` entries of a folder by name, and at most 65,536. The path is as in [`Manager::read_file`].
+    /// Lists the first `limit` entries of a folder by name, at most 65,536. The path is as in
+    /// [`Manager::read_file`].
     pub fn list_directory(
         &mut self,
         sandbox: &Sandboxed,
@@ -65,52 +77,47 @@ impl Manager {
         limit: usize,
     ) -> Result<Listing, ManagerError> {
         let list = |connection: &mut Connection, target| direct::list(connection, STREAM, target, limit);
-        self.directly(sandbox, path, "list", list, |guest_path, listing: &Listing| What::FolderListed {
-            guest_path,
-            entries: count(listing.entries.len()),
-            total: listing.total,
-        })
+        self.access(
+            sandbox,
+            Access { direction: "list", path, max_error: MAX_TEXT },
+            list,
+            |guest_path, listing: &Listing| What::FolderListed {
+                guest_path,
+                entries: count(listing.entries.len()),
+                total: listing.total,
+            },
+        )
     }
 
-    fn directly<T>(
+    fn access<T>(
         &mut self,
         sandbox: &Sandboxed,
-        path: &str,
-        direction: &str,
-        work: impl FnOnce(&mut Connection, Target) -> Result<T, TransferError>,
+        access: Access<'_>,
+        work: impl FnOnce(&mut Connection, FileTarget) -> Result<T, TransferError>,
         what: impl FnOnce(String, &T) -> What,
     ) -> Result<T, ManagerError> {
-        let mut place: String = path.chars().take(MAX_TEXT).collect();
-        let done = self.target(sandbox, path).and_then(|target| {
-            place = String::from_utf8_lossy(&target.path).into_owned();
+        let mut path: String = access.path.chars().take(MAX_TEXT).collect();
+        let done = self.target(sandbox, access.path).and_then(|target| {
+            path = String::from_utf8_lossy(&target.path).into_owned();
             let mut connection = self.connect(sandbox)?;
             Ok(work(&mut connection, target)?)
         });
-        let event = match &done {
-            Ok(done) => what(place, done),
-            Err(error) => What::FileFailed {
-                direction: direction.to_owned(),
-                path: place,
-                error: bathy_protocol::chain(error).chars().take(MAX_TEXT).collect(),
-            },
-        };
-        // It has been done, or tried: a warning is all that is left to say.
-        self.note_last(&sandbox.record, event);
-        done
+        self.record_access(sandbox, &Access { path: &path, ..access }, done, |done| what(path.clone(), done))
     }
 
-    /// Who works where, as a command of the sandbox would.
-    fn target(&mut self, sandbox: &Sandboxed, path: &str) -> Result<Target, ManagerError> {
+    /// The user and directory that a command of the sandbox would have.
+    fn target(&mut self, sandbox: &Sandboxed, path: &str) -> Result<FileTarget, ManagerError> {
         direct::check_path(path).map_err(TransferError::from)?;
         let image = self.image_config(sandbox)?;
         let exec =
             command::request(&CommandSpec::default(), &sandbox.record.spec, &image, ExecOptions::default());
         let tag = command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
-        Ok(Target { path: from_folder(exec.cwd.as_deref(), path), user: exec.user, tag })
+        Ok(FileTarget { path: from_folder(exec.cwd.as_deref(), path), user: exec.user, tag })
     }
 }
 
-/// A relative path begins in the working directory; where that is the user's home, only the guest knows it.
+/// Resolves a relative path against the working directory. If that is the user's home, only the guest knows
+/// it.
 fn from_folder(folder: Option<&[u8]>, path: &str) -> Vec<u8> {
     match folder {
         Some(folder) if !path.starts_with('/') => {

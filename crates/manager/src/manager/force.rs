@@ -1,4 +1,4 @@
-//! Ending a sandbox whose monitor does not: it is stopped, stuck, or kept from answering.
+//! Ends a sandbox whose monitor is stopped, stuck or does not answer.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -8,22 +8,24 @@ use std::{fs, io};
 
 use bathy_jail::cgroup::Cgroup;
 use bathy_runtime::folder::Folder;
-use bathy_runtime::processes::Processes;
+use bathy_runtime::processes::HostProcesses;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::store::{self, Record};
 
-/// How long a monitor may take to record the end after its keeper was killed, and the kernel to end a killed process.
-const PATIENCE: Duration = Duration::from_secs(3);
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long the monitor may take to record the end after its keeper was killed, and the kernel to end a
+/// killed process.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Kills the processes that keep a sandbox running. Whether it has ended.
+/// Kills the processes of a sandbox. Returns whether the sandbox has ended.
 ///
-/// What the monitor started is killed first: one that is only slow then records how it ended. A process is the monitor, or the
-/// keeper, if it has its number and holds files of the sandbox's folder: a number can be used anew, and the keeper, which a guest
-/// may have taken over, can write other numbers into the `life` file.
+/// The monitor's children are killed first, so that a monitor that is only slow records how the sandbox
+/// ended. A pid alone does not identify the monitor or the keeper: pids are reused, and a keeper under the
+/// guest's control can write other pids into the `life` file. So the process must also hold a file of the
+/// sandbox's folder open.
 pub(super) fn kill_processes(record: &Record, folder: &Folder) -> io::Result<bool> {
     let run = store::life::running(folder.path())?;
     let numbers = |in_life: Option<u32>, in_store: Option<u32>| {
@@ -40,7 +42,7 @@ pub(super) fn kill_processes(record: &Record, folder: &Folder) -> io::Result<boo
     if wait_for_end(folder.path())? {
         return Ok(true);
     }
-    // A keeper that is stopped does not notice that its monitor is gone.
+    // A stopped keeper does not notice that its monitor has exited.
     if let Some(keeper) = numbers(run.map(|run| run.keeper_pid), record.keeper_pid).transpose()? {
         kill(&keeper.process)?;
     }
@@ -48,49 +50,49 @@ pub(super) fn kill_processes(record: &Record, folder: &Folder) -> io::Result<boo
     wait_for_end(folder.path())
 }
 
-/// A process, and the number that it has or had.
+/// A process and its pid, which may since have been reused.
 struct Holder {
     pid: u32,
     process: OwnedFd,
 }
 
-/// The process with this number, if it holds a file of the sandbox's folder, or one that was there.
+/// Opens the process with this pid, if it has a file of the sandbox's folder open, even a deleted one.
 fn open_holder(pid: u32, folder: &Folder) -> io::Result<Option<Holder>> {
     let Some(process) = open(pid)? else { return Ok(None) };
-    // Without its folder, it has been removed.
+    // Without a folder the sandbox has been removed.
     let Ok(folder) = folder.path().canonicalize() else { return Ok(None) };
     let held = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let holds = held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(&folder));
     Ok(holds.then_some(Holder { pid, process }))
 }
 
-/// The processes that this one started and that have not ended.
+/// The children of a process that are still running.
 fn children(parent: u32) -> io::Result<Vec<OwnedFd>> {
     let mut found = Vec::new();
-    for child in Processes::read()?.children_of(parent) {
+    for child in HostProcesses::read()?.children_of(parent) {
         let process = open(child)?;
-        // Looked at again, now that its number cannot be used anew unnoticed.
-        let is_still = || Processes::read().is_ok_and(|all| all.children_of(parent).contains(&child));
+        // Checked again: with the pidfd open, the pid can no longer be reused unnoticed.
+        let is_still = || HostProcesses::read().is_ok_and(|all| all.children_of(parent).contains(&child));
         found.extend(process.filter(|_| is_still()));
     }
     Ok(found)
 }
 
 fn wait_for_end(folder: &Path) -> io::Result<bool> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while store::alive(folder)? {
         if Instant::now() > deadline {
             return Ok(false);
         }
-        sleep(PAUSE);
+        sleep(POLL_INTERVAL);
     }
     Ok(true)
 }
 
-/// Waits for a process to end, for as long as a monitor may take.
+/// Waits until a process has ended, at most for the timeout of a monitor.
 fn has_ended(process: &OwnedFd) -> io::Result<bool> {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
-    let limit = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
+    let limit = Timespec::try_from(TIMEOUT).map_err(io::Error::other)?;
     loop {
         match poll(&mut fds, Some(&limit)) {
             Err(Errno::INTR) => {}
@@ -99,11 +101,11 @@ fn has_ended(process: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// A process by its number. What is then found out about the number holds for the process that this is, or it has ended.
+/// Opens a pidfd. What is found out about the pid afterwards is about this process, or the process has ended.
 fn open(pid: u32) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        // The second and third: it is a thread's number by now.
+        // `ENOENT` and `EINVAL`: the pid now belongs to a thread.
         Err(Errno::SRCH | Errno::NOENT | Errno::INVAL) => Ok(None),
         opened => Ok(Some(opened?)),
     }
@@ -149,15 +151,15 @@ mod tests {
         forget_ending(&writer).unwrap();
         let mut other = sleeper(Stdio::null());
         let mut monitor = sleeper(Stdio::from(life));
-        // Numbers that belong to other processes by now.
+        // Pids that have since been reused.
         let stale = Run { started_ns: 1, monitor_pid: other.0.id(), keeper_pid: other.0.id() };
         write_running(&writer, stale).unwrap();
         drop(writer);
         let unknown = record(None);
         assert!(!kill_processes(&unknown, &folder).unwrap());
         assert!(other.0.try_wait().unwrap().is_none(), "another process was killed");
-        assert!(monitor.0.try_wait().unwrap().is_none(), "it could not be known");
-        // The store knows better, whatever stands in the lock's file.
+        assert!(monitor.0.try_wait().unwrap().is_none(), "its pid was unknown");
+        // The store has the right pid, whatever the lock file says.
         let known = record(Some(monitor.0.id()));
         std::thread::scope(|scope| {
             scope.spawn(|| monitor.0.wait().unwrap());

@@ -1,4 +1,4 @@
-//! Making, starting, stopping, freezing and removing.
+//! Creates, starts, stops, pauses and removes sandboxes.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_audit::What;
-use bathy_image::Store as Cache;
+use bathy_image::ImageCache;
 use bathy_protocol::unix_ns;
 use bathy_runtime::assets::{self, Assets};
 use bathy_runtime::audit::sandbox_created;
@@ -23,36 +23,35 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Manager, ManagerError, Sandboxed, Status, force};
 use crate::monitor::control::{self, ControlError, FromMonitor, ToMonitor};
-use crate::monitor::{POWER_OFF, Report};
+use crate::monitor::{POWER_OFF, StartReport};
 use crate::store::{self, Change, NewRecord, Record, StoreError};
 
 /// How long a monitor may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same where its processes are killed if it does not.
-pub(super) const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// Moving a large guest's memory to disk and back takes its time.
-const PARKING_PATIENCE: Duration = Duration::from_secs(120);
-/// How long a killed sandbox may take to be gone.
-const BURIAL: Duration = Duration::from_secs(10);
-/// How often something is looked at that cannot be waited for.
-pub(super) const PAUSE: Duration = Duration::from_millis(10);
-/// For how long a lock that somebody holds for a moment is tried.
-const LOCK_PATIENCE: Duration = Duration::from_millis(500);
-/// For how long a sandbox that others start and stop is waited for.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The same, where the processes are killed if it does not answer.
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Moving a large guest's memory to disk or back takes time.
+const PARKING_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a killed sandbox may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// The interval for polling what cannot be waited for.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long to retry a lock that another process holds briefly.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long to wait for a sandbox that other commands start or stop.
 const WAKING: Duration = Duration::from_secs(30);
 
-/// A sandbox to be made.
+/// The inputs of a new sandbox.
 #[derive(Clone, Debug, Default)]
 pub struct NewSandbox {
-    /// Its name, if it has one.
     pub name: Option<String>,
-    /// What it is; its command is the main command.
+    /// The specification; its command becomes the main command.
     pub spec: SandboxSpec,
 }
 
 impl Manager {
-    /// Makes a sandbox. Sentences for the caller come with it: what the operator made stricter. More are in
-    /// [`Self::take_warnings`].
+    /// Creates a sandbox. Also returns sentences about what the operator made stricter.
+    /// [`Self::take_warnings`] may have more.
     pub fn create(
         &mut self,
         new: NewSandbox,
@@ -64,12 +63,12 @@ impl Manager {
         let spec = spec.checked_for(&engine)?;
         if let Some(name) = &new.name {
             name::check(name)?;
-            // Only for a quick answer: inserting decides.
+            // Only for an early error: the insert decides.
             if self.store.by_name(name)?.is_some() {
                 return Err(StoreError::NameTaken { name: name.clone() }.into());
             }
         }
-        let cache = Cache::new(self.paths.cache.clone());
+        let cache = ImageCache::new(self.paths.cache.clone());
         let image = assets::ensure_image(&cache, &spec.image, progress)?;
         assets::ensure_kernel(&cache, engine.engine, progress).map_err(assets::AssetsError::from)?;
 
@@ -79,8 +78,8 @@ impl Manager {
         match self.make(&folder, &record, &image) {
             Ok(()) => {}
             Err(error) => {
-                // Nothing of a sandbox that is not there stays, nor its record.
-                let _ = self.store.at_any_price(|store| store.delete(&id));
+                // After a failure neither files nor a record stay behind.
+                let _ = self.store.with_reserve(|store| store.delete(&id));
                 let _ = folder.begin_removal().and_then(|removed| removed.remove());
                 let _ = folder.unfinished().remove();
                 return Err(error);
@@ -100,7 +99,7 @@ impl Manager {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let unfinished = folder.unfinished();
         unfinished.create().map_err(failed)?;
-        // While it is held, the folder is not taken for a left-over.
+        // While this lock is held, the folder is not treated as abandoned.
         let life = store::take_life(unfinished.path()).map_err(failed)?;
         life.as_ref().map_or(Ok(()), store::life::forget_ending).map_err(failed)?;
         fs::write(unfinished.image_config(), &image.config_text).map_err(failed)?;
@@ -109,13 +108,13 @@ impl Manager {
         let description = Description::new(id, name, spec, engine, new.created_ns);
         let description = description.to_bytes().map_err(failed)?;
         fs::write(unfinished.description(), description).map_err(failed)?;
-        disk::make_kept(&self.paths.cache, &unfinished.disk(), new.spec.disk)?;
+        disk::make_persistent(&self.paths.cache, &unfinished.disk(), new.spec.disk)?;
         unfinished.sync().map_err(failed)?;
         match self.store.insert_at_most(new, self.operator.sandboxes()) {
             Err(StoreError::TooMany { count }) => self.operator.admit(count)?,
             result => result?,
         }
-        // If this is interrupted here, the next command that looks at it goes on: all of it is there.
+        // If the process is killed here, the next command that lists sandboxes completes the creation.
         folder.finish(&unfinished).map_err(failed)?;
         let record = self.store.get(&new.id)?.ok_or_else(|| ManagerError::Busy(new.id.clone()))?;
         let created = sandbox_created(&record.spec, new.engine.engine, record.spec.idle_timeout);
@@ -129,20 +128,20 @@ impl Manager {
             return Err(ManagerError::Lost(name));
         }
         self.warn_of_shortage(sandbox);
-        // What is missing is built here, where somebody sees the progress, and not by the monitor.
-        let cache = Cache::new(self.paths.cache.clone());
+        // Missing assets are built here, where the user sees the progress, not in the monitor.
+        let cache = ImageCache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
-        // Anew at every start: what the machine offers may have changed, and a disk is the same for both engines.
+        // Chosen at every start: the machine may have changed, and disks work with both engines.
         let engine = engine::choose(spec.engine, &self.operator, &self.paths)?;
         spec.fits(&engine)?;
         drop(Assets::ensure(&cache, engine.engine, &spec.image, None, progress)?);
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let life = self.take_life(sandbox)?;
-        // The monitor uses it, too.
-        self.store.needs_room()?;
+        // The monitor needs the store as well.
+        self.store.require_shared()?;
         self.agree_with_description(sandbox, &engine)?;
-        // The monitor does as is written.
+        // The monitor reads the engine from the record.
         self.store.update(&sandbox.record.id, &[Change::Engine(engine)])?;
         let program = assets::program("bathy")?;
         let mut log = File::options();
@@ -163,27 +162,27 @@ impl Manager {
             return Err(failed(error));
         }
         let reason = match serde_json::from_str(&line) {
-            Ok(Report::Running) => {
+            Ok(StartReport::Running) => {
                 collect_later(monitor);
                 return Ok(());
             }
-            Ok(Report::Failed(reason)) => reason,
+            Ok(StartReport::Failed(reason)) => reason,
             Err(_) => "its monitor was killed".to_owned(),
         };
-        // It is ours to collect: it has said its last word.
+        // The monitor is our child, and it has sent its report.
         let _ = monitor.wait();
         Err(ManagerError::NotStarted { name, reason })
     }
 
-    /// What stands beside the disk holds: the store may be an older one that was brought back.
+    /// The description beside the disk takes precedence: the store may have been restored from a backup.
     fn agree_with_description(&mut self, sandbox: &Sandboxed, engine: &Choice) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.description(), error);
         let record = &sandbox.record;
-        // While no other command changes it.
+        // Held so that no other command changes the sandbox meanwhile.
         let _lock = folder.lock().map_err(failed)?;
         if Description::read(&folder).map_err(failed)?.is_none() {
-            // Made by an earlier version.
+            // The sandbox was created by an earlier version.
             let spec = self.store.get(&record.id)?.map_or_else(|| record.spec.clone(), |now| now.spec);
             let (id, name) = (record.id.clone(), record.name.clone());
             let mut description = Description::new(id, name, spec, engine.clone(), record.created_ns);
@@ -198,7 +197,8 @@ impl Manager {
         Ok(())
     }
 
-    /// The same sandbox, with the settings that stand beside its disk. What is wrong with these is told when it is started.
+    /// The sandbox with the settings from the description beside its disk. Errors in the description are
+    /// reported when the sandbox is started.
     pub(super) fn as_described(&mut self, sandbox: Sandboxed) -> Result<Sandboxed, ManagerError> {
         let folder = self.folder(&sandbox);
         let differs = |spec: &SandboxSpec| {
@@ -208,7 +208,7 @@ impl Manager {
             return Ok(sandbox);
         }
         let operator = &self.operator;
-        // Once more, while no other command changes it.
+        // Read again, now that no other command can change it.
         let changed = self.store.change_spec(&sandbox.record.id, |spec| {
             let allowed = differs(&spec).and_then(|found| operator.apply(found).ok()?.spec.checked().ok());
             Ok::<_, StoreError>(allowed.unwrap_or(spec))
@@ -223,8 +223,8 @@ impl Manager {
         }
     }
 
-    /// Makes sure that a sandbox can be connected to: one that has ended is started. One that is paused because nobody
-    /// used it stays so until somebody connects; one that was paused by hand is refused.
+    /// Makes a sandbox ready for connections and starts it if it has ended. A sandbox that was paused because
+    /// it was idle stays paused until a client connects; one that was paused explicitly is an error.
     pub fn wake(
         &mut self,
         sandbox: &Sandboxed,
@@ -246,24 +246,24 @@ impl Manager {
             }
             match self.start(&now, progress) {
                 Ok(()) => return self.refresh(&now),
-                // Somebody else wakes it, or its last life is not quite over.
+                // Another command is starting it, or it is still shutting down.
                 Err(ManagerError::Running(_) | ManagerError::Busy(_)) if Instant::now() < deadline => {
-                    sleep(PAUSE);
+                    sleep(POLL_INTERVAL);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// The lock that says that a sandbox runs, unless it does.
+    /// Takes the life lock, unless the sandbox is running.
     fn take_life(&mut self, sandbox: &Sandboxed) -> Result<File, ManagerError> {
         let folder = self.folder(sandbox);
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match store::take_life(folder.path()) {
                 Ok(Some(life)) => return Ok(life),
                 Ok(None) => {}
-                // Being removed, which finding it tells in a moment, or just being made.
+                // The sandbox is being removed, which the next lookup reports, or just being created.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let now = self.find(&sandbox.record.id)?;
                     if now.status == Status::Lost && Instant::now() > deadline {
@@ -278,12 +278,12 @@ impl Manager {
             if Instant::now() > deadline {
                 return Err(ManagerError::Busy(sandbox.name().to_owned()));
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
     }
 
-    /// Shuts a sandbox down: its processes are asked to end, those that do not within `grace` are ended. One that does
-    /// not run stays as it is.
+    /// Shuts a sandbox down: its processes get `grace` to exit and are then killed. A sandbox that is not
+    /// running is left as it is.
     pub fn stop(&mut self, sandbox: &Sandboxed, grace: Duration) -> Result<(), ManagerError> {
         match sandbox.status {
             // A frozen guest cannot shut itself down.
@@ -299,35 +299,35 @@ impl Manager {
             }
         }
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-        self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + POWER_OFF + BURIAL)
+        self.end(sandbox, &ToMonitor::Stop { grace_ms }, grace + POWER_OFF + END_TIMEOUT)
     }
 
-    /// Ends a sandbox at once, whether or not that can be recorded.
+    /// Kills a sandbox, whether or not that can be recorded.
     pub fn kill(&mut self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
         if !sandbox.is_alive() {
             return Err(self.not_running(sandbox));
         }
         let killed = || What::Killed { target: "sandbox".to_owned(), signal: libc::SIGKILL };
         let is_recorded = self.try_note_last(&sandbox.record, killed()).is_ok();
-        self.end(sandbox, &ToMonitor::Kill, BURIAL)?;
+        self.end(sandbox, &ToMonitor::Kill, END_TIMEOUT)?;
         if !is_recorded {
-            // Its end may have freed some space.
+            // Ending the sandbox may have freed some disk space.
             self.note_last(&sandbox.record, killed());
         }
         Ok(())
     }
 
-    fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, patience: Duration) -> Result<(), ManagerError> {
+    fn end(&mut self, sandbox: &Sandboxed, how: &ToMonitor, timeout: Duration) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
         let is_kill = *how == ToMonitor::Kill;
-        let asked = match control::ask(folder.path(), how, if is_kill { KILL_PATIENCE } else { PATIENCE }) {
-            // It may have ended by itself meanwhile, which is what was wanted. Whether it has is seen by its lock.
+        let asked = match control::ask(folder.path(), how, if is_kill { KILL_TIMEOUT } else { TIMEOUT }) {
+            // It may have ended by itself meanwhile; the life lock shows whether it has.
             Ok(_) | Err(ControlError::NotRunning | ControlError::HungUp(_)) => Ok(()),
             Err(error) => Err(error),
         };
         if asked.is_ok() || !is_kill {
             asked?;
-            if self.has_ended_within(sandbox, patience)? {
+            if self.has_ended_within(sandbox, timeout)? {
                 return Ok(());
             }
         }
@@ -338,26 +338,26 @@ impl Manager {
         if !force::kill_processes(&sandbox.record, &folder).map_err(failed)? {
             return Err(ManagerError::NotKilled(sandbox.name().to_owned()));
         }
-        // Looking at it records the end.
-        self.refresh_or_gone(sandbox)?;
+        // `refresh` records the end.
+        self.refresh_or_removed(sandbox)?;
         Ok(())
     }
 
-    fn has_ended_within(&mut self, sandbox: &Sandboxed, patience: Duration) -> Result<bool, ManagerError> {
-        let deadline = Instant::now() + patience;
-        // One that was started again has ended, too.
+    fn has_ended_within(&mut self, sandbox: &Sandboxed, timeout: Duration) -> Result<bool, ManagerError> {
+        let deadline = Instant::now() + timeout;
+        // A sandbox that was started again has ended in between.
         let is_it = |now: &Sandboxed| now.record.started_ns == sandbox.record.started_ns;
-        while self.refresh_or_gone(sandbox)?.is_some_and(|now| now.is_alive() && is_it(&now)) {
+        while self.refresh_or_removed(sandbox)?.is_some_and(|now| now.is_alive() && is_it(&now)) {
             if Instant::now() > deadline {
                 return Ok(false);
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         Ok(true)
     }
 
-    /// The same sandbox, as it is now; none is left of one that is removed when it ends.
-    fn refresh_or_gone(&mut self, sandbox: &Sandboxed) -> Result<Option<Sandboxed>, ManagerError> {
+    /// The sandbox's present state; none if it was removed when it ended.
+    fn refresh_or_removed(&mut self, sandbox: &Sandboxed) -> Result<Option<Sandboxed>, ManagerError> {
         match self.refresh(sandbox) {
             Err(ManagerError::Store(StoreError::Name(NameError::Unknown { .. })))
                 if sandbox.record.spec.auto_remove =>
@@ -368,7 +368,6 @@ impl Manager {
         }
     }
 
-    /// Stops and starts a sandbox.
     pub fn restart(
         &mut self,
         sandbox: &Sandboxed,
@@ -376,14 +375,14 @@ impl Manager {
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), ManagerError> {
         if sandbox.is_alive() && sandbox.record.spec.auto_remove {
-            return Err(ManagerError::GoneWhenEnded(sandbox.name().to_owned()));
+            return Err(ManagerError::AutoRemove(sandbox.name().to_owned()));
         }
         self.stop(sandbox, grace)?;
         let stopped = self.refresh(sandbox)?;
         self.start(&stopped, progress)
     }
 
-    /// Removes a sandbox with its disk and its logs. One that runs is only removed by force.
+    /// Removes a sandbox with its disk and logs. A running sandbox is only removed with `force`.
     pub fn remove(&mut self, sandbox: &Sandboxed, force: bool) -> Result<(), ManagerError> {
         if sandbox.status == Status::Orphaned {
             return self.remove_orphan(sandbox, force);
@@ -405,8 +404,8 @@ impl Manager {
         self.remove_files_and_record(&sandbox.record, &folder)
     }
 
-    /// Removes what there is of a sandbox. The files go first, so that it works on a full disk; whatever interrupts it, the next
-    /// command that lists sandboxes goes on with it.
+    /// Removes everything of a sandbox. Files are removed before the record, so that it works on a full disk.
+    /// If it is interrupted, the next command that lists sandboxes completes the removal.
     pub(super) fn remove_files_and_record(
         &mut self,
         record: &Record,
@@ -419,54 +418,54 @@ impl Manager {
         let deleted = self.store.delete_removed(&record.id, &rest)?;
         rest.remove().map_err(failed)?;
         if !deleted {
-            // Somebody else was faster; finding it says so.
+            // Another process was faster; the lookup returns that error.
             self.find(&record.id)?;
         }
         self.note_last(record, What::SandboxRemoved);
         Ok(())
     }
 
-    /// Waits until a sandbox that has ended is removed by its monitor; false if it is not.
+    /// Waits until the monitor has removed a sandbox that ended. False if it does not.
     fn removed_itself(&mut self, sandbox: &Sandboxed) -> Result<bool, ManagerError> {
-        let deadline = Instant::now() + BURIAL;
+        let deadline = Instant::now() + END_TIMEOUT;
         let folder = self.folder(sandbox);
         while Instant::now() < deadline {
-            if self.refresh_or_gone(sandbox)?.is_none() && !folder.path().exists() {
+            if self.refresh_or_removed(sandbox)?.is_none() && !folder.path().exists() {
                 return Ok(true);
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         Ok(false)
     }
 
-    /// Freezes a sandbox; with `release_memory` its memory goes to the host's disk.
+    /// Freezes a sandbox. With `release_memory` its memory is moved to the host's disk.
     pub fn pause(&mut self, sandbox: &Sandboxed, release_memory: bool) -> Result<(), ManagerError> {
-        self.ask_running(sandbox, &ToMonitor::Pause { release_memory }, PARKING_PATIENCE)
+        self.ask_running(sandbox, &ToMonitor::Pause { release_memory }, PARKING_TIMEOUT)
     }
 
-    /// Lets a frozen sandbox go on.
+    /// Resumes a frozen sandbox.
     pub fn resume(&mut self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
-        self.ask_running(sandbox, &ToMonitor::Resume, PARKING_PATIENCE)
+        self.ask_running(sandbox, &ToMonitor::Resume, PARKING_TIMEOUT)
     }
 
     fn ask_running(
         &mut self,
         sandbox: &Sandboxed,
-        question: &ToMonitor,
-        patience: Duration,
+        request: &ToMonitor,
+        timeout: Duration,
     ) -> Result<(), ManagerError> {
-        match control::ask(self.folder(sandbox).path(), question, patience) {
+        match control::ask(self.folder(sandbox).path(), request, timeout) {
             Ok((FromMonitor::Done, _)) => Ok(()),
             Ok(_) => Err(ControlError::Unexpected.into()),
             Err(error) => Err(self.not_answered(sandbox, error)),
         }
     }
 
-    /// The error for a sandbox whose monitor did not do as it was asked: that it does not run, if that is so.
+    /// The error for a failed request to the monitor: that the sandbox is not running, if so.
     pub(super) fn not_answered(&mut self, sandbox: &Sandboxed, error: ControlError) -> ManagerError {
         match error {
             ControlError::NotRunning => self.not_running(sandbox),
-            // It may have ended while it was asked.
+            // The sandbox may have ended during the request.
             ControlError::HungUp(_) if !self.refresh(sandbox).is_ok_and(|now| now.is_alive()) => {
                 self.not_running(sandbox)
             }
@@ -474,7 +473,7 @@ impl Manager {
         }
     }
 
-    /// The error for a sandbox that should run, with what it is now.
+    /// The error for a sandbox that is expected to run, with its present status.
     pub(super) fn not_running(&mut self, sandbox: &Sandboxed) -> ManagerError {
         match self.refresh(sandbox) {
             Ok(now) if now.status == Status::Lost => ManagerError::Lost(now.name().to_owned()),
@@ -483,25 +482,25 @@ impl Manager {
         }
     }
 
-    /// Waits until a sandbox does not run any more.
+    /// Waits until a sandbox has ended.
     pub fn wait(
         &mut self,
         sandbox: &Sandboxed,
         interrupt: Option<BorrowedFd<'_>>,
     ) -> Result<Sandboxed, ManagerError> {
         loop {
-            let Some(now) = self.refresh_or_gone(sandbox)? else {
-                // How it ended went with it.
+            let Some(now) = self.refresh_or_removed(sandbox)? else {
+                // The record, and with it the exit status, was removed.
                 return Ok(Sandboxed { record: sandbox.record.clone(), status: Status::Stopped });
             };
-            // One that was started again has ended, too.
+            // A sandbox that was started again has ended in between.
             if !now.is_alive() || now.record.started_ns != sandbox.record.started_ns {
                 return Ok(now);
             }
             let mut fds: Vec<_> =
                 interrupt.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
             let pause = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-            // A failed wait is a short one.
+            // If polling fails, this iteration was merely short.
             if poll(&mut fds, Some(&pause)).is_ok_and(|ready| ready > 0) {
                 return Err(ManagerError::Interrupted);
             }
@@ -509,7 +508,7 @@ impl Manager {
     }
 }
 
-/// Monitors that this process started and has not collected: each outlives the command that started it.
+/// Monitors that this process started and has not reaped: each outlives the command that started it.
 static STARTED: Mutex<Vec<Child>> = Mutex::new(Vec::new());
 
 fn collect_later(monitor: Child) {
@@ -517,7 +516,7 @@ fn collect_later(monitor: Child) {
     STARTED.lock().unwrap_or_else(PoisonError::into_inner).push(monitor);
 }
 
-/// Collects the monitors that have ended, in a process that lives on.
+/// Reaps the monitors that have ended, for long-running processes.
 pub fn collect_ended() {
     let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
     started.retain_mut(|monitor| matches!(monitor.try_wait(), Ok(None)));
@@ -539,7 +538,7 @@ mod tests {
         while Path::new(&place).exists() {
             assert!(Instant::now() < deadline, "it is still there");
             collect_ended();
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         assert!(other.wait().unwrap().success(), "somebody else waits for it");
     }

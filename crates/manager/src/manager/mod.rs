@@ -1,7 +1,7 @@
-//! Sandboxes that are kept: what every face of the product does with them.
+//! Persistent sandboxes as every front end uses them.
 //!
-//! The store says what was last written down, the life lock says what is true now; [`Manager::find`] and
-//! [`Manager::list`] bring the two together.
+//! The store can be stale; whether a sandbox is running is decided by its life lock. [`Manager::find`] and
+//! [`Manager::list`] combine the two.
 
 mod code;
 mod copy;
@@ -38,129 +38,104 @@ use crate::monitor::KEEPER_FAILED;
 use crate::monitor::control::{self, ControlError};
 use crate::store::{self, Change, Record, State, Store, StoreError};
 
-pub use code::BegunCell;
 pub use copy::CopyOptions;
 pub use lifecycle::{NewSandbox, collect_ended};
 pub use network::ChangedPolicy;
 pub use orphans::Adopted;
 pub use repl::{NewRepl, Repl, ReplOutcome, ReplStatus};
-pub use work::{Begun, ExecRequest};
+pub use work::{ExecRequest, PreparedExec};
 
-/// The cause that is written down for a sandbox whose processes are gone without a word.
+/// The recorded cause for a sandbox whose processes ended without a report.
 const KILLED: &str = "its processes were killed from outside";
 
-/// Something could not be done with a sandbox.
+/// An operation on a sandbox failed.
 #[derive(Debug, Error)]
 pub enum ManagerError {
-    /// The folders.
     #[error(transparent)]
     Paths(#[from] PathsError),
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The operator.
     #[error(transparent)]
     Operator(#[from] OperatorError),
-    /// The description.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The audit log.
     #[error("Cannot write the audit log, so nothing was done")]
     Audit(#[from] LogError),
-    /// What it is made of.
+    /// Kernel, image or programs are missing.
     #[error(transparent)]
     Assets(#[from] AssetsError),
-    /// Its disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// Its monitor.
     #[error(transparent)]
-    Door(#[from] ControlError),
-    /// Its keeper.
+    Control(#[from] ControlError),
     #[error(transparent)]
     Connection(#[from] ConnectionError),
-    /// What is to be copied in.
+    /// A file to copy in cannot be read.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// Where it is to be copied to.
+    /// A file cannot be written at its destination.
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    /// A copy.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// Code.
     #[error(transparent)]
     Interpreter(Box<InterpreterError>),
-    /// A file of the sandbox.
+    /// A file of the sandbox cannot be used.
     #[error("Cannot use {0}{hint}", hint = full_disk(.1))]
     File(PathBuf, #[source] io::Error),
-    /// It runs, and must not.
-    #[error("The sandbox `{0}` is running. `bathy stop {0}` stops it, `bathy restart {0}` starts it anew")]
+    /// The sandbox must not be running.
+    #[error("The sandbox `{0}` is running. `bathy stop {0}` stops it, `bathy restart {0}` restarts it")]
     Running(String),
-    /// It runs, and must not be removed.
+    /// A running sandbox is not removed without force.
     #[error("The sandbox `{0}` is running. `bathy rm -f {0}` ends it and removes it")]
     NotRemoved(String),
-    /// It does not run, and must.
+    /// The sandbox must be running.
     #[error("The sandbox `{name}` is {status}. Start it with `bathy start {name}`")]
-    NotRunning {
-        /// Which.
-        name: String,
-        /// What it is instead.
-        status: Status,
-    },
-    /// It is frozen.
-    #[error("The sandbox `{0}` is paused. Let it go on with `bathy resume {0}`")]
+    NotRunning { name: String, status: Status },
+    #[error("The sandbox `{0}` is paused. Resume it with `bathy resume {0}`")]
     Paused(String),
-    /// It would be gone before it could be started again.
+    /// The sandbox is removed when it ends, so it cannot be restarted.
     #[error("The sandbox `{0}` is removed when it ends, so it cannot be restarted. Make a new one")]
-    GoneWhenEnded(String),
-    /// The store does not know it, and its files are there.
+    AutoRemove(String),
+    /// The store has no record, but the files exist.
     #[error(
-        "The sandbox `{0}` is not in the store, but its disk is there. `bathy adopt {0}` takes it back, `bathy rm {0}` removes it"
+        "The sandbox `{0}` is not in the store, but its disk is there. `bathy adopt {0}` restores it, `bathy rm {0}` removes it"
     )]
     Orphaned(String),
-    /// The store knows it, and its files are not there.
-    #[error("The disk of the sandbox `{0}` is not there any more. `bathy rm {0}` removes what is left of it")]
+    /// The store has a record, but the files are missing.
+    #[error("The disk of the sandbox `{0}` is missing. `bathy rm {0}` removes what is left of it")]
     Lost(String),
-    /// Somebody else is starting or removing it.
+    /// Another command is starting or removing it.
     #[error("The sandbox `{0}` is being changed by another command. Try again")]
     Busy(String),
-    /// Its monitor did not get it to run.
+    /// The monitor did not bring the sandbox up.
     #[error("The sandbox `{name}` could not be started: {reason}")]
     NotStarted {
-        /// Which.
         name: String,
-        /// Why. May hold the guest's text: escape before showing.
+        /// May hold text from the guest: escape it before printing.
         reason: String,
     },
-    /// Its policy is another one, and it does not keep to it yet.
+    /// The running sandbox did not confirm its new policy.
     #[error(
-        "The new policy of `{name}` is written down, but may not hold: the running sandbox did not confirm it. It holds as soon as the sandbox has another gateway, or is started again; `bathy restart {name}` makes sure"
+        "The new policy of `{name}` is saved, but may not be in effect: the running sandbox did not confirm it. It takes effect when the gateway or the sandbox restarts; `bathy restart {name}` makes sure"
     )]
-    NotObeyed {
-        /// Which.
-        name: String,
-        /// Why not.
-        source: ControlError,
-    },
-    /// It does not end when it is asked to.
+    NotObeyed { name: String, source: ControlError },
+    /// The sandbox did not shut down when asked.
     #[error("The sandbox `{0}` does not end. `bathy kill {0}` ends it by force")]
     DoesNotEnd(String),
-    /// Its processes could not be killed, or not be told from others.
-    #[error("The processes of the sandbox `{0}` could not be ended. `bathy inspect {0}` has their numbers")]
+    /// The sandbox's processes could not be killed or not be identified.
+    #[error("The processes of the sandbox `{0}` could not be killed. `bathy inspect {0}` shows their pids")]
     NotKilled(String),
-    /// The caller has had enough.
+    /// The user interrupted the command.
     #[error("Interrupted")]
     Interrupted,
 }
 
-/// What to do about a file that the disk has no room for.
+/// A hint for an error that was caused by a full disk.
 fn full_disk(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -170,25 +145,23 @@ fn full_disk(error: &io::Error) -> &'static str {
     }
 }
 
-/// What a sandbox is right now.
+/// The present status of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It has never run.
+    /// It was never started.
     Created,
-    /// It runs.
     Running,
-    /// It is frozen.
     Paused,
-    /// It ended as it should.
+    /// It ran and ended normally.
     Stopped,
-    /// Its processes are gone, and nobody said why.
+    /// Its processes ended without a report.
     Dead,
-    /// Its disk is there, and the store does not know it.
+    /// Its disk exists, but the store has no record.
     Orphaned,
-    /// The store knows it, and its disk is not there.
+    /// The store has a record, but the disk is missing.
     Lost,
-    /// Its folder cannot be looked into.
+    /// Its folder cannot be read.
     Unusable,
 }
 
@@ -207,49 +180,47 @@ impl fmt::Display for Status {
     }
 }
 
-/// A sandbox, and what it is.
+/// A sandbox's record and its present status.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sandboxed {
-    /// What is written down.
     #[serde(flatten)]
     pub record: Record,
-    /// What is true.
     pub status: Status,
 }
 
 impl Sandboxed {
-    /// What people call it.
+    /// The name to show to users.
     pub fn name(&self) -> &str {
         self.record.display_name()
     }
 
-    /// Whether its processes are there.
+    /// Whether its processes are running.
     pub fn is_alive(&self) -> bool {
         matches!(self.status, Status::Running | Status::Paused)
     }
 }
 
-/// Everything that is needed to work with kept sandboxes.
+/// The operations on persistent sandboxes.
 pub struct Manager {
     paths: Paths,
     store: Store,
     audit: Log,
     operator: Operator,
-    /// The operator's settings are not known: settings that stand beside a disk are not taken over.
+    /// The operator's configuration could not be read: descriptions beside disks are not adopted.
     is_without_operator: bool,
-    /// Who asks: the name of the command.
+    /// The name of the command, for the audit log.
     program: String,
     warnings: warnings::Warnings,
 }
 
 impl Manager {
-    /// Opens the user's store and audit log. `program` is who asks, for the audit log.
+    /// Opens the user's store and audit log. `program` is the actor in the audit log.
     pub fn open(program: &str) -> Result<Self, ManagerError> {
         Self::open_with(program, Operator::load()?)
     }
 
-    /// As [`Self::open`], to look at sandboxes and to end them, which an operator's file with a mistake in it must not prevent.
-    /// Nothing may be started, entered or widened.
+    /// Like [`Self::open`], for listing and ending sandboxes only. It succeeds even if the operator's file is
+    /// invalid; then nothing can be started, entered or widened.
     pub fn open_to_end(program: &str) -> Result<Self, ManagerError> {
         match Operator::load() {
             Ok(operator) => Self::open_with(program, operator),
@@ -272,7 +243,7 @@ impl Manager {
         Ok(Self { paths, store, audit, operator, is_without_operator: false, program, warnings })
     }
 
-    /// With a state folder of its own, and no operator.
+    /// With its own state folder and no operator.
     #[cfg(test)]
     fn in_home(home: &std::path::Path) -> Self {
         let paths = Paths { state: home.join("state"), cache: home.join("cache") };
@@ -284,27 +255,26 @@ impl Manager {
         Self { paths, store, audit, operator, is_without_operator: false, program, warnings }
     }
 
-    /// As [`Self::open`], on behalf of agents: what they ask is held to the operator's limits for them.
+    /// Like [`Self::open`], on behalf of agents: the operator's limits for agents apply.
     pub fn open_for_agents(program: &str) -> Result<Self, ManagerError> {
         Ok(Self::open(program)?.for_agents())
     }
 
-    /// The same, on behalf of agents.
+    /// Applies the operator's limits for agents.
     #[must_use]
     pub fn for_agents(mut self) -> Self {
         self.operator = self.operator.for_agents();
         self
     }
 
-    /// The operator's settings.
     pub fn operator(&self) -> &Operator {
         &self.operator
     }
 
-    /// The sandbox that somebody means by a name, an id, or the beginning of an id.
+    /// Finds a sandbox by its name, its id or the beginning of its id.
     ///
     /// # Errors
-    /// When there is none, or the store does not know it: see [`Self::find_any`].
+    /// There is none, or the store has no record; see [`Self::find_any`].
     pub fn find(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
         let record = match self.store.find(wanted) {
             Err(unknown @ StoreError::Name(NameError::Unknown { .. })) => {
@@ -317,7 +287,7 @@ impl Manager {
         };
         match self.settle(record)? {
             Some(sandbox) => self.as_described(sandbox),
-            // It has gone the way it was meant to: looking again says so.
+            // It was removed when it ended: looking again returns that error.
             None => Err(match self.store.find(wanted) {
                 Ok(record) => ManagerError::Busy(record.display_name().to_owned()),
                 Err(error) => error.into(),
@@ -325,12 +295,12 @@ impl Manager {
         }
     }
 
-    /// All sandboxes that the store knows, the oldest first.
+    /// All sandboxes that have a record, the oldest first.
     pub fn list(&mut self) -> Result<Vec<Sandboxed>, ManagerError> {
         self.sweep();
         let records = self.store.list()?;
         let listed = |record: Record| match self.settle(record.clone()) {
-            // One folder that cannot be used is no reason not to list the others.
+            // One unusable folder must not hide the others.
             Err(error @ ManagerError::File(..)) => {
                 self.warnings.add(bathy_protocol::chain(&error));
                 Some(Ok(Sandboxed { record, status: Status::Unusable }))
@@ -340,17 +310,17 @@ impl Manager {
         records.into_iter().filter_map(listed).collect()
     }
 
-    /// The same sandbox, as it is now.
+    /// The sandbox's present state.
     pub fn refresh(&mut self, sandbox: &Sandboxed) -> Result<Sandboxed, ManagerError> {
         self.find(&sandbox.record.id)
     }
 
-    /// Where a sandbox's files are.
+    /// The folder of a sandbox's files.
     pub fn folder(&self, sandbox: &Sandboxed) -> Folder {
         Folder::of(&self.paths, &sandbox.record.id)
     }
 
-    /// Writes to the audit log on behalf of the caller.
+    /// Records an event of a sandbox.
     pub fn note(&self, sandbox: &Record, what: What) -> Result<(), ManagerError> {
         let event = Event::now(Actor::this_process(self.program.clone()), what);
         Ok(self.audit.append(&[event.in_sandbox(&sandbox.id, sandbox.name.clone())])?)
@@ -361,8 +331,8 @@ impl Manager {
         bathy_runtime::audit::audit_folder(&self.paths)
     }
 
-    /// Compares what is written with what is true, and writes down what nobody else could: that its monitor was killed.
-    /// None is left of one that is to be removed when it ends.
+    /// Compares a record with the life lock and records what the monitor could not, such as that it was
+    /// killed. Returns none for a sandbox that is removed when it ends.
     fn settle(&mut self, record: Record) -> Result<Option<Sandboxed>, ManagerError> {
         let folder = Folder::of(&self.paths, &record.id);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
@@ -376,7 +346,7 @@ impl Manager {
             return self.record_end(record, &folder);
         }
         if !claims_life && let Some(run) = store::life::running(folder.path()).map_err(failed)? {
-            // The store is an older one that was brought back under it.
+            // The store was restored from an older backup.
             return self.record_run(record, run);
         }
         let status = match record.state {
@@ -388,7 +358,7 @@ impl Manager {
         Ok(Some(Sandboxed { record, status }))
     }
 
-    /// Writes down that a sandbox runs which the store takes for one that does not.
+    /// Corrects the record of a running sandbox that the store has as ended.
     fn record_run(
         &mut self,
         record: Record,
@@ -405,19 +375,19 @@ impl Manager {
         Ok(Some(Sandboxed { record, status: Status::Running }))
     }
 
-    /// Writes down the end of a sandbox whose monitor could not: as the monitor left it beside the disk, or that its processes
-    /// were killed. On a full disk sandboxes can be looked at all the same: the next command writes it down.
+    /// Records the end of a sandbox whose monitor could not: as the monitor wrote it to the `life` file, or
+    /// that its processes were killed. On a full disk this fails silently and the next command tries again.
     fn record_end(&mut self, record: Record, folder: &Folder) -> Result<Option<Sandboxed>, ManagerError> {
         let life = match store::take_life(folder.path()) {
             Ok(Some(life)) => life,
-            // The one who holds the lock is starting it, or writes down its end as well.
+            // Another process holds the lock: it is starting the sandbox or recording its end.
             Ok(None) => return Ok(Some(Sandboxed { record, status: Status::Dead })),
             Err(error) => return Err(ManagerError::File(folder.path().to_owned(), error)),
         };
         let known = store::life::read_ending(folder.path());
         let known =
             known.filter(|known| record.started_ns.is_none() || known.started_ns == record.started_ns);
-        let told = known.is_some();
+        let is_recorded = known.is_some();
         let ending = known.unwrap_or_else(|| store::life::Ending {
             started_ns: record.started_ns,
             at_ns: unix_ns(),
@@ -429,7 +399,7 @@ impl Manager {
         let from = [State::Running, State::Paused];
         let written =
             self.store.transition(&record.id, &from, State::Stopped, &[ended]).and_then(|written| {
-                let how = if told { "the sandbox ended" } else { "the sandbox was killed" };
+                let how = if is_recorded { "the sandbox ended" } else { "the sandbox was killed" };
                 self.store.end_all_jobs(&record.id, how)?;
                 Ok(written)
             });
@@ -443,7 +413,7 @@ impl Manager {
         if written {
             let _ = Cgroup::remove_stale(&record.id);
             let _ = fs::remove_file(folder.path().join(control::SOCKET));
-            if !told {
+            if !is_recorded {
                 self.note_last(&record, What::SandboxEnded { cause: ending.cause });
             }
             if record.spec.auto_remove {
@@ -457,7 +427,7 @@ impl Manager {
     }
 }
 
-/// What a sandbox is that has ended: dead, if its processes were killed from outside or failed.
+/// The status of a sandbox that has ended: dead if its processes were killed from outside or failed.
 fn status_of_ended(record: &Record) -> Status {
     let is_dead = |cause: &str| cause == KILLED || cause.starts_with(KEEPER_FAILED);
     if record.end_cause.as_deref().is_some_and(is_dead) { Status::Dead } else { Status::Stopped }

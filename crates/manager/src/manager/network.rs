@@ -1,4 +1,4 @@
-//! What kept sandboxes may reach, and changing it.
+//! The network policies of persistent sandboxes, and changes to them.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -13,32 +13,32 @@ use super::{Manager, ManagerError, Sandboxed};
 use crate::monitor::control::{self, ControlError, FromMonitor, ToMonitor};
 use crate::store::{self, StoreError};
 
-/// How long a running sandbox may take to obey.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// How long a running sandbox may take to confirm a policy.
+const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// How often a sandbox is tried again that runs and cannot be reached.
-const PAUSE: Duration = Duration::from_millis(20);
+/// The interval between attempts to reach a running sandbox.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A policy that was changed.
+/// The result of a policy change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedPolicy {
-    /// What it is now.
     pub policy: NetworkPolicy,
-    /// How many connections were closed for it, if the sandbox runs.
+    /// How many connections the change closed, if the sandbox is running.
     pub closed: Option<u32>,
 }
 
 impl Manager {
-    /// What a sandbox may reach, with the operator's ceiling.
+    /// A sandbox's policy with the operator's ceiling.
     pub fn policies(&self, sandbox: &Sandboxed) -> Policies {
         sandbox.record.spec.policies(self.operator.network())
     }
 
-    /// Changes what a sandbox may reach, at once if it runs. `change` is given what it may reach at this moment, whatever
-    /// others have made of it since `sandbox` was found.
+    /// Changes a sandbox's policy, immediately if it is running. `change` gets the current policy, including
+    /// changes by others since `sandbox` was looked up.
     ///
     /// # Errors
-    /// When it cannot be changed or written down, or the running sandbox does not obey. What is written down is recorded, and
+    /// The change cannot be made or recorded, or the running sandbox does not confirm it. A policy that was
+    /// stored and recorded applies from the next start on.
     /// holds from the next start on.
     pub fn change_policy(
         &mut self,
@@ -46,14 +46,14 @@ impl Manager {
         change: impl FnOnce(&NetworkPolicy) -> Result<NetworkPolicy, bathy_policy::PolicyError>,
     ) -> Result<ChangedPolicy, ManagerError> {
         let folder = self.folder(sandbox);
-        // One change at a time, with its undoing.
+        // One change at a time, including its roll-back.
         let _lock = folder.lock().map_err(|error| ManagerError::File(folder.path().to_owned(), error))?;
-        // A denial has to be possible on a full disk.
-        self.store.make_room();
+        // Denying a destination must work on a full disk.
+        self.store.release_reserve();
         let mut before = None;
         let changed = self.store.change_spec(&sandbox.record.id, |spec| {
             let failed = |error| ManagerError::File(folder.description(), error);
-            // What stands beside the disk holds when the two differ, and is changed first.
+            // The description beside the disk takes precedence when the two differ, so it is changed first.
             before = Description::read(&folder).map_err(failed)?;
             let mut spec = before.as_ref().map_or(spec, |before| before.spec.clone());
             spec.network = change(&spec.network).map_err(SpecError::from)?;
@@ -65,14 +65,14 @@ impl Manager {
             Ok::<_, ManagerError>(spec)
         });
         if let (Err(_), Some(before)) = (&changed, &before) {
-            // Told as failed: then it does not hold after the next start either.
+            // Roll back: a change that is reported as failed must not apply after the next start.
             let _ = before.write(&folder);
         }
         let Some(spec) = changed? else {
             return Err(StoreError::Removed(sandbox.name().to_owned()).into());
         };
         let policy = spec.network;
-        let obeyed = self.tell_policy(folder.path());
+        let obeyed = self.apply_policy(folder.path());
         let changed = What::PolicyChanged {
             preset: policy.preset.to_string(),
             rules: policy.rules.iter().map(ToString::to_string).collect(),
@@ -85,27 +85,28 @@ impl Manager {
         }
     }
 
-    /// Has a running sandbox take its new policy: how many connections were closed for it, or nothing if it does not run.
+    /// Makes a running sandbox load its new policy. Returns how many connections were closed, or none if it
+    /// is not running.
     ///
-    /// A monitor that cannot be reached is no proof: as long as the sandbox's lock is held, it runs.
-    fn tell_policy(&self, folder: &Path) -> Result<Option<u32>, ControlError> {
-        let deadline = Instant::now() + PATIENCE;
+    /// An unreachable monitor proves nothing: while the life lock is held, the sandbox is running.
+    fn apply_policy(&self, folder: &Path) -> Result<Option<u32>, ControlError> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            match control::ask(folder, &ToMonitor::Policy, PATIENCE) {
+            match control::ask(folder, &ToMonitor::Policy, TIMEOUT) {
                 Ok((FromMonitor::Changed { closed }, _)) => return Ok(Some(closed)),
                 Ok(_) => return Err(ControlError::Unexpected),
                 Err(ControlError::NotRunning) if !store::alive(folder).map_err(ControlError::Io)? => {
                     return Ok(None);
                 }
-                // It is being started, and will read what was written down, or is about to end.
-                Err(ControlError::NotRunning) if Instant::now() < deadline => sleep(PAUSE),
+                // The sandbox is starting and will read the stored policy, or is about to end.
+                Err(ControlError::NotRunning) if Instant::now() < deadline => sleep(RETRY_INTERVAL),
                 Err(ControlError::NotRunning) => return Err(ControlError::Unreachable),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// The published ports of a sandbox: as they are bound if it runs, as they are asked for otherwise.
+    /// The published ports of a sandbox: as bound if it is running, otherwise as requested.
     pub fn ports(&self, sandbox: &Sandboxed) -> Vec<PublishedPort> {
         let enforcement = sandbox.record.enforcement.as_ref().filter(|_| sandbox.is_alive());
         let bound = enforcement.and_then(|enforcement| enforcement.get("ports"));
@@ -119,7 +120,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::{fs, thread};
 
-    use bathy_audit::{Filter, Follower};
+    use bathy_audit::{Follower, LogFilter};
     use bathy_policy::{Preset, Rule};
     use bathy_protocol::CONNECTION;
     use bathy_protocol::message::encode;
@@ -146,9 +147,9 @@ mod tests {
         move |policy| policy.with_first(rule)
     }
 
-    /// The recorded changes: their rules, and how many connections were closed.
+    /// The recorded changes: their rules and how many connections were closed.
     fn recorded(manager: &Manager) -> Vec<(Vec<String>, Option<u32>)> {
-        let mut follower = Follower::open(&manager.audit_folder(), Filter::default()).unwrap();
+        let mut follower = Follower::open(&manager.audit_folder(), LogFilter::default()).unwrap();
         let mut found = Vec::new();
         while let Some(entry) = follower.next().unwrap() {
             if let What::PolicyChanged { rules, closed, .. } = entry.event.what {
@@ -158,22 +159,22 @@ mod tests {
         found
     }
 
-    /// What a monitor does with the first who comes.
+    /// What a monitor does with its first client.
     #[derive(Clone)]
     enum Behaviour {
-        /// Reads the question, and answers this.
-        Says(FromMonitor),
-        /// Reads the question, and sends these bytes.
+        /// Reads the request and answers.
+        Answers(FromMonitor),
+        /// Reads the request and sends these bytes.
         Sends(Vec<u8>),
-        /// Closes the connection before it has read the question.
+        /// Closes the connection before it has read the request.
         Closes,
-        /// Reads the question and closes the connection.
+        /// Reads the request and closes the connection.
         ReadsAndCloses,
         /// Sends the beginning of an answer and closes.
         Breaks,
-        /// Sends a byte of an answer now and then, for longer than anybody waits.
+        /// Sends one byte of an answer at a time, for longer than any timeout.
         Drips,
-        /// Takes no connection for as long as anybody waits.
+        /// Accepts no connection for longer than any timeout.
         Stalls,
     }
 
@@ -189,23 +190,23 @@ mod tests {
         listener.set_nonblocking(false).unwrap();
         thread::spawn(move || {
             if matches!(behaviour, Behaviour::Stalls) {
-                return sleep(PATIENCE + Duration::from_secs(2));
+                return sleep(TIMEOUT + Duration::from_secs(2));
             }
-            let (mut visitor, _) = listener.accept().unwrap();
+            let (mut client, _) = listener.accept().unwrap();
             if matches!(behaviour, Behaviour::Closes) {
                 return;
             }
-            assert!(visitor.read(&mut [0; 64]).unwrap() > 0, "it is asked something");
+            assert!(client.read(&mut [0; 64]).unwrap() > 0, "it receives a request");
             let whole = answer(&FromMonitor::Changed { closed: 3 });
             match behaviour {
-                Behaviour::Says(says) => visitor.write_all(&answer(&says)).unwrap(),
-                Behaviour::Sends(bytes) => visitor.write_all(&bytes).unwrap(),
-                Behaviour::Breaks => visitor.write_all(&whole[..whole.len() - 1]).unwrap(),
+                Behaviour::Answers(message) => client.write_all(&answer(&message)).unwrap(),
+                Behaviour::Sends(bytes) => client.write_all(&bytes).unwrap(),
+                Behaviour::Breaks => client.write_all(&whole[..whole.len() - 1]).unwrap(),
                 Behaviour::Drips => {
                     for byte in &whole {
-                        // The one who asked gives up in between.
-                        let _ = visitor.write_all(&[*byte]);
-                        sleep(PATIENCE / 4);
+                        // The client times out in between.
+                        let _ = client.write_all(&[*byte]);
+                        sleep(TIMEOUT / 4);
                     }
                 }
                 Behaviour::ReadsAndCloses | Behaviour::Closes | Behaviour::Stalls => {}
@@ -218,7 +219,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (mut one, sandbox) = with_sandbox(home.path());
         let mut two = Manager::in_home(home.path());
-        // Both have looked before either changed anything.
+        // Both have looked the sandbox up before either changed anything.
         let same = two.find(ID).unwrap();
         assert_eq!(one.change_policy(&sandbox, deny("a.example")).unwrap().closed, None);
         let changed = two.change_policy(&same, deny("b.example")).unwrap().policy;
@@ -233,12 +234,12 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (mut manager, sandbox) = with_sandbox(home.path());
         let folder = manager.folder(&sandbox);
-        let says = |answer| Behaviour::Says(answer);
+        let answers = |answer| Behaviour::Answers(answer);
         let behaviours = [
-            (says(FromMonitor::Changed { closed: 3 }), None),
-            (says(FromMonitor::Refused("it is busy".to_owned())), Some("it is busy")),
-            (says(FromMonitor::Done), Some("something else")),
-            (says(FromMonitor::Connected), Some("something else")),
+            (answers(FromMonitor::Changed { closed: 3 }), None),
+            (answers(FromMonitor::Refused("it is busy".to_owned())), Some("it is busy")),
+            (answers(FromMonitor::Done), Some("unexpected answer")),
+            (answers(FromMonitor::Connected), Some("unexpected answer")),
             (Behaviour::Closes, Some("without an answer")),
             (Behaviour::ReadsAndCloses, Some("without an answer")),
             (Behaviour::Breaks, Some("without an answer")),
@@ -254,7 +255,7 @@ mod tests {
                 None => assert_eq!(changed.unwrap().closed, Some(3)),
                 Some(words) => {
                     let error = bathy_protocol::chain(&changed.unwrap_err());
-                    assert!(error.contains("`web`") && error.contains("may not hold"), "{error}");
+                    assert!(error.contains("`web`") && error.contains("may not be in effect"), "{error}");
                     assert!(error.contains(words), "{error}");
                 }
             }
@@ -272,13 +273,13 @@ mod tests {
             let began = Instant::now();
             let error =
                 bathy_protocol::chain(&manager.change_policy(&sandbox, deny("a.example")).unwrap_err());
-            assert!(error.contains("may not hold") && error.contains("did not answer"), "{error}");
-            assert!(began.elapsed() < PATIENCE * 2, "{:?}", began.elapsed());
+            assert!(error.contains("may not be in effect") && error.contains("did not answer"), "{error}");
+            assert!(began.elapsed() < TIMEOUT * 2, "{:?}", began.elapsed());
             asked.join().unwrap();
         }
     }
 
-    /// Its socket was removed, or nothing listens at it any more, and yet its processes are there.
+    /// The socket was removed or nothing listens on it, but the processes are still running.
     #[test]
     fn a_sandbox_that_runs_and_cannot_be_reached_is_not_taken_for_stopped() {
         let home = tempfile::tempdir().unwrap();
@@ -287,7 +288,7 @@ mod tests {
         fs::create_dir_all(folder.path()).unwrap();
         let life = store::take_life(folder.path()).unwrap().unwrap();
         let error = bathy_protocol::chain(&manager.change_policy(&sandbox, deny("a.example")).unwrap_err());
-        assert!(error.contains("may not hold") && error.contains("cannot be reached"), "{error}");
+        assert!(error.contains("may not be in effect") && error.contains("cannot be reached"), "{error}");
         drop(control::listen(folder.path()).unwrap());
         let error = bathy_protocol::chain(&manager.change_policy(&sandbox, deny("b.example")).unwrap_err());
         assert!(error.contains("cannot be reached"), "a socket that refuses: {error}");
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_or_of_a_sandbox_that_is_gone_changes_nothing() {
+    fn what_is_refused_or_of_a_removed_sandbox_changes_nothing() {
         let home = tempfile::tempdir().unwrap();
         let (mut manager, sandbox) = with_sandbox(home.path());
         let none = |_: &NetworkPolicy| {
@@ -322,8 +323,8 @@ mod tests {
         assert!(matches!(manager.change_policy(&sandbox, none), Err(ManagerError::Spec(_))));
         assert_eq!(manager.find(ID).unwrap().record.spec.network, NetworkPolicy::default());
         manager.store.delete(ID).unwrap();
-        let gone = manager.change_policy(&sandbox, deny("a.example")).unwrap_err();
-        assert!(matches!(gone, ManagerError::Store(StoreError::Removed(name)) if name == "web"));
+        let removed = manager.change_policy(&sandbox, deny("a.example")).unwrap_err();
+        assert!(matches!(removed, ManagerError::Store(StoreError::Removed(name)) if name == "web"));
         assert_eq!(recorded(&manager), []);
     }
 }

@@ -1,7 +1,7 @@
-//! Sandboxes that the store does not know, or of which it has a record that cannot be read, and what interrupted commands left.
+//! Sandboxes without a readable record, and what interrupted commands left behind.
 //!
-//! A folder under its own name is a user's disk: it is never removed but by name. The store can be lost, damaged, or replaced by an
-//! older one; then the disks are listed as orphaned, and can be adopted.
+//! A folder that has its final name is a user's disk and is only removed by name. When the store is lost,
+//! damaged or replaced by an older one, the disks are listed as orphaned and can be adopted.
 
 use std::io;
 use std::path::Path;
@@ -15,28 +15,27 @@ use bathy_runtime::description::{Description, ReplDescription};
 use bathy_runtime::folder::{Folder, Leftover};
 use bathy_spec::{Choice, Chosen, SandboxSpec, Size, name};
 
-use super::lifecycle::{KILL_PATIENCE, PAUSE};
+use super::lifecycle::{KILL_TIMEOUT, POLL_INTERVAL};
 use super::{Manager, ManagerError, Sandboxed, Status, force};
 use crate::monitor::control::{self, ToMonitor};
 use crate::store::{self, Change, NewRecord, Record, ReplRow, State, StoreError};
 
-/// A folder that is being made is locked a moment after it is there: only older ones are left-overs.
+/// A new folder is locked shortly after it is created: only older ones can be abandoned.
 const LEFTOVER_AGE: Duration = Duration::from_secs(30);
-/// Why an adopted sandbox is said to have ended.
+/// The recorded end cause of an adopted sandbox.
 const ADOPTED: &str = "its record was lost; it was adopted";
 
-/// A sandbox that was adopted.
 #[derive(Clone, Debug)]
 pub struct Adopted {
-    /// What it is now.
+    /// The sandbox with its new record.
     pub sandbox: Sandboxed,
-    /// Sentences for the caller: what could not be taken over.
+    /// Sentences for the user about what could not be restored.
     pub notes: Vec<String>,
 }
 
 impl Manager {
-    /// Sandboxes whose disks are there and that the store does not know. A name that is not theirs alone is left out: it would lead to
-    /// another sandbox.
+    /// Sandboxes whose disks exist but that have no record. A name that is not unique is left out: it would
+    /// lead to another sandbox.
     pub fn orphans(&self) -> Result<Vec<Sandboxed>, ManagerError> {
         let mut all = self.named_orphans()?;
         let names: Vec<_> = all.iter().filter_map(|orphan| orphan.record.name.clone()).collect();
@@ -50,13 +49,13 @@ impl Manager {
         Ok(all)
     }
 
-    /// The same, with the names that they had.
+    /// All orphans, with the names that they had.
     fn named_orphans(&self) -> Result<Vec<Sandboxed>, ManagerError> {
         let all = Folder::all(&self.paths);
         let names = Folder::names(&self.paths).map_err(|error| ManagerError::File(all, error))?;
         let mut orphans = Vec::new();
         for name in names {
-            // A folder without a disk is no sandbox, and none of our business.
+            // A folder without a disk is not a sandbox.
             if !self.store.knows(&name)? && Folder::of(&self.paths, &name).disk().exists() {
                 orphans.push(self.orphan(&name));
             }
@@ -64,7 +63,7 @@ impl Manager {
         Ok(orphans)
     }
 
-    /// As [`Manager::find`], also a sandbox that the store does not know.
+    /// Like [`Manager::find`], but also finds orphans.
     pub fn find_any(&mut self, wanted: &str) -> Result<Sandboxed, ManagerError> {
         match self.find(wanted) {
             Err(error @ ManagerError::Orphaned(_)) => self.find_orphan(wanted)?.ok_or(error),
@@ -73,7 +72,7 @@ impl Manager {
         }
     }
 
-    /// The orphan that is called so: by its folder, the name that it had, or the beginning of its id.
+    /// Finds an orphan by its folder, its former name or the beginning of its id.
     pub(super) fn find_orphan(&self, wanted: &str) -> Result<Option<Sandboxed>, ManagerError> {
         let all = self.named_orphans()?;
         let fitting = |fits: &dyn Fn(&Record) -> bool| {
@@ -91,10 +90,10 @@ impl Manager {
         }
     }
 
-    /// What is known of an orphan.
+    /// What is known about an orphan.
     fn orphan(&self, folder_name: &str) -> Sandboxed {
         let folder = Folder::of(&self.paths, folder_name);
-        // One that cannot be read is as good as none here; adopting it says why.
+        // An unreadable description counts as missing here; `adopt` reports the error.
         let description = Description::read(&folder).ok().flatten();
         let (name, spec, engine, created_ns) = match description {
             Some(found) => (found.name, found.spec, Some(found.engine), found.created_ns),
@@ -122,26 +121,25 @@ impl Manager {
         Sandboxed { record, status: Status::Orphaned }
     }
 
-    /// Writes an orphan down again, as what stands beside its disk says. Where nothing does, it gets the usual settings and no
-    /// network.
+    /// Creates a new record for an orphan from the description beside its disk. Without a description it gets
+    /// the default settings and no network.
     pub fn adopt(&mut self, orphan: &Sandboxed) -> Result<Adopted, ManagerError> {
         let folder = self.folder(orphan);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         if !folder.disk().try_exists().map_err(failed)? {
             return Err(ManagerError::Lost(orphan.name().to_owned()));
         }
-        // While no other command changes it. One that runs keeps its own lock.
+        // Held so that no other command changes the sandbox meanwhile. A running sandbox holds its own lock.
         let _lock = folder.lock().map_err(failed)?;
         let life = store::take_life(folder.path()).map_err(failed)?;
         let runs = life.is_none();
         if runs && orphan.record.monitor_pid.is_none() || self.store.knows(&orphan.record.id)? {
-            // Another command is removing or adopting it.
             return Err(ManagerError::Busy(orphan.name().to_owned()));
         }
         let (described, notes) = self.plan_adoption(orphan, &folder, runs)?;
         let id = described.id.clone();
         let home = Folder::of(&self.paths, &id);
-        // A record that cannot be read, if there is one.
+        // Replaces an unreadable record, if there is one.
         self.store.delete(&id)?;
         let (name, spec, engine) = (described.name.clone(), described.spec.clone(), described.engine.clone());
         let new = NewRecord { id: id.clone(), name, spec, engine, created_ns: described.created_ns };
@@ -150,7 +148,7 @@ impl Manager {
             result => result?,
         }
         if home.path() != folder.path() {
-            // A copy may not be on the disk yet.
+            // A copied disk may not have been flushed yet.
             let moved = folder.sync().and_then(|()| home.finish(&folder));
             if let Err(error) = moved {
                 let _ = self.store.delete(&id);
@@ -161,14 +159,14 @@ impl Manager {
         if let Some(repl) = &described.repl {
             self.store.insert_repl(&repl_row(repl, &described))?;
         }
-        // Last: until it is in the store, nothing of what it was is forgotten.
+        // Written last: until the record is in the store, the former description must not be lost.
         described.write(&home).map_err(failed)?;
         let sandbox = self.find(&id)?;
         self.note_last(&sandbox.record, What::SandboxAdopted { folder: orphan.record.id.clone() });
         Ok(Adopted { sandbox, notes })
     }
 
-    /// What an orphan will be, and what there is to say about that.
+    /// Decides the settings of an adopted sandbox, and the notes for the user.
     fn plan_adoption(
         &mut self,
         orphan: &Sandboxed,
@@ -178,7 +176,7 @@ impl Manager {
         let found =
             Description::read(folder).map_err(|error| ManagerError::File(folder.description(), error))?;
         let mut notes = Vec::new();
-        // A copy, or a folder that was renamed: its name is no id.
+        // The folder was copied or renamed: its name is not an id.
         let id = if name::is_id(&orphan.record.id) {
             orphan.record.id.clone()
         } else if runs {
@@ -188,14 +186,14 @@ impl Manager {
         };
         if found.is_none() {
             notes.push(format!(
-                "nothing beside the disk tells what `{id}` was: it has the usual settings now, and no network; `bathy policy set {id} public` gives it one"
+                "there is no description of `{id}` beside its disk: it has the default settings now, and no network; `bathy policy set {id} public` gives it one"
             ));
         }
         let mut name = found.as_ref().and_then(|found| found.name.clone());
-        // What cannot be a name leads nowhere.
+        // An invalid name could not be used to find it.
         name.take_if(|name| name::check(name).is_err());
         if let Some(taken) = name.take_if(|name| self.store.find(name).is_ok()) {
-            notes.push(format!("there is a sandbox `{taken}` already: this one is called {id}"));
+            notes.push(format!("there is a sandbox `{taken}` already: this one is now called {id}"));
         }
         let allowed = self.operator.apply(orphan.record.spec.clone())?;
         notes.extend(allowed.notes);
@@ -212,7 +210,7 @@ impl Manager {
         Ok((described, notes))
     }
 
-    /// What an adopted sandbox is: it may be running still.
+    /// Sets the status of an adopted sandbox, which may still be running.
     fn settle_adopted(&mut self, id: &str, orphan: &Record) -> Result<(), ManagerError> {
         if let (Some(at_ns), Some(monitor_pid)) = (orphan.started_ns, orphan.monitor_pid) {
             let mut changes = vec![Change::Started { at_ns, monitor_pid }];
@@ -225,7 +223,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Removes an orphan with everything in it. One that runs is only removed by force.
+    /// Removes an orphan with all its files. A running one is only removed with `force`.
     pub(super) fn remove_orphan(&mut self, orphan: &Sandboxed, force: bool) -> Result<(), ManagerError> {
         let folder = self.folder(orphan);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
@@ -238,7 +236,7 @@ impl Manager {
         let _life = match store::take_life(folder.path()) {
             Ok(Some(life)) => Some(life),
             Ok(None) => return Err(ManagerError::Busy(orphan.name().to_owned())),
-            // Only a record is left of it.
+            // Only an unreadable record exists.
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed(error)),
         };
@@ -248,17 +246,17 @@ impl Manager {
         }
         let rest = folder.begin_removal().map_err(failed)?;
         rest.remove().map_err(failed)?;
-        self.store.at_any_price(|store| store.delete(&orphan.record.id))?;
+        self.store.with_reserve(|store| store.delete(&orphan.record.id))?;
         self.note_last(&orphan.record, What::SandboxRemoved);
         Ok(())
     }
 
-    /// Removes what interrupted commands left: sandboxes that were never finished, and the rest of those that were being removed.
-    /// Whatever fails here is tried again by the next command.
+    /// Cleans up after interrupted commands: unfinished creations and removals. What fails is retried by the
+    /// next command.
     pub(super) fn sweep(&mut self) {
         for leftover in Folder::leftovers(&self.paths).unwrap_or_default() {
             match leftover {
-                // One that is written down is whole: the next command that looks at it finishes it.
+                // A sandbox with a record is complete: the next lookup finishes it.
                 Leftover::Unfinished(folder, id)
                     if is_abandoned(folder.path())
                         && is_old(folder.path())
@@ -274,7 +272,8 @@ impl Manager {
         }
     }
 
-    /// Gives a sandbox its name whose making was interrupted after it was written down. False if there is no such one.
+    /// Completes an interrupted creation by giving the folder its final name. False if there is no such
+    /// folder.
     pub(super) fn finish_making(&self, folder: &Folder) -> Result<bool, ManagerError> {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let unfinished = folder.unfinished();
@@ -282,11 +281,10 @@ impl Manager {
             return Ok(false);
         }
         if store::alive(unfinished.path()).map_err(failed)? {
-            // Its maker is at work.
+            // The creating command is still running.
             return Ok(true);
         }
         match folder.finish(&unfinished) {
-            // Another command was faster.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {
                 Ok(false)
             }
@@ -295,11 +293,11 @@ impl Manager {
     }
 
     fn finish_removal(&mut self, rest: &Folder, id: &str) {
-        // Brought back since, by a copy or a backup: then it is that one's record.
+        // Restored since by a copy or backup: the record belongs to that folder.
         if !Folder::of(&self.paths, id).path().exists()
             && let Ok(Some(record)) = self.store.get(id)
         {
-            match self.store.at_any_price(|store| store.delete(id)) {
+            match self.store.with_reserve(|store| store.delete(id)) {
                 Ok(true) => self.note_last(&record, What::SandboxRemoved),
                 Ok(false) => {}
                 // The folder stays until the record is removed.
@@ -324,7 +322,7 @@ fn repl_row(repl: &ReplDescription, described: &Description) -> ReplRow {
     }
 }
 
-/// Whether no command is at work in a folder.
+/// Whether no command is working in a folder.
 fn is_abandoned(folder: &Path) -> bool {
     matches!(store::alive(folder), Ok(false))
 }
@@ -334,17 +332,17 @@ fn is_old(folder: &Path) -> bool {
     modified.is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() > LEFTOVER_AGE)
 }
 
-/// Has the monitor of an orphan end it, or ends it without.
+/// Ends an orphan through its monitor, or by killing its processes.
 fn end_orphan(orphan: &Record, folder: &Folder) -> Result<(), ManagerError> {
-    // Whether it ends is seen by its lock, whatever the monitor answers.
-    let _ = control::ask(folder.path(), &ToMonitor::Kill, KILL_PATIENCE);
+    // The life lock shows whether it has ended, whatever the monitor answers.
+    let _ = control::ask(folder.path(), &ToMonitor::Kill, KILL_TIMEOUT);
     let failed = |error| ManagerError::File(folder.path().to_owned(), error);
-    let deadline = Instant::now() + KILL_PATIENCE;
+    let deadline = Instant::now() + KILL_TIMEOUT;
     while store::alive(folder.path()).map_err(failed)? {
         if Instant::now() > deadline {
             break;
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     match force::kill_processes(orphan, folder).map_err(failed)? {
         true => Ok(()),
@@ -352,7 +350,8 @@ fn end_orphan(orphan: &Record, folder: &Folder) -> Result<(), ManagerError> {
     }
 }
 
-/// The settings of a sandbox of which only the disk is known. What it was kept from is not known, so it is kept from everything.
+/// The settings for a disk without a description. What the sandbox was denied is unknown, so everything is
+/// denied.
 fn unknown_spec(folder: &Folder) -> SandboxSpec {
     let mut spec = SandboxSpec {
         network: NetworkPolicy { preset: Preset::None, ..NetworkPolicy::default() },

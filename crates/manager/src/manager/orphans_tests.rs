@@ -1,4 +1,4 @@
-//! With whole sandboxes: `tests/tests/durable.rs`.
+//! Tests with real sandboxes are in `tests/tests/durable.rs`.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use super::*;
 const ID: &str = "abcdefghijkl";
 const OTHER: &str = "bbbbbbbbbbbb";
 
-/// Makes the folder of a sandbox with a description, and no record.
+/// Creates the folder of a sandbox with a description and without a record.
 fn orphan(manager: &Manager, id: &str, name: &str) -> Folder {
     let folder = Folder::of(&manager.paths, id);
     folder.create().unwrap();
@@ -44,7 +44,7 @@ fn an_orphan_is_found_by_its_name_its_id_and_the_beginning_of_it() {
 }
 
 #[test]
-fn two_orphans_of_one_name_are_told_apart_by_their_ids() {
+fn two_orphans_of_one_name_are_distinguished_by_their_ids() {
     let home = tempfile::tempdir().unwrap();
     let mut manager = Manager::in_home(home.path());
     orphan(&manager, ID, "web");
@@ -60,7 +60,7 @@ fn two_orphans_of_one_name_are_told_apart_by_their_ids() {
     assert!(second.notes[0].contains("`web` already"), "{:?}", second.notes);
 }
 
-/// What the message about such a record advises.
+/// The error message recommends both of these.
 #[test]
 fn a_record_that_cannot_be_read_can_be_adopted_and_removed() {
     let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! REPLs: an interpreter with its state, for as long as somebody wants it. Nobody starts, pauses or resumes one; whoever
-//! runs code in it finds it as it was left, or is told what is lost and why.
+//! REPLs: interpreters with lasting state. They start, pause and resume automatically. A cell finds the state
+//! of the earlier ones, or the user learns what was lost and why.
 
 use std::fs;
 
@@ -13,37 +13,37 @@ use serde::{Serialize, Serializer};
 use super::{KILLED, Manager, ManagerError, NewSandbox, Sandboxed, Status};
 use crate::store::ReplRow;
 
-/// After how long without anybody a REPL is paused, if its maker does not say.
+/// The default idle time after which a REPL is paused.
 pub const PAUSE_IDLE: Seconds = Seconds::from_millis(60_000);
-/// The label of sandboxes that are REPLs; its value is the language.
+/// The label that marks a sandbox as a REPL; its value is the language.
 pub const LABEL: &str = "repl";
-/// The only stream of a connection that is made for one cell.
+/// The only stream of a connection that is opened for one cell.
 const STREAM: u32 = 1;
-const KEPT: &str = "all variables and other state are gone, files in the sandbox are kept";
+const STATE_LOST: &str = "all variables and other state are lost, files in the sandbox are preserved";
 
-/// A REPL to be made.
+/// The inputs of a new REPL.
 #[derive(Clone, Debug, Default)]
 pub struct NewRepl {
-    /// Its name; its sandbox's id if it has none.
+    /// The name; by default the id of its sandbox.
     pub name: Option<String>,
-    /// Its sandbox. It has no main command and is not removed when it ends: a REPL lives until it is removed.
+    /// The sandbox's specification. It has no main command and is not removed when it ends: a REPL exists
+    /// until it is removed.
     pub spec: SandboxSpec,
 }
 
-/// What a REPL is right now.
+/// The present status of a REPL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplStatus {
-    /// Its interpreter runs, or can at once.
+    /// Its interpreter is running or starts on demand.
     Running,
-    /// It stands still until the next cell.
+    /// Its sandbox is paused until the next cell.
     Paused,
-    /// It has no processes; the next cell starts it anew.
+    /// Its sandbox is not running; the next cell starts it.
     Stopped,
 }
 
 impl ReplStatus {
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -53,29 +53,24 @@ impl ReplStatus {
     }
 }
 
-/// A REPL. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, Serialize)]
 pub struct Repl {
-    /// What it is called.
     pub name: String,
-    /// What it is.
     pub status: ReplStatus,
-    /// Its sandbox; only the id in JSON.
+    /// Its sandbox; serialised as its id.
     #[serde(serialize_with = "id_only")]
     pub sandbox: Sandboxed,
-    /// What it speaks.
     pub language: Language,
-    /// Its context in the sandbox.
+    /// The context in the sandbox.
     pub context: String,
-    /// When it was made.
     #[serde(rename = "created_at", serialize_with = "time::serialize")]
     pub created_ns: u64,
     /// How many cells have run in it.
     pub cells: u64,
-    /// When the last of them ended.
+    /// When its last cell ended.
     #[serde(rename = "last_used_at", serialize_with = "time::serialize_option")]
     pub last_used_ns: Option<u64>,
-    /// What the operator made stricter than asked for, of one that was just made.
+    /// What the operator made stricter, for a new REPL.
     #[serde(skip)]
     pub notes: Vec<String>,
 }
@@ -84,18 +79,16 @@ fn id_only<S: Serializer>(sandbox: &Sandboxed, serializer: S) -> Result<S::Ok, S
     serializer.serialize_str(&sandbox.record.id)
 }
 
-/// How a cell of a REPL ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplOutcome {
-    /// How.
     pub outcome: CellOutcome,
-    /// What earlier cells had left and is lost, and why, in one sentence. May hold the guest's text: escape before
-    /// showing on a terminal.
+    /// One sentence about what earlier cells left and is now lost. May hold text from the guest: escape it
+    /// before printing.
     pub lost: Option<String>,
 }
 
 impl Manager {
-    /// Makes a REPL and starts it. One that cannot be started is not left behind.
+    /// Creates and starts a REPL. If it cannot be started, it is removed.
     pub fn create_repl(
         &mut self,
         new: NewRepl,
@@ -126,7 +119,7 @@ impl Manager {
         let made =
             made.and_then(|()| self.describe_repl(&sandbox)).and_then(|()| self.start(&sandbox, progress));
         if let Err(error) = made {
-            // The first failure is the one to tell.
+            // The first error is the one to report.
             let _ = self.remove(&sandbox, true);
             return Err(error);
         }
@@ -134,7 +127,7 @@ impl Manager {
         Ok(Repl { notes, ..repl })
     }
 
-    /// Writes beside the disk that a sandbox is a REPL.
+    /// Records in the description beside the disk that a sandbox is a REPL.
     fn describe_repl(&self, sandbox: &Sandboxed) -> Result<(), ManagerError> {
         let folder = self.folder(sandbox);
         let repl = self.repl_description(&sandbox.record.id)?;
@@ -148,21 +141,21 @@ impl Manager {
         write().map_err(|error| ManagerError::File(folder.description(), error))
     }
 
-    /// What makes a sandbox a REPL, if it is one.
+    /// The REPL description of a sandbox, if it is a REPL.
     pub(super) fn repl_description(&self, id: &str) -> Result<Option<ReplDescription>, ManagerError> {
         let described =
             |row: ReplRow| ReplDescription { name: row.name, language: row.language, context: row.context };
         Ok(self.store.repl_of(id)?.map(described))
     }
 
-    /// Whether a REPL is older than its sandbox may be: being started again gives it no more time.
+    /// Whether a REPL has passed its maximum age. A restart does not extend it.
     pub fn is_expired(repl: &Repl) -> bool {
         let limit = repl.sandbox.record.spec.max_duration.map(|limit| limit.as_millis());
         let age_ms = unix_ns().saturating_sub(repl.sandbox.record.created_ns) / 1_000_000;
         limit.is_some_and(|limit| age_ms > limit)
     }
 
-    /// The REPL that somebody means by its name, or by the id of its sandbox or the beginning of it.
+    /// Finds a REPL by its name, its sandbox's id or the beginning of that id.
     pub fn find_repl(&mut self, wanted: &str) -> Result<Repl, ManagerError> {
         let row = self.store.find_repl(wanted)?;
         let sandbox = self.find(&row.sandbox)?;
@@ -174,21 +167,21 @@ impl Manager {
         let rows = self.store.repls()?;
         let mut sandboxes = self.list()?;
         let mut of = |row: ReplRow| {
-            // One that is not there was removed between the two looks.
+            // A missing sandbox was removed between the two queries.
             let index = sandboxes.iter().position(|sandbox| sandbox.record.id == row.sandbox)?;
             Some(repl(row, sandboxes.swap_remove(index)))
         };
         rows.into_iter().filter_map(&mut of).collect()
     }
 
-    /// Removes a REPL with its sandbox and everything in it, whatever runs in it.
+    /// Removes a REPL with its sandbox, even if it is running.
     pub fn remove_repl(&mut self, repl: &Repl) -> Result<(), ManagerError> {
         let sandbox = self.refresh(&repl.sandbox)?;
         self.remove(&sandbox, true)
     }
 
-    /// Runs code in a REPL, which is started or resumed if it has to be. Of several cells at once, one runs and the others
-    /// wait. The language and the context of the request are the REPL's, whatever it says.
+    /// Runs a cell in a REPL and starts or resumes it as needed. Concurrent cells run one after the other.
+    /// The language and context are the REPL's, whatever the request says.
     pub fn run_in_repl(
         &mut self,
         repl: &Repl,
@@ -199,11 +192,11 @@ impl Manager {
         let before = self.store.find_repl(&repl.sandbox.record.id)?;
         let found = self.refresh(&repl.sandbox)?;
         let sandbox = self.wake(&found, &mut |_| {})?;
-        // Without a name: the default context is made when needed.
+        // Without a name the default context is created on demand.
         let request = CellRequest { language: repl.language, context: None, ..request };
-        let begun = self.begin_cell(&sandbox, &request)?;
+        let cell = self.begin_cell(&sandbox, &request)?;
         let mut connection = self.connect(&sandbox)?;
-        let result = interpreter::run_cell(&mut connection, STREAM, begun.cell, begun.tag, options, on_event);
+        let result = interpreter::run_cell(&mut connection, STREAM, cell, options, on_event);
         let boot = host::boot_id();
         self.store.use_repl(&before.name, unix_ns(), &boot)?;
         let outcome = result?;
@@ -240,38 +233,38 @@ fn repl(row: ReplRow, sandbox: Sandboxed) -> Result<Repl, ManagerError> {
     })
 }
 
-/// Why an interpreter remembers nothing, in one sentence. `ended` is how its sandbox had ended, `interpreter` the agent's
-/// account of its last interpreter.
+/// One sentence on why an interpreter has no state. `ended` is how the sandbox ended, `interpreter` is the
+/// agent's explanation.
 fn what_was_lost(
     host_restarted: bool,
     restarted: bool,
     ended: Option<&str>,
     interpreter: Option<&str>,
 ) -> String {
-    // What ends with the machine is not told why; whatever else was written down happened before.
+    // A machine that restarts leaves no cause; a recorded cause is from before the restart.
     let unexplained = ended.is_none_or(|cause| cause == KILLED || cause.starts_with("its keeper"));
     if host_restarted && restarted && unexplained {
         let when = booted_at().map(|at| format!(" at {at}")).unwrap_or_default();
-        return format!("The machine was restarted{when}: {KEPT}");
+        return format!("The machine was restarted{when}: {STATE_LOST}");
     }
     match (ended, interpreter) {
-        (Some(cause), _) => format!("The sandbox had ended ({cause}) and was started again: {KEPT}"),
-        (None, _) if restarted => format!("The sandbox was stopped and started again: {KEPT}"),
+        (Some(cause), _) => format!("The sandbox had ended ({cause}) and was started again: {STATE_LOST}"),
+        (None, _) if restarted => format!("The sandbox was stopped and started again: {STATE_LOST}"),
         (None, Some(reason)) => {
-            format!("The interpreter was started anew ({}): {KEPT}", reason.trim_end_matches('.'))
+            format!("The interpreter was restarted ({}): {STATE_LOST}", reason.trim_end_matches('.'))
         }
-        (None, None) => format!("The interpreter was started anew: {KEPT}"),
+        (None, None) => format!("The interpreter was restarted: {STATE_LOST}"),
     }
 }
 
-/// When the host was started, as a date and time.
+/// When the host booted, as date and time.
 fn booted_at() -> Option<String> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
     Some(date(seconds))
 }
 
-/// A point in time, in seconds since 1970, as `2026-02-28 23:59 UTC`.
+/// Formats seconds since 1970 as `2026-02-28 23:59 UTC`.
 fn date(seconds: u64) -> String {
     let iso = time::iso(seconds * 1_000_000_000);
     format!("{} UTC", iso.get(.."2026-02-28T23:59".len()).unwrap_or(&iso).replace('T', " "))
@@ -282,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_told_with_its_reason() {
+    fn what_was_lost_is_reported_with_its_reason() {
         let sentences = [
             (what_was_lost(true, true, Some(KILLED), None), "The machine was restarted at 2"),
             (what_was_lost(true, true, None, None), "The machine was restarted at 2"),
@@ -297,12 +290,12 @@ mod tests {
             (what_was_lost(false, true, None, None), "The sandbox was stopped and started again"),
             (
                 what_was_lost(false, false, None, Some("it ended.")),
-                "The interpreter was started anew (it ended):",
+                "The interpreter was restarted (it ended):",
             ),
-            (what_was_lost(true, false, None, None), "The interpreter was started anew:"),
+            (what_was_lost(true, false, None, None), "The interpreter was restarted:"),
         ];
         for (sentence, beginning) in sentences {
-            assert!(sentence.starts_with(beginning) && sentence.ends_with(KEPT), "{sentence}");
+            assert!(sentence.starts_with(beginning) && sentence.ends_with(STATE_LOST), "{sentence}");
         }
     }
 

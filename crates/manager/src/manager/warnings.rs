@@ -1,47 +1,46 @@
-//! What a command that succeeded has to say besides: an event that could not be recorded, a disk that is too small.
+//! Warnings of successful commands, such as an event that could not be recorded or a disk that is too small.
 
 use std::path::PathBuf;
 
 use bathy_audit::{Actor, Event, What};
-use bathy_runtime::room::Shortage;
+use bathy_runtime::disk_space::Shortage;
 
 use super::{Manager, Sandboxed};
 use crate::store::Record;
 
-/// Sentences for the caller.
+/// Collected sentences for the user.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
     said: Vec<String>,
-    /// The sandbox whose lack of space was told last: to make one and start it is one thing to the caller.
-    room_of: Option<String>,
+    /// The sandbox with the last shortage warning: creating and starting it warns only once.
+    shortage_of: Option<String>,
 }
 
 impl Warnings {
-    /// Adds a sentence.
     pub(super) fn add(&mut self, sentence: String) {
         self.said.push(sentence);
     }
 }
 
 impl Manager {
-    /// Whether others can do their work while this manager is not used.
-    pub fn may_be_kept(&self) -> bool {
+    /// Whether a pool may hold this manager: other processes can use the store meanwhile.
+    pub fn is_reusable(&self) -> bool {
         self.store.is_shared()
     }
 
-    /// What there is to say about what was done since the last time. Not yet harmless for a terminal.
+    /// Returns and clears the collected warnings. They are not yet escaped for a terminal.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings.said)
     }
 
-    /// Records what has happened whether or not it is recorded. If it is not, that is a warning.
+    /// Records an event that has already happened. A failure becomes a warning.
     pub(super) fn note_last(&mut self, sandbox: &Record, what: What) {
         if let Err(warning) = self.try_note_last(sandbox, what) {
             self.warnings.said.push(warning);
         }
     }
 
-    /// The same; the warning is the caller's, who may try again when there is more space.
+    /// Like [`Self::note_last`], but returns the warning, so that recording can be retried.
     pub(super) fn try_note_last(&self, sandbox: &Record, what: What) -> Result<(), String> {
         let event = Event::now(Actor::this_process(self.program.clone()), what);
         let event = event.in_sandbox(&sandbox.id, sandbox.name.clone());
@@ -56,7 +55,7 @@ impl Manager {
         })
     }
 
-    /// Warns that a sandbox which was removed leaves its files, if its folder was a link: where that led to may hold more.
+    /// Warns that the folder of a removed sandbox was a link, so that its target was not removed.
     pub(super) fn warn_of_link(&mut self, target: Option<PathBuf>, name: &str) {
         if let Some(target) = target {
             self.warnings.said.push(format!(
@@ -66,15 +65,15 @@ impl Manager {
         }
     }
 
-    /// Warns if the host's disk is too small for what a sandbox was promised, once.
+    /// Warns once if the host's disk has less free space than the sandbox may use.
     pub(super) fn warn_of_shortage(&mut self, sandbox: &Sandboxed) {
         let id = &sandbox.record.id;
-        if self.warnings.room_of.as_ref() == Some(id) {
+        if self.warnings.shortage_of.as_ref() == Some(id) {
             return;
         }
         if let Some(shortage) = Shortage::of(&self.folder(sandbox), &sandbox.record.spec) {
             self.warnings.said.push(shortage.to_string());
-            self.warnings.room_of = Some(id.clone());
+            self.warnings.shortage_of = Some(id.clone());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Commands and jobs in a running sandbox, and what it uses.
+//! Commands, jobs and resource usage of a running sandbox.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bathy_audit::What;
 use bathy_client::command::{self, ExecOptions};
 use bathy_client::connection::{Connection, ConnectionError};
-use bathy_client::stream::{Event, Stream};
+use bathy_client::stream::{Stream, StreamEvent};
 use bathy_image::ImageConfig;
 use bathy_protocol::{Exec, Request, Restriction};
 use bathy_spec::{CommandSpec, Security};
@@ -17,36 +17,35 @@ use crate::stats::Stats;
 use crate::store::Job;
 
 /// How long a monitor may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take if it has to bring a guest's memory back from disk first.
-const WAKING_PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The same, if it first has to bring the guest's memory back from disk.
+const WAKING_TIMEOUT: Duration = Duration::from_secs(120);
 /// The stream of a request that is not a command.
 const STREAM: u32 = 1;
 
-/// A command that somebody wants to run in a sandbox.
+/// A command to run in a sandbox.
 #[derive(Clone, Debug)]
 pub struct ExecRequest<'a> {
-    /// The command.
     pub command: &'a CommandSpec,
-    /// How it is connected. Its restriction is the caller's wish; the operator's floor and the sandbox's own hold as well.
+    /// The restriction is what was asked for; the operator's floor and the sandbox's own restriction apply as
+    /// well.
     pub options: ExecOptions,
     /// Whether it becomes a job, which outlives its client.
     pub job: bool,
 }
 
-/// A command that is recorded and ready to be sent.
+/// A recorded command that is ready to be sent.
 #[derive(Clone, Debug)]
-pub struct Begun {
-    /// What the agent is asked.
+pub struct PreparedExec {
+    /// The request for the agent.
     pub exec: Exec,
-    /// Its number in the audit log.
+    /// The command's tag in the audit log.
     pub tag: u64,
-    /// Its number as a job.
     pub job: Option<u32>,
 }
 
 impl Manager {
-    /// Connects to a running sandbox. One that is paused because nobody used it goes on.
+    /// Connects to a running sandbox. One that is paused because it was idle is resumed.
     pub fn connect(&mut self, sandbox: &Sandboxed) -> Result<Connection, ManagerError> {
         match sandbox.status {
             Status::Running => {}
@@ -59,9 +58,9 @@ impl Manager {
             }
         }
         let folder = self.folder(sandbox);
-        // It may have been paused since it was looked at.
-        let patience = if sandbox.record.spec.pause_idle.is_some() { WAKING_PATIENCE } else { PATIENCE };
-        match control::ask(folder.path(), &ToMonitor::Connect, patience) {
+        // It may have been paused since its status was read.
+        let timeout = if sandbox.record.spec.pause_idle.is_some() { WAKING_TIMEOUT } else { TIMEOUT };
+        match control::ask(folder.path(), &ToMonitor::Connect, timeout) {
             Ok((FromMonitor::Connected, socket)) => Connection::new(socket)
                 .map_err(|error| ManagerError::Connection(ConnectionError::Socket(error))),
             Ok(_) => Err(ControlError::Unexpected.into()),
@@ -69,20 +68,19 @@ impl Manager {
         }
     }
 
-    /// How a sandbox's image wants commands to be run.
+    /// The image's defaults for commands.
     pub fn image_config(&self, sandbox: &Sandboxed) -> Result<ImageConfig, ManagerError> {
         let path = self.folder(sandbox).image_config();
         let read = || Ok(serde_json::from_slice(&fs::read(&path)?)?);
         read().map_err(|error| ManagerError::File(path.clone(), error))
     }
 
-    /// Records a command and makes the request for it. What is recorded here is what is asked, by whoever asks it; how
-    /// it ends is recorded by the sandbox's monitor.
+    /// Records a command and builds its request. Its end is recorded by the sandbox's monitor.
     pub fn begin_exec(
         &mut self,
         sandbox: &Sandboxed,
         request: &ExecRequest<'_>,
-    ) -> Result<Begun, ManagerError> {
+    ) -> Result<PreparedExec, ManagerError> {
         let mut options = request.options;
         options.restricted = options.restricted.or_else(|| self.floor(sandbox));
         let image = self.image_config(sandbox)?;
@@ -96,26 +94,26 @@ impl Manager {
         };
         if let Err(error) = self.note(&sandbox.record, command::exec_started(&exec, tag, job)) {
             if let Some(job) = job {
-                // The first failure is the one to tell.
+                // The first error is the one to report.
                 let _ = self.store.end_job(id, job, "it was not started");
             }
             return Err(error);
         }
-        Ok(Begun { exec, tag, job })
+        Ok(PreparedExec { exec, tag, job })
     }
 
-    /// What the operator's floor asks of every command.
+    /// The operator's minimum restriction for every command.
     pub(super) fn floor(&self, sandbox: &Sandboxed) -> Option<Restriction> {
         let writable_root = sandbox.record.spec.writable_root;
         (self.operator.security() == Security::Restricted).then_some(Restriction { writable_root })
     }
 
-    /// A sandbox's jobs: the main command is number 0.
+    /// A sandbox's jobs; the main command is job 0.
     pub fn jobs(&mut self, sandbox: &Sandboxed) -> Result<Vec<Job>, ManagerError> {
         Ok(self.store.jobs(&sandbox.record.id)?)
     }
 
-    /// Sends a signal to a job; the answer is a refusal if there is no such job.
+    /// Sends a signal to a job. Returns a refusal if there is no such job.
     pub fn signal_job(
         &mut self,
         sandbox: &Sandboxed,
@@ -125,7 +123,7 @@ impl Manager {
         let mut connection = self.connect(sandbox)?;
         let request = Request::SignalJob { job, signal };
         match answer(Stream::open(&mut connection, STREAM, &request)?)? {
-            Event::Refused(refused) => Ok(Err(refused.message)),
+            StreamEvent::Refused(refused) => Ok(Err(refused.message)),
             _ => {
                 self.note_last(&sandbox.record, What::Killed { target: format!("job {job}"), signal });
                 Ok(Ok(()))
@@ -133,10 +131,10 @@ impl Manager {
         }
     }
 
-    /// What a running sandbox uses.
+    /// The resource usage of a running sandbox.
     pub fn usage(&mut self, sandbox: &Sandboxed) -> Result<Stats, ManagerError> {
         let folder = self.folder(sandbox);
-        match control::ask(folder.path(), &ToMonitor::Usage, PATIENCE) {
+        match control::ask(folder.path(), &ToMonitor::Usage, TIMEOUT) {
             Ok((FromMonitor::Usage(usage), _)) => Ok(Stats::gather(&sandbox.record, &usage)),
             Ok(_) => Err(ControlError::Unexpected.into()),
             Err(error) => Err(self.not_answered(sandbox, error)),
@@ -144,20 +142,20 @@ impl Manager {
     }
 }
 
-/// The keeper's answer to the one request that was made.
-fn answer(mut stream: Stream<'_>) -> Result<Event, ConnectionError> {
-    let deadline = Instant::now() + PATIENCE;
+/// The keeper's answer to a single request.
+fn answer(mut stream: Stream<'_>) -> Result<StreamEvent, ConnectionError> {
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         if !stream.wait(true, [], Some(deadline))?.arrived {
             continue;
         }
         for event in stream.receive()? {
             match event {
-                Event::SandboxEnded { .. } => return Err(ConnectionError::Gone),
-                Event::Ready(_) | Event::Warning(_) => {}
+                StreamEvent::SandboxEnded { .. } => return Err(ConnectionError::KeeperExited),
+                StreamEvent::Ready(_) | StreamEvent::Warning(_) => {}
                 answer => return Ok(answer),
             }
         }
     }
-    Err(ConnectionError::NoAnswer(PATIENCE.as_secs()))
+    Err(ConnectionError::NoAnswer(TIMEOUT.as_secs()))
 }

@@ -1,6 +1,8 @@
-//! How commands reach a running sandbox's monitor: one socket in the sandbox's folder, one request, one answer.
+//! The control socket of a running sandbox's monitor, in the sandbox's folder: one request and one answer per
+//! connection.
 //!
-//! The folder is the user's alone. A connection that asks to be connected is handed on to the keeper after the answer.
+//! Only the user can access the folder. After [`ToMonitor::Connect`] is answered, the connection is passed to
+//! the keeper.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,109 +18,104 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The socket's name in the sandbox's folder.
+/// The socket's file name in the sandbox's folder.
 pub const SOCKET: &str = "control.sock";
-/// The most bytes of a request or an answer.
+/// The maximum size of a request or an answer in bytes.
 pub const LIMIT: u32 = 4096;
 
-/// A monitor cannot be asked.
+/// A request to a monitor failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// There is no socket, or no monitor behind it. Nothing was asked.
+    /// There is no socket, or no process listens on it. The request was not sent.
     #[error("The sandbox does not run")]
     NotRunning,
-    /// It was asked, or may have been, and closed the connection instead of answering. What was asked may have been done or not.
+    /// The monitor closed the connection without an answer. The request may have been carried out.
     #[error("The sandbox's monitor closed the connection without an answer")]
     HungUp(#[source] io::Error),
-    /// There is no monitor to be reached, and yet the sandbox runs.
+    /// The monitor cannot be reached although the sandbox is running.
     #[error("The sandbox runs, but its monitor cannot be reached")]
     Unreachable,
-    /// It takes too long.
+    /// The monitor did not answer in time.
     #[error("The sandbox's monitor did not answer within {0} s")]
     Slow(u64),
-    /// It does not want to.
+    /// The monitor refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The socket failed.
-    #[error("Cannot speak to the sandbox's monitor")]
+    #[error("Cannot communicate with the sandbox's monitor")]
     Io(#[source] io::Error),
-    /// Its answer is none.
+    /// The answer is not a valid frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// Its answer does not decode.
+    /// The answer does not decode.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// Another answer than was asked for.
-    #[error("The sandbox's monitor answered something else")]
+    /// The answer does not fit the request.
+    #[error("The sandbox's monitor sent an unexpected answer")]
     Unexpected,
 }
 
-/// What a monitor can be asked.
+/// A request to a monitor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToMonitor {
-    /// To speak to the keeper on this connection.
+    /// Pass this connection to the keeper.
     Connect,
-    /// To shut the guest down.
+    /// Shut the guest down.
     Stop {
-        /// Milliseconds that its processes have.
+        /// The grace period of its processes in milliseconds.
         grace_ms: u32,
     },
-    /// To end the sandbox at once.
+    /// End the sandbox at once.
     Kill,
-    /// To freeze it.
     Pause {
-        /// Whether its memory goes to disk.
+        /// Whether to move its memory to disk.
         release_memory: bool,
     },
-    /// To let it go on.
     Resume,
-    /// What it uses.
     Usage,
-    /// To read its network policy again, which was written down.
+    /// Load the stored network policy.
     Policy,
 }
 
-/// What a monitor answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromMonitor {
-    /// The keeper listens now.
+    /// The keeper now serves this connection.
     Connected,
-    /// Done, or begun in the case of [`ToMonitor::Stop`] and [`ToMonitor::Kill`].
+    /// Done; for [`ToMonitor::Stop`] and [`ToMonitor::Kill`], begun.
     Done,
-    /// It cannot be done.
+    /// The request was refused, for this reason.
     Refused(String),
-    /// What the sandbox uses.
     Usage(Usage),
-    /// The policy holds, and so many connections were closed for it.
+    /// The policy is in effect; so many connections were closed.
     Changed {
-        /// How many.
         closed: u32,
     },
 }
 
-/// Asks the monitor of the sandbox in `folder`. The connection comes back for [`ToMonitor::Connect`].
+/// Sends a request to the monitor of the sandbox in `folder`. The connection is returned as well, for
+/// [`ToMonitor::Connect`].
 ///
 /// # Errors
-/// [`ControlError::NotRunning`] means that no monitor was reached. Any other error leaves open whether it did what it was asked.
+/// Only [`ControlError::NotRunning`] means that the request was not received. After any other error it may
+/// have been carried out.
 pub fn ask(
     folder: &Path,
-    question: &ToMonitor,
-    patience: Duration,
+    request: &ToMonitor,
+    timeout: Duration,
 ) -> Result<(FromMonitor, OwnedFd), ControlError> {
-    let asking = Asking { deadline: Instant::now() + patience, patience };
-    let mut socket = asking.connect(folder)?;
-    let mut request = Vec::new();
-    encode(CONNECTION, question, &mut request)?;
-    socket.write_all(&request).map_err(|error| asking.failed(error))?;
-    // Exactly one frame is read: what follows it belongs to the keeper.
+    let exchange = Exchange { deadline: Instant::now() + timeout, timeout };
+    let mut socket = exchange.connect(folder)?;
+    let mut bytes = Vec::new();
+    encode(CONNECTION, request, &mut bytes)?;
+    socket.write_all(&bytes).map_err(|error| exchange.failed(error))?;
+    // Exactly one frame is read: anything after it belongs to the keeper.
     let mut decoder = Decoder::new(LIMIT);
     let mut header = [0; bathy_protocol::frame::HEADER_LEN];
-    asking.read(&mut socket, &mut header)?;
+    exchange.read(&mut socket, &mut header)?;
     decoder.push(&header);
     let [l0, l1, l2, l3, ..] = header;
     let length = u32::from_le_bytes([l0, l1, l2, l3]).min(LIMIT);
     let mut payload = vec![0; usize::try_from(length).unwrap_or(0)];
-    asking.read(&mut socket, &mut payload)?;
+    exchange.read(&mut socket, &mut payload)?;
     decoder.push(&payload);
     let frame = decoder.next_frame()?.ok_or(ControlError::Unexpected)?;
     match decode(frame.payload)? {
@@ -127,25 +124,25 @@ pub fn ask(
     }
 }
 
-/// A question under way. However slowly the other side takes and answers it, it ends at the deadline.
-struct Asking {
+/// A request in progress. It ends at the deadline, however slowly the monitor reads and answers.
+struct Exchange {
     deadline: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Asking {
+impl Exchange {
     fn connect(&self, folder: &Path) -> Result<UnixStream, ControlError> {
         let not_reached = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ControlError::NotRunning,
-            io::ErrorKind::WouldBlock => ControlError::Slow(self.patience.as_secs()),
+            io::ErrorKind::WouldBlock => ControlError::Slow(self.timeout.as_secs()),
             _ => ControlError::Io(error),
         };
-        let (place, _folder) = place(folder).map_err(not_reached)?;
+        let (path, _folder) = socket_path(folder).map_err(not_reached)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let socket = UnixStream::from(socket.map_err(|error| ControlError::Io(error.into()))?);
-        // A monitor that takes no connections lets the queue before its socket fill up: connecting waits as well.
-        socket.set_write_timeout(Some(self.patience)).map_err(ControlError::Io)?;
-        let address = SocketAddrUnix::new(&place).map_err(|error| ControlError::Io(error.into()))?;
+        // When the monitor accepts no connections, the backlog fills up and `connect` blocks.
+        socket.set_write_timeout(Some(self.timeout)).map_err(ControlError::Io)?;
+        let address = SocketAddrUnix::new(&path).map_err(|error| ControlError::Io(error.into()))?;
         loop {
             match connect(&socket, &address) {
                 Err(Errno::INTR) => {}
@@ -159,7 +156,7 @@ impl Asking {
         while !into.is_empty() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(ControlError::Slow(self.patience.as_secs()));
+                return Err(ControlError::Slow(self.timeout.as_secs()));
             }
             socket.set_read_timeout(Some(left)).map_err(ControlError::Io)?;
             match socket.read(into) {
@@ -172,32 +169,31 @@ impl Asking {
         Ok(())
     }
 
-    /// What went wrong after the connection was made.
+    /// The error for a failure after the connection was established.
     fn failed(&self, error: io::Error) -> ControlError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                ControlError::Slow(self.patience.as_secs())
-            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ControlError::Slow(self.timeout.as_secs()),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ControlError::HungUp(error),
             _ => ControlError::Io(error),
         }
     }
 }
 
-/// Listens in `folder`; what a killed monitor left there is replaced.
+/// Listens in `folder` and replaces the socket of a killed monitor.
 pub fn listen(folder: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(folder.join(SOCKET)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let (place, _folder) = place(folder)?;
-    let listener = UnixListener::bind(place)?;
+    let (path, _folder) = socket_path(folder)?;
+    let listener = UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// A short way to the socket: the address of a socket has room for a hundred bytes, and state folders may be anywhere.
-fn place(folder: &Path) -> io::Result<(PathBuf, File)> {
+/// A short path to the socket: a socket address holds about a hundred bytes, and state folders may be
+/// anywhere.
+fn socket_path(folder: &Path) -> io::Result<(PathBuf, File)> {
     let handle = File::open(folder)?;
     let number = handle.as_fd().as_raw_fd();
     Ok((PathBuf::from(format!("/proc/self/fd/{number}/{SOCKET}")), handle))

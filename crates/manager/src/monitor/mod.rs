@@ -1,8 +1,8 @@
-//! One process per running sandbox that is kept: it starts the keeper, runs the main command, hands clients over, keeps
-//! the time limits, and writes down how things end.
+//! The monitor: one process per running persistent sandbox. It starts the keeper, runs the main command,
+//! passes clients to the keeper, enforces the time limits and records how the sandbox ends.
 //!
-//! It is the user's own process and trusted; what it hears from the keeper it takes with care. When it dies the
-//! keeper's connection to it closes, and the sandbox ends.
+//! It is the user's own process and trusted, but it does not trust what the keeper sends. When it exits, its
+//! connection to the keeper closes and the sandbox ends.
 
 pub mod control;
 mod network;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, process};
 
 use bathy_audit::{Event, LogError, What};
-use bathy_image::{ImageConfig, Store as Cache};
+use bathy_image::{ImageCache, ImageConfig};
 use bathy_jail::cgroup::CgroupError;
 use bathy_protocol::unix_ns;
 use bathy_runtime::assets::{Assets, AssetsError};
@@ -40,88 +40,76 @@ use crate::store::life::{Ending, Run, forget_ending, write_ending, write_running
 use crate::store::{Change, Record, State, Store, StoreError};
 pub use serve::POWER_OFF;
 
-/// How the cause begins of a sandbox whose keeper ended by itself.
+/// The prefix of the end cause when the keeper exited by itself.
 pub const KEEPER_FAILED: &str = "its keeper ";
-/// The name of this program in the audit log.
+/// The actor name in the audit log.
 const PROGRAM: &str = "bathy monitor";
-/// How long those who only look at a disk's lock may have it.
-const DISK_PATIENCE: Duration = Duration::from_secs(2);
-/// How much space is held for the monitor's own log.
-const COMPLAINTS: u64 = 4096;
+/// How long another process that checks the disk's lock may hold it.
+const DISK_TIMEOUT: Duration = Duration::from_secs(2);
+/// The space reserved for the monitor's own log, in bytes.
+const LOG_SPACE: u64 = 4096;
 
-/// A sandbox could not be started.
 #[derive(Debug, Error)]
 pub enum MonitorError {
-    /// The folders.
     #[error(transparent)]
     Paths(#[from] PathsError),
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There is no such sandbox.
+    /// The sandbox has been removed.
     #[error("There is no sandbox {0} any more")]
-    Gone(String),
-    /// The operator's settings.
+    Removed(String),
     #[error(transparent)]
     Operator(#[from] OperatorError),
-    /// What it is made of.
     #[error(transparent)]
     Assets(#[from] AssetsError),
-    /// Its files.
     #[error("Cannot open the sandbox's file {0}")]
     File(PathBuf, #[source] io::Error),
-    /// Its logs.
     #[error("Cannot make the sandbox's logs")]
     Logs(#[from] bathy_logs::CreateError),
-    /// Its start.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Its cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The audit log.
     #[error(transparent)]
     Audit(#[from] LogError),
-    /// Something about this process.
+    /// The monitor process could not be set up.
     #[error("Cannot prepare the sandbox's monitor")]
     Prepare(#[source] io::Error),
 }
 
-/// What a monitor tells the command that started it, as one line of JSON on its standard output.
+/// What a monitor reports to the command that started it, as one line of JSON on its standard output.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Report {
-    /// The sandbox runs.
+pub enum StartReport {
     Running,
-    /// It does not.
     Failed(String),
 }
 
-/// A monitor's whole life. Standard input is the sandbox's life lock, standard output wants a [`Report`].
+/// Runs a monitor. Standard input is the sandbox's life lock; one [`StartReport`] goes to standard output.
 ///
 /// # Errors
-/// When the sandbox could not be started; how it ended later is written to the store.
+/// The sandbox could not be started. How it ends later is written to the store.
 pub fn run(id: &str) -> Result<(), MonitorError> {
-    // A session of its own: whatever ends the terminal that started us does not end the sandbox.
+    // A new session: closing the terminal does not end the sandbox.
     let _ = rustix::process::setsid();
     let life = io::stdin().lock_fd().map_err(MonitorError::Prepare)?;
-    reserve_complaints();
+    reserve_log_space();
     match Monitor::start(id, life) {
         Ok(monitor) => {
-            report(&Report::Running);
+            report(&StartReport::Running);
             monitor.serve();
             Ok(())
         }
         Err(error) => {
-            report(&Report::Failed(bathy_protocol::chain(&error)));
+            report(&StartReport::Failed(bathy_protocol::chain(&error)));
             Err(error)
         }
     }
 }
 
-/// Says how it went and closes standard output, which the command that started us waits for.
-fn report(report: &Report) {
+/// Sends the report and closes standard output, which the starting command waits for.
+fn report(report: &StartReport) {
     if let Ok(line) = serde_json::to_string(report) {
-        // The one who asked may be gone; the sandbox runs all the same.
+        // The starting command may have exited; the sandbox runs all the same.
         let _ = writeln!(io::stdout(), "{line}");
     }
     if let Ok(null) = File::options().write(true).open("/dev/null") {
@@ -134,14 +122,14 @@ trait LockFd {
 }
 
 impl LockFd for io::Stdin {
-    /// The lock that standard input is: a copy of the descriptor holds the same lock.
+    /// Duplicates standard input: the copy of the descriptor holds the same lock.
     fn lock_fd(&self) -> io::Result<File> {
         let copy: OwnedFd = rustix::io::fcntl_dupfd_cloexec(self, 3)?;
         Ok(File::from(copy))
     }
 }
 
-/// A running sandbox and everything that is written down about it.
+/// A running sandbox and its records.
 struct Monitor {
     record: Record,
     folder: Folder,
@@ -162,20 +150,22 @@ impl Monitor {
         let audit = bathy_runtime::audit::audit_log(&paths, &policy)?;
         let folder = Folder::of(&paths, id);
         let listener = control::listen(folder.path()).map_err(MonitorError::Prepare)?;
-        // Not before: whoever changes it now, and finds nobody to tell, has written it down for us.
-        let mut record = store.get(id)?.ok_or_else(|| MonitorError::Gone(id.to_owned()))?;
-        // The sandbox may be older than what the operator says. Only this run is bound by it: what is written stays.
+        // Read after listening: a command that changes the record before now, and cannot reach us, has
+        // already stored the change.
+        let mut record = store.get(id)?.ok_or_else(|| MonitorError::Removed(id.to_owned()))?;
+        // The operator's limits may be newer than the sandbox. They apply to this run; the record is not
+        // changed.
         record.spec = policy.apply(record.spec)?.spec;
         let at_ns = unix_ns();
         let started = Change::Started { at_ns, monitor_pid: process::id() };
-        // We hold the life lock, so whatever else is written there is out of date.
+        // We hold the life lock, so any other state in the store is stale.
         let any = [State::Created, State::Stopped, State::Running, State::Paused];
         if !store.transition(id, &any, State::Running, &[started])? {
-            return Err(MonitorError::Gone(id.to_owned()));
+            return Err(MonitorError::Removed(id.to_owned()));
         }
         let subject = Subject { program: PROGRAM, id: id.to_owned(), name: record.name.clone() };
-        let mut journal = Journal::new(audit, subject, Box::new(Complaints));
-        // Not before: on a full disk the store may not have known of the last end.
+        let mut journal = Journal::new(audit, subject, Box::new(LogObserver));
+        // Cleared only now: on a full disk the store may not have the last end yet.
         let forgotten = forget_ending(&life).map_err(MonitorError::Prepare);
         let launched = forgotten.and_then(|()| Self::launch(&record, &folder, &paths, &life, &policy));
         let launched = launched.and_then(|launched| {
@@ -195,7 +185,7 @@ impl Monitor {
                 let keeper_pid = launched.running.0.keeper_pid();
                 let run = Run { started_ns: at_ns, monitor_pid: process::id(), keeper_pid };
                 if let Err(error) = write_running(&life, run) {
-                    complain(error);
+                    log(error);
                 }
                 Ok(Self {
                     record,
@@ -211,12 +201,12 @@ impl Monitor {
             }
             Err(error) => {
                 let cause = format!("it could not be started: {}", bathy_protocol::chain(&error));
-                // On a full disk some of this may fail. The first failure is the one to tell.
+                // On a full disk some of this may fail. The first error is the one to report.
                 let started_ns = Some(at_ns);
                 let ending = Ending { started_ns, at_ns: unix_ns(), cause: cause.clone(), exit_code: None };
                 write_end(&mut store, &life, id, &ending);
                 journal.note(What::SandboxEnded { cause });
-                complain_about(&journal.finish());
+                log_unrecorded(&journal.finish());
                 let _ = std::fs::remove_file(folder.path().join(control::SOCKET));
                 Err(error)
             }
@@ -231,10 +221,10 @@ impl Monitor {
         policy: &Operator,
     ) -> Result<Launched, MonitorError> {
         let spec = &record.spec;
-        // Whoever starts a sandbox has decided; a record without a decision is one of an earlier version.
+        // The starting command chose the engine; a record without one was written by an earlier version.
         let engine = record.engine.unwrap_or(Chosen::Uml);
         let open = |path: PathBuf| Folder::open(&path).map_err(|error| MonitorError::File(path, error));
-        let cache = Cache::new(paths.cache.clone());
+        let cache = ImageCache::new(paths.cache.clone());
         let assets = Assets::ensure(&cache, engine, &spec.image, None, &mut |_| {})?;
         let log_capacity = spec.log_size.0 / 2;
         for ring in [folder.output_log(), folder.console_log()] {
@@ -242,7 +232,7 @@ impl Monitor {
                 bathy_logs::create(&ring, log_capacity)?;
             }
         }
-        let kept = PersistentFiles {
+        let files = PersistentFiles {
             life: life.try_clone().map_err(MonitorError::Prepare)?,
             output: open(folder.output_log())?,
             console: open(folder.console_log())?,
@@ -257,10 +247,10 @@ impl Monitor {
             assets: &assets,
             paths,
             disk: open_disk(folder)?,
-            persistent: Some(kept),
+            persistent: Some(files),
             group,
             ceilings: policy.network(),
-            cure: format!("bathy policy allow {}", record.display_name()),
+            allow_command: format!("bathy policy allow {}", record.display_name()),
         };
         let (mut sandbox, network) = Sandbox::start(spec, resources)?;
         sandbox.wait_until_ready(Duration::from_millis(spec.ready_timeout_ms))?;
@@ -279,16 +269,16 @@ impl Monitor {
     }
 }
 
-/// Opens the disk, and locks it for as long as the monitor or the keeper has it open: whatever became of the `life` file, two guests
-/// never write to one disk.
+/// Opens the disk and locks it for as long as the monitor or the keeper has it open: even if the `life` file
+/// is lost, two guests never write to one disk.
 fn open_disk(folder: &Folder) -> Result<File, MonitorError> {
     let path = folder.disk();
-    let deadline = Instant::now() + DISK_PATIENCE;
+    let deadline = Instant::now() + DISK_TIMEOUT;
     let open = || {
         let disk = Folder::open(&path)?;
         loop {
             match flock(&disk, FlockOperation::NonBlockingLockExclusive) {
-                // Those who only look have it for microseconds.
+                // Another process is checking the lock, which takes microseconds.
                 Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -310,51 +300,49 @@ struct Launched {
     enforcement: serde_json::Value,
 }
 
-/// Writes down how a sandbox ended: beside its disk, in space that is held for that, and then in the store.
+/// Records how a sandbox ended: first in reserved space in the `life` file, then in the store.
 fn write_end(store: &mut Store, life: &File, id: &str, ending: &Ending) {
     if let Err(error) = write_ending(life, ending) {
-        complain(format_args!("cannot write down how the sandbox ended: {error}"));
+        log(format_args!("cannot record how the sandbox ended: {error}"));
     }
     let Ending { at_ns, cause, exit_code, .. } = ending.clone();
     let change = Change::Ended { at_ns, cause, exit_code };
-    let written = store.at_any_price(|store| {
+    let written = store.with_reserve(|store| {
         store.end_all_jobs(id, "the sandbox ended")?;
         let from = [State::Running, State::Paused];
         store.transition(id, &from, State::Stopped, std::slice::from_ref(&change))
     });
     if let Err(error) = written {
-        complain(bathy_protocol::chain(&error));
+        log(bathy_protocol::chain(&error));
     }
 }
 
-/// Holds some space for [`complain`], which is needed most when there is no other.
-fn reserve_complaints() {
-    // Where that is not possible there is only less to read.
-    let _ = fallocate(io::stderr(), FallocateFlags::KEEP_SIZE, 0, COMPLAINTS);
+/// Reserves space for [`log`], which matters most on a full disk.
+fn reserve_log_space() {
+    // Best effort.
+    let _ = fallocate(io::stderr(), FallocateFlags::KEEP_SIZE, 0, LOG_SPACE);
 }
 
-/// Says something in the sandbox's `monitor.log`. On a full disk that may fail, which must not end the monitor.
-fn complain(about: impl fmt::Display) {
+/// Writes to the sandbox's `monitor.log`. On a full disk this may fail, which must not end the monitor.
+fn log(about: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "bathy monitor: {about}");
 }
 
-/// Complains about events that cannot be recorded.
-struct Complaints;
+/// Logs events that cannot be recorded.
+struct LogObserver;
 
-impl Observer for Complaints {
+impl Observer for LogObserver {
     fn on_event(&mut self, _event: &Event) {}
 
     fn on_backlog(&mut self, failure: &str) {
-        complain(format_args!(
-            "{failure}; until there is, events wait and nothing new begins in the network"
-        ));
+        log(format_args!("{failure}; until there is, events wait and nothing new begins in the network"));
     }
 }
 
-/// Complains if there are events that are not recorded.
-fn complain_about(unrecorded: &Unrecorded) {
+/// Logs how many events were not recorded, if any.
+fn log_unrecorded(unrecorded: &Unrecorded) {
     if unrecorded.events > 0 {
         let Unrecorded { events, failure } = unrecorded;
-        complain(format_args!("{events} events are not in the audit log: {failure}"));
+        log(format_args!("{events} events are not in the audit log: {failure}"));
     }
 }

@@ -1,22 +1,23 @@
-//! Network policies that change while the sandbox runs: from its description to its gateway, and the answer back.
+//! Policy changes of a running sandbox: from its description to its gateway, and the answer back.
 
 use std::os::fd::OwnedFd;
 
 use bathy_runtime::description::Description;
-use bathy_runtime::supervisor::Settled;
+use bathy_runtime::supervisor::SettledChange;
 use bathy_spec::SandboxSpec;
 use bathy_spec::operator::Operator;
 
 use super::Monitor;
 use super::control::FromMonitor;
-use super::pending::{refuse, say};
+use super::pending::{refuse, respond};
 
 impl Monitor {
-    /// The settings that hold now: what stands beside the disk. The store may have been replaced since this process opened it.
+    /// The current settings, from the description beside the disk. The store may have been replaced since
+    /// this process opened it.
     fn described_spec(&self) -> Result<SandboxSpec, String> {
         match Description::read(&self.folder) {
             Ok(Some(found)) => return Ok(found.spec),
-            // Made and started by an earlier version.
+            // Created and started by an earlier version.
             Ok(None) => {}
             Err(error) => return Err(error.to_string()),
         }
@@ -27,7 +28,7 @@ impl Monitor {
         }
     }
 
-    /// Passes a new policy on, as it is written down.
+    /// Sends the stored policy to the gateway.
     pub(super) fn change_policy(&mut self, socket: OwnedFd) {
         let spec = match self.described_spec() {
             Ok(spec) => spec,
@@ -42,11 +43,11 @@ impl Monitor {
     }
 }
 
-/// Tells clients what became of their policy changes.
-pub(super) fn answer_settled(settled: Vec<Settled<OwnedFd>>) {
-    for Settled { waiter, result } in settled {
+/// Answers the clients of completed policy changes.
+pub(super) fn answer_settled(settled: Vec<SettledChange<OwnedFd>>) {
+    for SettledChange { waiter, result } in settled {
         match result {
-            Ok(closed) => say(&waiter, &FromMonitor::Changed { closed }),
+            Ok(closed) => respond(&waiter, &FromMonitor::Changed { closed }),
             Err(reason) => refuse(&waiter, &reason),
         }
     }

@@ -1,10 +1,10 @@
-//! Standing still and going on: asked for by hand, or because nobody has been connected for a while.
+//! Pause and resume: on request, or because the sandbox is idle.
 //!
-//! A pause by hand ends by hand. One for want of clients ends with the next client, which notices nothing but the time
-//! that it takes. While a guest stands still nothing here or in its keeper wakes up by itself.
+//! A pause on request ends on request. An idle pause ends with the next client, which only notices the delay.
+//! While a guest is paused, neither the monitor nor its keeper wakes up by itself.
 //!
-//! The keeper is never told to move the memory one way before it has said that it moved it the other way, nor anything
-//! else meanwhile: whatever reaches it in between, it may only look at when the guest goes on.
+//! While the memory is being moved, the keeper gets no other message: it reads messages only when the guest
+//! runs again. So each move is completed before the opposite one is requested.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ use bathy_audit::What;
 use bathy_protocol::ToKeeper;
 
 use super::control::FromMonitor;
-use super::pending::{refuse, say};
-use super::serve::{Loop, MOST_WAITING, POWER_OFF};
-use super::{Monitor, complain};
+use super::pending::{refuse, respond};
+use super::serve::{Loop, MAX_WAITING, POWER_OFF};
+use super::{Monitor, log};
 use crate::store::{Change, State};
 
-/// How long a guest that is to be shut down may take to be awake first.
+/// How long a guest that is to be shut down may take to resume first.
 const WAKING: Duration = Duration::from_secs(30);
 
-/// Where a guest is between running and standing still.
+/// The state of a guest between running and paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Motion {
     #[default]
     Runs,
-    /// It is frozen, and its keeper is about to stand still with it; its memory may be on the way to disk.
+    /// It is frozen, and its keeper is about to be; its memory may be on the way to disk.
     Parking,
     Still,
     /// It is frozen, and its memory, if it was moved, is on the way back.
@@ -40,24 +40,24 @@ enum Wanted {
     Connect,
 }
 
-/// What the loop knows about pauses.
+/// The state of the event loop that concerns pauses.
 #[derive(Default)]
 pub(super) struct Pause {
     motion: Motion,
-    /// Nobody asked for it: the next client ends it.
+    /// The pause is an idle pause: the next client ends it.
     idle: bool,
-    /// Who waits for the present motion to end.
+    /// The clients that wait for the present move to end.
     waiting: Vec<(OwnedFd, Wanted)>,
-    /// It never stood still, because its memory could not be moved: nobody is told that it goes on.
+    /// The pause failed because the memory could not be moved, so no resume is recorded.
     not_paused: bool,
-    /// It did not work for want of clients, and is not tried again before somebody has been here.
+    /// The last idle pause failed. It is not retried until the next client.
     failed: bool,
-    /// Milliseconds of grace with which the guest is shut down as soon as it is awake.
+    /// The grace period in milliseconds for shutting the guest down as soon as it has resumed.
     power_off: Option<u32>,
 }
 
 impl Pause {
-    /// Whether the guest stands still.
+    /// Whether the guest is paused.
     pub fn frozen(&self) -> bool {
         self.motion != Motion::Runs
     }
@@ -67,30 +67,29 @@ impl Pause {
         matches!(self.motion, Motion::Parking | Motion::Unparking)
     }
 
-    /// Somebody has come.
     pub fn on_client(&mut self) {
         self.failed = false;
     }
 }
 
 impl Monitor {
-    /// When the sandbox is paused if nobody comes.
+    /// When the sandbox will be paused if no client connects.
     pub(super) fn pause_due(&self, state: &Loop) -> Option<Instant> {
         let pause = &state.pause;
         if pause.frozen() || pause.failed || state.stopping.is_some() || !state.clients.is_empty() {
             return None;
         }
-        if !self.supervisor.journal.has_room() {
+        if !self.supervisor.journal.has_capacity() {
             return None;
         }
         state.idle_since?.checked_add(self.record.spec.pause_idle?.into())
     }
 
-    /// Nobody has been here for long enough.
+    /// Starts an idle pause.
     pub(super) fn pause_idle(&mut self, state: &mut Loop) {
         if let Err(error) = self.freezer.freeze() {
             state.pause.failed = true;
-            let detail = format!("the sandbox goes on: {}", bathy_protocol::chain(&error));
+            let detail = format!("the sandbox keeps running: {}", bathy_protocol::chain(&error));
             self.note(What::limit_hit("pause-idle", detail));
             return;
         }
@@ -98,15 +97,15 @@ impl Monitor {
         self.park(state, true);
     }
 
-    /// Somebody wants it to stand still.
+    /// Pauses the guest on request.
     pub(super) fn pause_by_hand(&mut self, socket: OwnedFd, release_memory: bool, state: &mut Loop) {
-        if !self.supervisor.journal.has_room() {
+        if !self.supervisor.journal.has_capacity() {
             return refuse(&socket, self.supervisor.journal.failure());
         }
         match state.pause.motion {
             Motion::Runs => {}
             Motion::Unparking => return refuse(&socket, "the sandbox is being resumed; try again"),
-            Motion::Parking | Motion::Still => return self.keep_still(socket, state),
+            Motion::Parking | Motion::Still => return self.on_paused_already(socket, state),
         }
         if let Err(error) = self.freezer.freeze() {
             return refuse(&socket, &bathy_protocol::chain(&error));
@@ -116,13 +115,13 @@ impl Monitor {
         self.park(state, release_memory);
     }
 
-    /// It stands still already; from now on because somebody wants it to.
-    fn keep_still(&mut self, socket: OwnedFd, state: &mut Loop) {
+    /// The guest is paused already; from now on on request.
+    fn on_paused_already(&mut self, socket: OwnedFd, state: &mut Loop) {
         let was_idle = std::mem::take(&mut state.pause.idle);
         if was_idle {
             let hopeful = |(_, wanted): &mut (OwnedFd, Wanted)| *wanted != Wanted::Pause;
             for (socket, _) in state.pause.waiting.extract_if(.., hopeful) {
-                refuse(&socket, "the sandbox has just been paused");
+                refuse(&socket, "the sandbox was paused just now");
             }
         }
         if state.pause.motion == Motion::Parking {
@@ -132,24 +131,24 @@ impl Monitor {
             self.write(&[State::Paused], State::Paused, false);
             self.note(What::SandboxPaused);
         }
-        say(&socket, &FromMonitor::Done);
+        respond(&socket, &FromMonitor::Done);
     }
 
-    /// Somebody wants it to go on.
+    /// Resumes the guest on request.
     pub(super) fn resume(&mut self, socket: OwnedFd, state: &mut Loop) {
         if !state.pause.frozen() {
-            return say(&socket, &FromMonitor::Done);
+            return respond(&socket, &FromMonitor::Done);
         }
         self.wait_for_motion(socket, Wanted::Resume, state);
         self.wake(state);
     }
 
-    /// Somebody wants to come in.
-    pub(super) fn let_in(&mut self, socket: OwnedFd, state: &mut Loop) {
+    /// Connects a client, after resuming the guest from an idle pause.
+    pub(super) fn admit_client(&mut self, socket: OwnedFd, state: &mut Loop) {
         match state.pause.motion {
             Motion::Runs => self.connect(socket, state),
             Motion::Parking | Motion::Still if !state.pause.idle => {
-                refuse(&socket, "the sandbox is paused; `bathy resume` lets it go on");
+                refuse(&socket, "the sandbox is paused; `bathy resume` resumes it");
             }
             Motion::Parking | Motion::Still | Motion::Unparking => {
                 self.wait_for_motion(socket, Wanted::Connect, state);
@@ -158,8 +157,8 @@ impl Monitor {
         }
     }
 
-    /// Shuts a guest down that is paused for want of clients: awake, so that what it has not written yet is not lost.
-    /// The answer is false for any other guest.
+    /// Shuts down a guest in an idle pause: it is resumed first, so that unwritten data is not lost. False
+    /// for any other guest.
     pub(super) fn stop_when_awake(&mut self, state: &mut Loop, why: &str, grace_ms: u32) -> bool {
         if !state.pause.frozen() || !state.pause.idle {
             return false;
@@ -173,32 +172,32 @@ impl Monitor {
         true
     }
 
-    /// The keeper has moved the memory, or could not.
+    /// The keeper has moved the memory, or failed to.
     pub(super) fn moved(&mut self, failure: Option<&str>, state: &mut Loop) {
         match state.pause.motion {
             Motion::Parking => self.parked(failure, state),
             Motion::Unparking => self.unparked(state),
-            // It makes that up.
+            // The keeper sent an unexpected report.
             Motion::Runs | Motion::Still => return,
         }
         if !state.pause.moving() && !state.waiting.is_empty() {
-            // They asked meanwhile. It does not fail to encode.
-            let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Usage);
+            // These clients asked during the move. Encoding this message does not fail.
+            let _ = self.supervisor.sandbox.connection.queue_to_keeper(&ToKeeper::Usage);
         }
     }
 
     fn parked(&mut self, failure: Option<&str>, state: &mut Loop) {
         if let Some(reason) = failure.filter(|_| !state.pause.idle) {
-            // Not half paused: it goes on, as soon as its keeper says that it does.
+            // Not left half paused: the guest resumes when its keeper reports so.
             state.pause.motion = Motion::Still;
             state.pause.not_paused = true;
             self.wake(state);
             let reason = format!("its memory cannot be moved to the host's disk: {reason}");
             self.answer_waiting(state, Wanted::Pause, Some(&reason));
         } else {
-            // For want of clients, standing still alone is better than nothing.
+            // For an idle pause, freezing without moving the memory is better than nothing.
             state.pause.motion = Motion::Still;
-            self.stands_still(state);
+            self.record_pause(state);
             self.answer_waiting(state, Wanted::Pause, None);
         }
         if state.pause.motion == Motion::Still
@@ -219,7 +218,7 @@ impl Monitor {
         }
         state.pause.motion = Motion::Runs;
         state.pause.idle = false;
-        // Its idle time begins anew.
+        // The idle time starts over.
         state.idle_since = state.clients.is_empty().then(Instant::now);
         if !std::mem::take(&mut state.pause.not_paused) {
             self.write(&[State::Paused], State::Running, false);
@@ -228,7 +227,7 @@ impl Monitor {
         self.awake(state);
     }
 
-    /// It runs: those who waited for that get what they want.
+    /// The guest runs again: serves the clients that waited for that.
     fn awake(&mut self, state: &mut Loop) {
         self.answer_waiting(state, Wanted::Resume, None);
         let stopped = state.stopping.as_ref().map(|_| "the sandbox is being stopped");
@@ -237,7 +236,7 @@ impl Monitor {
             && let Some((_, until)) = &mut state.stopping
         {
             *until = Instant::now() + Duration::from_millis(grace_ms.into()) + POWER_OFF;
-            if self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms }).is_err() {
+            if self.supervisor.sandbox.connection.queue_to_keeper(&ToKeeper::PowerOff { grace_ms }).is_err() {
                 self.supervisor.sandbox.kill();
             }
         }
@@ -249,33 +248,33 @@ impl Monitor {
             match refusal {
                 Some(reason) => refuse(&socket, reason),
                 None if wanted == Wanted::Connect => self.connect(socket, state),
-                None => say(&socket, &FromMonitor::Done),
+                None => respond(&socket, &FromMonitor::Done),
             }
         }
     }
 
     fn wait_for_motion(&self, socket: OwnedFd, wanted: Wanted, state: &mut Loop) {
-        if state.pause.waiting.len() >= MOST_WAITING {
-            return refuse(&socket, "too many wait for the sandbox");
+        if state.pause.waiting.len() >= MAX_WAITING {
+            return refuse(&socket, "too many clients are waiting for the sandbox");
         }
         state.pause.waiting.push((socket, wanted));
     }
 
     fn park(&mut self, state: &mut Loop, release_memory: bool) {
         state.pause.motion = Motion::Parking;
-        // It does not fail to encode.
-        let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Park { release_memory });
+        // Encoding this message does not fail.
+        let _ = self.supervisor.sandbox.connection.queue_to_keeper(&ToKeeper::Park { release_memory });
     }
 
-    /// Begins to bring the memory back. What is on its way to disk has to arrive first.
+    /// Starts moving the memory back. A move to disk has to complete first.
     fn wake(&mut self, state: &mut Loop) {
         if state.pause.motion == Motion::Still {
             state.pause.motion = Motion::Unparking;
-            let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Unpark);
+            let _ = self.supervisor.sandbox.connection.queue_to_keeper(&ToKeeper::Unpark);
         }
     }
 
-    fn stands_still(&mut self, state: &Loop) {
+    fn record_pause(&mut self, state: &Loop) {
         self.write(&[State::Running], State::Paused, state.pause.idle);
         self.note(What::SandboxPaused);
     }
@@ -283,7 +282,7 @@ impl Monitor {
     fn write(&mut self, from: &[State], to: State, idle: bool) {
         let written = self.store.transition(&self.record.id, from, to, &[Change::IdlePaused(idle)]);
         if let Err(error) = written {
-            complain(bathy_protocol::chain(&error));
+            log(bathy_protocol::chain(&error));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The monitor's loop: clients of the control socket, the keeper's reports, time limits.
+//! The monitor's event loop: control clients, keeper reports, time limits.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -16,61 +16,62 @@ use rustix::event::{PollFd, PollFlags};
 use super::control::{FromMonitor, SOCKET, ToMonitor};
 use super::network::answer_settled;
 use super::pause::Pause;
-use super::pending::{PendingClient, refuse, say};
-use super::{KEEPER_FAILED, Monitor, complain, complain_about, write_end};
+use super::pending::{PendingClient, refuse, respond};
+use super::{KEEPER_FAILED, Monitor, log, log_unrecorded, write_end};
 use crate::store::Store;
 use crate::store::life::Ending;
 
-/// How long a guest may take to go down after its processes' grace. It writes what it has not written yet to a disk that may
-/// be slow, on a host that may be busy.
+/// How long a guest may take to shut down after the grace period of its processes. It flushes its writes to a
+/// disk that may be slow, on a host that may be busy.
 pub const POWER_OFF: Duration = Duration::from_secs(30);
-/// What is said of one that took longer.
+/// Appended to the end cause of a guest that took longer.
 const OVERDUE: &str =
-    "; it did not go down in time and was ended: what it had not written to its disk by then is lost";
-/// What a sandbox's processes have when a time limit or the end of the main command stops it.
+    "; it did not shut down in time and was killed: data that it had not written to its disk is lost";
+/// The grace period when a time limit or the end of the main command stops the guest.
 const LIMIT_GRACE_MS: u32 = 2000;
-/// How long somebody waits for the keeper's figures.
-const USAGE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a keeper takes to be gone after its connection is.
+/// How long a client waits for the keeper's statistics.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a keeper takes to exit after its connection closed.
 const KEEPERS_END: Duration = Duration::from_millis(20);
-/// How many may wait for the keeper's answer at once, and how many of its warnings are recorded.
-pub(super) const MOST_WAITING: usize = 64;
-const MOST_WARNINGS: u32 = 16;
-/// How many ends of commands are recorded in a second; a keeper that reports more makes them up.
-const MOST_ENDS: u32 = 1000;
-/// The stream of the main command on the owner's connection, and its number as a job.
+/// The most clients that wait for the keeper's answer, and the most keeper warnings that are recorded.
+pub(super) const MAX_WAITING: usize = 64;
+const MAX_WARNINGS: u32 = 16;
+/// The most ends of commands per second; a keeper that reports more is compromised.
+const MAX_ENDS: u32 = 1000;
+/// The stream of the main command on the owner's connection.
 const MAIN: u32 = 1;
 
-/// Somebody who waits for the keeper's figures.
-pub(super) struct Waiting {
+/// A client that waits for the keeper's statistics.
+pub(super) struct UsageRequest {
     socket: OwnedFd,
     until: Instant,
 }
 
-/// What the loop knows besides the sandbox itself.
+/// The state of the event loop.
 #[derive(Default)]
 pub(super) struct Loop {
     pub pending: Vec<PendingClient>,
-    /// Copies of the sockets of connected clients: they tell when the client leaves, whatever the keeper says.
+    /// Copies of the sockets of connected clients: they show when a client disconnects, whatever the keeper
+    /// reports.
     pub clients: Vec<OwnedFd>,
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<UsageRequest>,
     pub pause: Pause,
-    /// Why the sandbox is being stopped, and when it is ended if it does not.
+    /// Why the sandbox is being stopped, and when it is killed if it does not end.
     pub stopping: Option<(String, Instant)>,
-    /// It did not, and was.
+    /// That deadline has passed and the sandbox was killed.
     overdue: bool,
-    /// Since when nobody is connected.
+    /// Since when no client is connected.
     pub idle_since: Option<Instant>,
     main_tag: u64,
     main_exit: Option<i32>,
     warnings: u32,
-    /// Ends of commands since when.
+    /// The ends of commands in the current second, and when it began.
     ends: (u32, Option<Instant>),
     pub ended: Option<String>,
 }
 
 impl Monitor {
-    /// Serves until the sandbox has ended, and writes that down.
+    /// Serves until the sandbox has ended, and records that.
     pub(super) fn serve(mut self) {
         let mut state = Loop { idle_since: Some(Instant::now()), ..Loop::default() };
         if let Err(error) = self.start_main(&mut state) {
@@ -82,7 +83,8 @@ impl Monitor {
         while state.ended.is_none() {
             self.turn(&mut state);
         }
-        // All its processes are gone before anything says so. Some freezers keep even the killed.
+        // All processes have exited before the end is reported. Some freezers hold back even killed
+        // processes.
         self.supervisor.sandbox.kill();
         let _ = self.freezer.thaw();
         let Self { record, folder, mut store, supervisor, life, .. } = self;
@@ -101,25 +103,25 @@ impl Monitor {
         write_end(&mut store, &life, &record.id, &ending);
         journal.note(What::SandboxEnded { cause });
         if !record.spec.auto_remove {
-            return complain_about(&journal.finish());
+            return log_unrecorded(&journal.finish());
         }
-        // Our lock keeps others from doing the same; what fails here is done by whoever finds the folder.
+        // Our lock prevents others from removing it as well; what fails here is completed by a later command.
         journal.finish();
         match remove(&folder, &mut store, &record.id) {
             Ok(true) => journal.note(What::SandboxRemoved),
-            // By a command, which records it.
+            // A command removed it and records that.
             Ok(false) => {}
-            // The log that this goes to may be gone with the rest.
-            Err(error) => complain(error),
+            // The log that this is written to may have been removed as well.
+            Err(error) => log(error),
         }
-        complain_about(&journal.finish());
+        log_unrecorded(&journal.finish());
     }
 
     pub(super) fn note(&mut self, what: What) {
         self.supervisor.journal.note(what);
     }
 
-    /// Runs the main command, if there is one, as job 0.
+    /// Starts the main command, if there is one, as job 0.
     fn start_main(&mut self, state: &mut Loop) -> Result<(), Box<dyn std::error::Error>> {
         let spec = &self.record.spec;
         if spec.command.is_empty() {
@@ -139,8 +141,8 @@ impl Monitor {
         )?;
         self.note(command::exec_started(&exec, state.main_tag, Some(0)));
         let start = Request::Start { work: Work::Exec(exec), tag: state.main_tag, job: Some(0) };
-        self.supervisor.sandbox.connection.tell(MAIN, &start)?;
-        self.supervisor.sandbox.connection.tell(MAIN, &Request::Detach)?;
+        self.supervisor.sandbox.connection.queue(MAIN, &start)?;
+        self.supervisor.sandbox.connection.queue(MAIN, &Request::Detach)?;
         self.supervisor.sandbox.connection.send()?;
         Ok(())
     }
@@ -159,7 +161,7 @@ impl Monitor {
             fds.push(PollFd::from_borrowed_fd(gateway, PollFlags::IN));
         }
         if let Err(error) = poll_until(&mut fds, self.next_alarm(state)) {
-            state.ended = Some(format!("its monitor cannot wait: {error}"));
+            state.ended = Some(format!("its monitor cannot poll: {error}"));
             return;
         }
         let fired: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
@@ -195,10 +197,10 @@ impl Monitor {
         }
     }
 
-    /// What to wait for of the keeper. Its reports are not taken while too many events wait to be recorded, unless the sandbox
-    /// is being stopped; its end is noticed in any case.
+    /// The poll events of the keeper's connection. Reports are not read while the event queue is full
+    /// (backpressure), unless the sandbox is being stopped. A hang-up is noticed in any case.
     fn connection_events(&self, state: &Loop) -> PollFlags {
-        let takes = self.supervisor.journal.has_room() || state.stopping.is_some();
+        let takes = self.supervisor.journal.has_capacity() || state.stopping.is_some();
         let reports = if takes { PollFlags::IN } else { PollFlags::empty() };
         if self.supervisor.sandbox.connection.unsent() > 0 { reports | PollFlags::OUT } else { reports }
     }
@@ -212,7 +214,7 @@ impl Monitor {
         limits.into_iter().chain(others).flatten().min()
     }
 
-    /// When the sandbox's time is up: in all, and without anybody.
+    /// The deadlines of the sandbox's maximum duration and idle timeout.
     fn limits(&self, state: &Loop) -> [Option<Instant>; 2] {
         let spec = &self.record.spec;
         let whole = spec.max_duration.and_then(|limit| self.started.checked_add(limit.into()));
@@ -243,12 +245,12 @@ impl Monitor {
         }
     }
 
-    /// Asks the guest to go down. One that was frozen by hand cannot: it is ended.
+    /// Asks the guest to shut down. A guest that was paused on request cannot, so it is killed.
     fn stop(&mut self, state: &mut Loop, why: String, grace_ms: u32) {
         if self.stop_when_awake(state, &why, grace_ms) {
             return;
         }
-        let asked = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::PowerOff { grace_ms });
+        let asked = self.supervisor.sandbox.connection.queue_to_keeper(&ToKeeper::PowerOff { grace_ms });
         let until = Instant::now() + Duration::from_millis(grace_ms.into()) + POWER_OFF;
         if state.pause.frozen() || asked.is_err() {
             self.supervisor.sandbox.kill();
@@ -256,20 +258,20 @@ impl Monitor {
         state.stopping.get_or_insert((why, until));
     }
 
-    pub(super) fn answer(&mut self, socket: OwnedFd, question: &ToMonitor, state: &mut Loop) {
+    pub(super) fn answer(&mut self, socket: OwnedFd, request: &ToMonitor, state: &mut Loop) {
         let stopping = state.stopping.is_some();
-        match question {
+        match request {
             ToMonitor::Connect if stopping => refuse(&socket, "the sandbox is being stopped"),
-            ToMonitor::Connect => self.let_in(socket, state),
+            ToMonitor::Connect => self.admit_client(socket, state),
             ToMonitor::Stop { grace_ms } => {
                 self.stop(state, "it was stopped".to_owned(), *grace_ms);
-                say(&socket, &FromMonitor::Done);
+                respond(&socket, &FromMonitor::Done);
             }
             ToMonitor::Kill => {
                 let killed = || ("it was killed".to_owned(), Instant::now() + POWER_OFF);
                 state.stopping.get_or_insert_with(killed);
                 self.supervisor.sandbox.kill();
-                say(&socket, &FromMonitor::Done);
+                respond(&socket, &FromMonitor::Done);
             }
             ToMonitor::Pause { release_memory } => self.pause_by_hand(socket, *release_memory, state),
             ToMonitor::Resume => self.resume(socket, state),
@@ -279,22 +281,22 @@ impl Monitor {
     }
 
     fn ask_usage(&mut self, socket: OwnedFd, state: &mut Loop) {
-        if state.waiting.len() >= MOST_WAITING {
+        if state.waiting.len() >= MAX_WAITING {
             return refuse(&socket, "the sandbox's keeper does not answer");
         }
-        state.waiting.push(Waiting { socket, until: Instant::now() + USAGE_PATIENCE });
-        // One that is busy with the memory is asked when it is done.
+        state.waiting.push(UsageRequest { socket, until: Instant::now() + USAGE_TIMEOUT });
+        // A keeper that is moving memory is asked afterwards.
         if !state.pause.moving() {
-            // It does not fail to encode; the client would run out of patience.
-            let _ = self.supervisor.sandbox.connection.tell_keeper(&ToKeeper::Usage);
+            // Encoding does not fail; if it did, the client would time out.
+            let _ = self.supervisor.sandbox.connection.queue_to_keeper(&ToKeeper::Usage);
         }
     }
 
     fn on_keeper_messages(&mut self, state: &mut Loop) {
         let arrivals = match self.supervisor.sandbox.connection.receive() {
             Ok(arrivals) => arrivals,
-            Err(ConnectionError::Gone) => {
-                // Its connection closes a moment before its end can be asked for.
+            Err(ConnectionError::KeeperExited) => {
+                // The connection closes a moment before the exit status is available.
                 std::thread::sleep(KEEPERS_END);
                 let ended = || format!("{KEEPER_FAILED}{}", self.supervisor.sandbox.keepers_end());
                 state.ended.get_or_insert_with(ended);
@@ -318,12 +320,12 @@ impl Monitor {
                 Arrival::Keeper(FromKeeper::WorkEnded { tag, job, end }) => {
                     self.work_ended(tag, job, &end, state);
                 }
-                Arrival::Keeper(FromKeeper::Usage(usage)) => self.tell_usage(usage, state),
+                Arrival::Keeper(FromKeeper::Usage(usage)) => self.send_usage(usage, state),
                 Arrival::Keeper(FromKeeper::Parked { .. }) => self.moved(None, state),
                 Arrival::Keeper(FromKeeper::NotParked(reason)) => self.moved(Some(&reason), state),
                 Arrival::Keeper(FromKeeper::Warning(detail)) => {
                     state.warnings += 1;
-                    if state.warnings <= MOST_WARNINGS {
+                    if state.warnings <= MAX_WARNINGS {
                         let detail: String = detail.chars().take(500).collect();
                         self.note(What::limit_hit("host disk", detail));
                     }
@@ -342,8 +344,8 @@ impl Monitor {
             (*count, *since) = (0, Some(now));
         }
         *count += 1;
-        if *count > MOST_ENDS {
-            state.ended = Some("its keeper reported more ends of commands than there can be".to_owned());
+        if *count > MAX_ENDS {
+            state.ended = Some("its keeper reported impossibly many ends of commands".to_owned());
             return;
         }
         let exit = command::exit_text(end);
@@ -351,7 +353,7 @@ impl Monitor {
         if let Some(job) = job
             && let Err(error) = self.store.end_job(&self.record.id, job, &exit)
         {
-            complain(bathy_protocol::chain(&error));
+            log(bathy_protocol::chain(&error));
         }
         if job == Some(0) && tag == state.main_tag {
             state.main_exit = Some(match end {
@@ -364,15 +366,15 @@ impl Monitor {
         }
     }
 
-    fn tell_usage(&mut self, usage: Usage, state: &mut Loop) {
+    fn send_usage(&mut self, usage: Usage, state: &mut Loop) {
         for waiting in state.waiting.drain(..) {
-            say(&waiting.socket, &FromMonitor::Usage(usage));
+            respond(&waiting.socket, &FromMonitor::Usage(usage));
         }
     }
 }
 
-/// Removes a sandbox that has ended. The record goes before the lock's file does: until then no command takes the folder for
-/// a left-over. False if the record was not there any more.
+/// Removes a sandbox that has ended. The record goes before the lock file: until then no command treats the
+/// folder as abandoned. False if the record had been removed already.
 fn remove(folder: &Folder, store: &mut Store, id: &str) -> Result<bool, String> {
     let rest = folder.begin_removal().map_err(|error| error.to_string())?;
     let deleted = store.delete_removed(id, &rest).map_err(|error| bathy_protocol::chain(&error))?;
@@ -380,7 +382,7 @@ fn remove(folder: &Folder, store: &mut Store, id: &str) -> Result<bool, String> 
     Ok(deleted)
 }
 
-/// What is said of a sandbox not all of whose events are in the audit log.
+/// Appends how many events are missing from the audit log.
 fn with_unrecorded(cause: String, unrecorded: &Unrecorded) -> String {
     match unrecorded {
         Unrecorded { events: 0, .. } => cause,

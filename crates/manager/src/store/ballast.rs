@@ -1,7 +1,8 @@
-//! Space that is kept for a full disk.
+//! Disk space reserved for a full disk.
 //!
-//! SQLite needs some room even to look something up. Without it a person with a full disk could not remove the sandbox that
-//! filled it. The ballast is a file that is removed when there is no room left, and made again when there is.
+//! SQLite needs some space even to read. Without a reserve, a user could not remove the sandbox that filled
+//! the disk. The ballast is a file that is deleted when the disk is full and recreated when there is space
+//! again.
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,20 +10,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
-/// Enough for the log and the index of some changes.
+/// Enough for the write-ahead log and the index of a few changes.
 const SIZE: u64 = 1 << 20;
-/// A disk with less room than this is full.
-const LEAST: u64 = 256 << 10;
+/// A disk with less free space than this counts as full.
+const FULL_BELOW: u64 = 256 << 10;
 
 fn file(state: &Path) -> PathBuf {
     state.join("ballast")
 }
 
-/// Takes the space, if there is some. A disk that has none has other worries.
-pub fn keep(state: &Path) {
+/// Creates the ballast file, if there is enough space.
+pub fn reserve(state: &Path) {
     let path = file(state);
     let there = path.symlink_metadata().is_ok_and(|data| data.len() == SIZE);
-    if there || room(state).is_none_or(|room| room < 4 * SIZE) {
+    if there || free_space(state).is_none_or(|free| free < 4 * SIZE) {
         return;
     }
     let mut options = File::options();
@@ -34,20 +35,22 @@ pub fn keep(state: &Path) {
     }
 }
 
-/// Gives the space back; false if there was none.
+/// Deletes the ballast file. False if there was none.
 pub fn release(state: &Path) -> bool {
     fs::remove_file(file(state)).is_ok()
 }
 
-/// Whether the disk that a file is on is full.
+/// Whether the disk that holds `path` is full.
 pub fn is_full(path: &Path) -> bool {
     let found = path.parent().and_then(|folder| statvfs(folder).ok());
-    // Names can run out, too.
-    found.is_some_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LEAST || found.f_favail == 0)
+    // A disk can also run out of inodes.
+    found.is_some_and(|found| {
+        found.f_bavail.saturating_mul(found.f_frsize) < FULL_BELOW || found.f_favail == 0
+    })
 }
 
-/// How much room there is, if that can be known.
-fn room(folder: &Path) -> Option<u64> {
+/// The free space in bytes, if known.
+fn free_space(folder: &Path) -> Option<u64> {
     statvfs(folder).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
@@ -59,8 +62,8 @@ mod tests {
     fn the_space_is_taken_once_and_given_back_once() {
         let state = tempfile::tempdir().unwrap();
         assert!(!release(state.path()));
-        keep(state.path());
-        keep(state.path());
+        reserve(state.path());
+        reserve(state.path());
         let data = file(state.path()).metadata().unwrap();
         assert_eq!(data.len(), SIZE);
         assert!(std::os::unix::fs::MetadataExt::blocks(&data) * 512 >= SIZE, "it is no hole");

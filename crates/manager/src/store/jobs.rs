@@ -1,5 +1,5 @@
-//! Commands that outlive the client that started them. The main command is job 0; the others count from 1, and no
-//! number comes twice in the life of a sandbox.
+//! Jobs: commands that outlive the client that started them. The main command is job 0; the others count from
+//! 1, and numbers are not reused within a sandbox.
 
 use bathy_protocol::{time, unix_ns};
 use serde::Serialize;
@@ -8,34 +8,30 @@ use serde_json::Value;
 use super::record::{signed, unsigned};
 use super::{Changing, Store, StoreError};
 
-/// How many ended jobs of a sandbox are remembered.
+/// How many ended jobs of a sandbox are stored.
 const REMEMBERED: u32 = 1000;
-/// How much of a command line is remembered: it is for people to recognize.
+/// The most bytes of a command line that are stored, for display.
 const SHOWN_BYTES: usize = 4096;
 
-/// A job that was written down. Times are nanoseconds since 1970.
+/// The record of a job. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Job {
-    /// Its number in its sandbox.
+    /// The job's number in its sandbox.
     pub number: u32,
-    /// The command line, harmless for a terminal and perhaps cut.
+    /// The command line, escaped for a terminal and possibly cut.
     pub argv: Vec<String>,
-    /// The user that was asked for.
     pub user: Option<String>,
-    /// When it was started.
     #[serde(rename = "started_at", serialize_with = "time::serialize")]
     pub started_ns: u64,
-    /// When it ended.
     #[serde(rename = "ended_at", serialize_with = "time::serialize_option")]
     pub ended_ns: Option<u64>,
-    /// How it ended.
     pub exit: Option<String>,
-    /// What the audit log calls it.
+    /// The command's id in the audit log.
     pub exec_id: String,
 }
 
 impl Store {
-    /// Writes a new job down and returns its number.
+    /// Inserts a new job and returns its number.
     pub fn next_job(
         &mut self,
         sandbox: &str,
@@ -57,7 +53,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Writes the main command down as job 0, in place of that of an earlier start.
+    /// Inserts the main command as job 0 and replaces that of an earlier start.
     pub fn main_job(
         &mut self,
         sandbox: &str,
@@ -71,7 +67,7 @@ impl Store {
         change.finish()
     }
 
-    /// Writes down how a job ended. The answer is false if that was known, or there is no such job.
+    /// Records how a job ended. False if that was recorded before or there is no such job.
     pub fn end_job(&mut self, sandbox: &str, number: u32, exit: &str) -> Result<bool, StoreError> {
         let change = self.change()?;
         let end =
@@ -81,7 +77,7 @@ impl Store {
         Ok(ended > 0)
     }
 
-    /// Writes down that every job of a sandbox ended this way, if nothing else is known about it.
+    /// Records this end for every job of a sandbox that is still open.
     pub fn end_all_jobs(&mut self, sandbox: &str, exit: &str) -> Result<usize, StoreError> {
         let change = self.change()?;
         let end = "UPDATE jobs SET ended_ns = ?, exit = ? WHERE sandbox = ? AND ended_ns IS NULL";
@@ -123,7 +119,7 @@ struct NewJob<'a> {
 
 fn insert(change: &Changing<'_>, sandbox: &str, number: u32, job: &NewJob<'_>) -> Result<(), StoreError> {
     let argv = Value::from(shown(job.argv)).to_string();
-    // From the sandbox's own row: one that was removed in the meantime has no jobs.
+    // Selected from the sandbox's own row: a sandbox that was removed meanwhile has no jobs.
     let inserted = change.run(
         "INSERT INTO jobs (sandbox, number, argv, user, started_ns, exec_id)
             SELECT id, ?, ?, ?, ?, ? FROM sandboxes WHERE id = ?",
@@ -132,27 +128,27 @@ fn insert(change: &Changing<'_>, sandbox: &str, number: u32, job: &NewJob<'_>) -
     if inserted == 0 { Err(StoreError::Removed(sandbox.to_owned())) } else { Ok(()) }
 }
 
-/// A command line as text that neither changes a terminal nor fills the store.
+/// Formats a command line for storage: escaped for a terminal and limited in size.
 fn shown(argv: &[Vec<u8>]) -> Vec<String> {
-    let mut room = SHOWN_BYTES;
+    let mut left = SHOWN_BYTES;
     let mut words = Vec::new();
     for word in argv {
         let mut text = String::new();
-        for chunk in word.get(..room).unwrap_or(word).utf8_chunks() {
+        for chunk in word.get(..left).unwrap_or(word).utf8_chunks() {
             for c in chunk.valid().chars() {
-                // Quotes and backslashes are harmless; what is invisible is not.
+                // Quotes and backslashes are harmless; invisible characters are not.
                 if matches!(c, '"' | '\'') { text.push(c) } else { text.extend(c.escape_debug()) }
             }
             text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
         }
-        // A word takes room even if it is empty: there may be a million of them.
-        let left = room.checked_sub(word.len() + 1);
-        if left.is_none() {
+        // An empty word also costs a byte: there may be a million of them.
+        let rest = left.checked_sub(word.len() + 1);
+        if rest.is_none() {
             text.push('…');
         }
         words.push(text);
-        match left {
-            Some(left) => room = left,
+        match rest {
+            Some(rest) => left = rest,
             None => break,
         }
     }

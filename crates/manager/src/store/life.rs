@@ -1,8 +1,9 @@
-//! Whether a sandbox runs. Its monitor and its keeper hold one lock together, which the kernel lets go when both are
-//! gone, however they went: no pid can be mistaken for another's and no record can be out of date.
+//! Whether a sandbox is running. Its monitor and keeper share one lock, which the kernel releases when both
+//! have exited, for whatever reason. So a reused pid or a stale record cannot mislead.
 //!
-//! The lock's file also has room for what the monitor knows: that the sandbox runs, or how it ended. It is written there in place,
-//! which works on a full disk, where the store may not take it, and it is true beside any store.
+//! The lock's file also holds what the monitor knows: that the sandbox is running, or how it ended. It is
+//! overwritten in place, which works on a full disk where the store may fail, and does not depend on the
+//! store.
 
 use std::fs::File;
 use std::io;
@@ -15,41 +16,35 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// The lock's file in a sandbox's folder.
+/// The lock file in a sandbox's folder.
 pub const FILE_NAME: &str = "life";
-/// The disk is locked as well while a guest writes to it: that tells the truth also where the lock's file was removed.
+/// The disk is locked as well while a guest writes to it, which also covers a removed lock file.
 const DISK: &str = "disk";
-/// Those who only look hold the lock for microseconds.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The size of the file, and how much of a cause it holds in any case.
+/// A process that only checks the lock holds it for microseconds.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// The size of the file, and the most characters of a cause that always fit.
 const SIZE: usize = 4096;
-const MOST_CAUSE: usize = 512;
+const MAX_CAUSE: usize = 512;
 
 /// How a sandbox ended, as its monitor saw it. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
-    /// The start of the life that this is the end of.
+    /// The start time of the run that ended.
     pub started_ns: Option<u64>,
-    /// When.
     pub at_ns: u64,
-    /// Why.
     pub cause: String,
-    /// How its main command ended, if that is how.
+    /// The exit code of its main command, if the end of that ended the sandbox.
     pub exit_code: Option<i32>,
 }
 
-/// A sandbox that runs, as its monitor wrote it down.
+/// The run of a sandbox, as recorded by its monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Since when.
     pub started_ns: u64,
-    /// The monitor's process.
     pub monitor_pid: u32,
-    /// The keeper's process.
     pub keeper_pid: u32,
 }
 
-/// What the file holds.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Content {
@@ -57,22 +52,22 @@ enum Content {
     Ended(Ending),
 }
 
-/// Makes room for an ending in the lock's file, and forgets the last one.
+/// Clears the lock file and allocates its space for the next end.
 pub fn forget_ending(life: &File) -> io::Result<()> {
     life.write_all_at(&[b' '; SIZE], 0)
 }
 
-/// Writes down that the sandbox runs, now that its guest answers.
+/// Records that the sandbox is running. Called once the guest answers.
 pub fn write_running(life: &File, run: Run) -> io::Result<()> {
     write(life, serde_json::to_vec(&Content::Running(run))?)
 }
 
-/// Writes down how the sandbox ended. It takes no space that was not taken before.
+/// Records how the sandbox ended, in space that was allocated before.
 pub fn write_ending(life: &File, ending: &Ending) -> io::Result<()> {
     let mut text = serde_json::to_vec(&Content::Ended(ending.clone()))?;
     if text.len() > SIZE {
-        // A cause may hold the guest's text, of which every byte may need an escape.
-        let cause = ending.cause.chars().take(MOST_CAUSE).collect();
+        // A cause may hold text from the guest in which every byte needs an escape.
+        let cause = ending.cause.chars().take(MAX_CAUSE).collect();
         text = serde_json::to_vec(&Content::Ended(Ending { cause, ..ending.clone() }))?;
     }
     write(life, text)
@@ -83,7 +78,7 @@ fn write(life: &File, mut text: Vec<u8>) -> io::Result<()> {
     life.write_all_at(&text, 0)
 }
 
-/// How the sandbox of this folder ended, if its monitor wrote that down.
+/// How the sandbox in this folder ended, if its monitor recorded that.
 pub fn read_ending(folder: &Path) -> Option<Ending> {
     match read(folder)? {
         Content::Ended(ending) => Some(ending),
@@ -91,7 +86,7 @@ pub fn read_ending(folder: &Path) -> Option<Ending> {
     }
 }
 
-/// What the monitor of the sandbox in this folder wrote down about a run, if the sandbox runs.
+/// The run of the sandbox in this folder, if it is running and its monitor recorded it.
 pub fn running(folder: &Path) -> io::Result<Option<Run>> {
     let run = match read(folder) {
         Some(Content::Running(run)) => run,
@@ -108,12 +103,12 @@ fn read(folder: &Path) -> Option<Content> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Whether the sandbox of this folder runs.
+/// Whether the sandbox in this folder is running.
 pub fn alive(folder: &Path) -> io::Result<bool> {
     Ok(is_held(&folder.join(FILE_NAME))? || is_held(&folder.join(DISK))?)
 }
 
-/// Whether a file is locked. Any number of lookers share the lock; a sandbox that runs does not share it.
+/// Whether a file is locked exclusively. Processes that only check share the lock.
 fn is_held(path: &Path) -> io::Result<bool> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match File::options().read(true).custom_flags(flags).open(path) {
@@ -123,19 +118,19 @@ fn is_held(path: &Path) -> io::Result<bool> {
     Ok(!lock(&file, FlockOperation::NonBlockingLockShared)?)
 }
 
-/// Makes the caller the one that the sandbox's life depends on, for as long as the returned file, or a copy of its
-/// descriptor in any process, is open. None if the sandbox runs.
+/// Takes the life lock, which is held for as long as the returned file or a copy of its descriptor is open in
+/// any process. None if the sandbox is running.
 ///
-/// Whoever finds a sandbox written down as running and gets this lock knows that it is gone, and that nobody starts it
-/// while the record is put right.
+/// If the store has the sandbox as running and this lock can be taken, the sandbox has ended, and it cannot
+/// be started while the lock is held and the record is corrected.
 pub fn take_life(folder: &Path) -> io::Result<Option<File>> {
     let path = folder.join(FILE_NAME);
     let mut options = File::options();
     options.create(true).truncate(false).read(true).write(true).mode(0o600);
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path)?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !lock(&file, FlockOperation::NonBlockingLockExclusive)? {
-        // If it can be shared, only lookers have it, and they are about to let it go.
+        // If a shared lock is possible, only checking processes hold it, and only briefly.
         if !lock(&file, FlockOperation::NonBlockingLockShared)? {
             return Ok(None);
         }
@@ -145,7 +140,7 @@ pub fn take_life(folder: &Path) -> io::Result<Option<File>> {
         }
         thread::sleep(Duration::from_millis(1));
     }
-    // Between opening and locking, the sandbox may have been removed: the lock of a nameless file protects nothing.
+    // The sandbox may have been removed between open and lock: a lock on a deleted file protects nothing.
     let (ours, named) = (file.metadata()?, path.symlink_metadata()?);
     if (ours.dev(), ours.ino()) == (named.dev(), named.ino()) {
         Ok((!is_held(&folder.join(DISK))?).then_some(file))
@@ -179,7 +174,7 @@ mod tests {
         assert!(take_life(folder.path()).unwrap().is_none());
         let shared = life.try_clone().unwrap();
         drop(life);
-        assert!(alive(folder.path()).unwrap(), "the other holder lives");
+        assert!(alive(folder.path()).unwrap(), "the other holder is still running");
         drop(shared);
         assert!(!alive(folder.path()).unwrap());
         assert!(take_life(folder.path()).unwrap().is_some());

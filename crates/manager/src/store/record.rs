@@ -1,4 +1,4 @@
-//! One sandbox, as it is written down and shown.
+//! The record of one sandbox.
 
 use std::fmt;
 
@@ -10,24 +10,21 @@ use serde_json::Value;
 
 use super::{Changing, StoreError};
 
-/// What a sandbox was last known to be.
+/// The last recorded state of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// It has never run.
+    /// It was never started.
     Created,
-    /// It runs.
     Running,
-    /// It is frozen.
     Paused,
-    /// It ran and ended; its disk is kept.
+    /// It ran and ended; its disk still exists.
     Stopped,
 }
 
 impl State {
     const ALL: [Self; 4] = [Self::Created, Self::Running, Self::Paused, Self::Stopped];
 
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -44,94 +41,84 @@ impl fmt::Display for State {
     }
 }
 
-/// A sandbox to write down.
+/// The record of a new sandbox.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
-    /// Of [`bathy_spec::name::new_id`].
+    /// The id from [`bathy_spec::name::new_id`].
     pub id: String,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub name: Option<String>,
-    /// Checked.
+    /// The specification, already validated.
     pub spec: SandboxSpec,
-    /// What will run it, unless that changes before it is started.
+    /// The engine; it is chosen again at each start.
     pub engine: Choice,
-    /// When it was made: nanoseconds since 1970.
+    /// The creation time in nanoseconds since 1970.
     pub created_ns: u64,
 }
 
-/// A sandbox that was written down. Times are nanoseconds since 1970.
+/// The stored record of a sandbox. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Record {
-    /// Its id.
     pub id: String,
-    /// Its name.
     pub name: Option<String>,
-    /// What was asked for.
     pub spec: SandboxSpec,
-    /// What runs it, ran it last, or would have when it was made. Earlier versions knew one engine and did not say.
+    /// The engine of the current or last run, or the one chosen at creation. Absent in records of earlier
+    /// versions, which had one engine.
     pub engine: Option<Chosen>,
-    /// Why that one.
     pub engine_reason: Option<String>,
-    /// When it was made.
     #[serde(rename = "created_at", serialize_with = "time::serialize")]
     pub created_ns: u64,
-    /// What it was last known to be.
+    /// Its last recorded state.
     pub state: State,
     /// When it last started.
     #[serde(rename = "started_at", serialize_with = "time::serialize_option")]
     pub started_ns: Option<u64>,
-    /// When it ended, if it did after that.
+    /// When it ended, if it has ended since.
     #[serde(rename = "ended_at", serialize_with = "time::serialize_option")]
     pub ended_ns: Option<u64>,
-    /// Why it ended.
     pub end_cause: Option<String>,
-    /// How its main command ended, if that is how it ended.
+    /// The exit code of its main command, if the end of that ended the sandbox.
     pub exit_code: Option<i32>,
-    /// Its monitor's process, while it runs.
+    /// The pid of its monitor, while it is running.
     pub monitor_pid: Option<u32>,
-    /// Its keeper's process, while it runs.
+    /// The pid of its keeper, while it is running.
     pub keeper_pid: Option<u32>,
     /// How its limits are enforced on this machine.
     pub enforcement: Option<Value>,
-    /// Whether it is paused because nobody uses it: then the next client resumes it.
+    /// Whether it is in an idle pause: then the next client resumes it.
     pub idle_paused: bool,
 }
 
 impl Record {
-    /// What people call it.
+    /// The name, or the id if it has none.
     pub fn display_name(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.id)
     }
 }
 
-/// Something that changes about a sandbox.
+/// A change to a record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// It starts: what is known about its last end is forgotten.
+    /// It started: the last end is cleared.
     Started {
-        /// When.
         at_ns: u64,
-        /// The monitor's process.
         monitor_pid: u32,
     },
-    /// Its keeper's process.
     Keeper(u32),
-    /// What runs it, and why.
+    /// The engine, and why it was chosen.
     Engine(Choice),
     /// How its limits are enforced.
     Enforcement(Value),
-    /// Whether its pause is for want of clients.
+    /// Whether its pause is an idle pause.
     IdlePaused(bool),
-    /// It ended: it has no processes any more.
+    /// It ended and has no processes.
     Ended {
-        /// When.
         at_ns: u64,
-        /// Why.
         cause: String,
-        /// How its main command ended, if that is how.
+        /// The exit code of its main command, if the end of that ended the sandbox.
         exit_code: Option<i32>,
     },
-    /// Another name, or none.
+    /// A new name, or none.
     Name(Option<String>),
 }
 
@@ -172,18 +159,18 @@ impl Change {
     }
 }
 
-/// A row, before its texts are understood.
-pub(super) struct Raw {
+/// A row whose text columns are not parsed yet.
+pub(super) struct RawRecord {
     pub id: String,
     spec: String,
     state: String,
     enforcement: Option<String>,
     engine: Option<String>,
-    /// With the texts above left open.
+    /// Without the columns above.
     rest: Record,
 }
 
-impl Raw {
+impl RawRecord {
     /// Reads the columns of [`super::COLUMNS`].
     pub fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         let id: String = row.get(0)?;
@@ -228,7 +215,7 @@ impl Raw {
     }
 }
 
-/// SQLite's integers are signed; the year 2262 is the last that fits.
+/// SQLite's integers are signed; they overflow in the year 2262.
 pub(super) fn signed(nanoseconds: u64) -> i64 {
     i64::try_from(nanoseconds).unwrap_or(i64::MAX)
 }

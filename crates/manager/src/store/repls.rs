@@ -1,4 +1,4 @@
-//! REPLs: sandboxes that are known by what their interpreter remembers. One row each, which goes with its sandbox.
+//! REPLs: sandboxes whose interpreter state matters. One row each, deleted with its sandbox.
 
 use bathy_spec::name;
 
@@ -7,36 +7,32 @@ use super::{Store, StoreError};
 
 const COLUMNS: &str = "name, sandbox, language, context, created_ns, cells, last_used_ns, boot";
 
-/// A REPL that was written down. Times are nanoseconds since 1970.
+/// The record of a REPL. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplRow {
-    /// What it is called.
     pub name: String,
-    /// The id of its sandbox.
     pub sandbox: String,
-    /// The language that it speaks.
     pub language: String,
-    /// The context in its sandbox.
+    /// The context in the sandbox.
     pub context: String,
-    /// When it was made.
     pub created_ns: u64,
     /// How many cells have run in it.
     pub cells: u64,
-    /// When the last of them ended.
+    /// When its last cell ended.
     pub last_used_ns: Option<u64>,
-    /// Which boot of the host that was.
+    /// The host's boot id at that time.
     pub boot: Option<String>,
 }
 
 impl Store {
-    /// Writes a new REPL down, in a sandbox that is.
+    /// Inserts a new REPL for an existing sandbox.
     pub fn insert_repl(&mut self, new: &ReplRow) -> Result<(), StoreError> {
         name::check(&new.name)?;
         let change = self.durable_change()?;
         if change.number("SELECT count(*) FROM repls WHERE name = ?", [&new.name])? > 0 {
             return Err(StoreError::NameTaken { name: new.name.clone() });
         }
-        // From the sandbox's own row: one that was removed in the meantime is nobody's REPL.
+        // Selected from the sandbox's own row: a sandbox that was removed meanwhile has no REPL.
         let inserted = change.run(
             "INSERT INTO repls (name, sandbox, language, context, created_ns)
                 SELECT ?, id, ?, ?, ? FROM sandboxes WHERE id = ?",
@@ -48,7 +44,7 @@ impl Store {
         change.finish()
     }
 
-    /// The REPL that somebody means by `wanted`: its name, or the id of its sandbox or the beginning of it.
+    /// Finds a REPL by its name, its sandbox's id or the beginning of that id.
     pub fn find_repl(&self, wanted: &str) -> Result<ReplRow, StoreError> {
         let one = |column: &str, value: &str| {
             let query = format!("SELECT {COLUMNS} FROM repls WHERE {column} = ?");
@@ -77,13 +73,13 @@ impl Store {
         Ok(self.repl_rows(&format!("SELECT {COLUMNS} FROM repls WHERE sandbox = ?"), [sandbox])?.pop())
     }
 
-    /// Every REPL, the oldest first.
+    /// All REPLs, the oldest first.
     pub fn repls(&self) -> Result<Vec<ReplRow>, StoreError> {
         self.repl_rows(&format!("SELECT {COLUMNS} FROM repls ORDER BY created_ns, name"), ())
     }
 
-    /// Writes down that a cell ended in a REPL at this time, in this boot of the host. The answer is false if the REPL
-    /// is gone.
+    /// Records that a cell ended in a REPL at this time, in this boot of the host. False if the REPL was
+    /// removed.
     pub fn use_repl(&mut self, name: &str, at_ns: u64, boot: &str) -> Result<bool, StoreError> {
         let change = self.change()?;
         let used = change.run(

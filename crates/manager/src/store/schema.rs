@@ -1,14 +1,14 @@
-//! The form of the database, and how an older one becomes the present one.
+//! The database schema and its migrations.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use super::{PATIENCE, Store, StoreError, failure};
+use super::{Store, StoreError, TIMEOUT, failure};
 
-/// The steps from an empty file to the present form. A database remembers how many it has taken. Steps are only ever
-/// added: one that was published is never changed.
+/// The migrations from an empty file to the present schema. A database stores how many were applied.
+/// Migrations are only appended; a published one is never changed.
 pub const STEPS: &[&str] = &[
     "
     CREATE TABLE sandboxes (
@@ -56,7 +56,7 @@ pub const STEPS: &[&str] = &[
 ",
 ];
 
-/// Takes the steps that are missing, all or none of them.
+/// Applies the missing migrations in one transaction.
 pub fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreError> {
     let taken = steps_taken(&store.connection).map_err(|error| failure(&store.path, error))?;
     if taken == steps.len() {
@@ -64,7 +64,7 @@ pub fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreEr
     }
     use_write_ahead_log(store)?;
     let change = store.change()?;
-    // Another process may have been faster.
+    // Another process may have applied them meanwhile.
     let taken = steps_taken(&change.transaction).map_err(|error| failure(change.path, error))?;
     let Some(missing) = steps.get(taken..) else {
         return Err(StoreError::Newer { path: change.path.to_owned(), found: taken, known: steps.len() });
@@ -79,13 +79,13 @@ pub fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreEr
 
 fn steps_taken(connection: &Connection) -> rusqlite::Result<usize> {
     let taken: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    // A number that no store of ours has is as foreign as one of a later version.
+    // A version that no store of ours has is treated like one of a later version.
     Ok(usize::try_from(taken).unwrap_or(usize::MAX))
 }
 
-/// A property of the file, set before its first step. SQLite does not wait for others here, so this does.
+/// Set before the first migration. SQLite does not wait for other processes here, so this does.
 fn use_write_ahead_log(store: &Store) -> Result<(), StoreError> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let set = store.connection.pragma_update(None, "journal_mode", "WAL");
         match set.map_err(|error| failure(&store.path, error)) {

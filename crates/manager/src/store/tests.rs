@@ -107,7 +107,7 @@ fn a_name_belongs_to_one_sandbox() {
 #[test]
 fn of_many_who_want_a_name_one_gets_it() {
     let folder = tempfile::tempdir().unwrap();
-    // Nobody has made the store yet: its making is raced for, too.
+    // The store does not exist yet: creating it is raced for as well.
     let winners: usize = thread::scope(|scope| {
         let tries: Vec<_> = (0..16)
             .map(|_| {
@@ -252,7 +252,7 @@ fn changes_until_it_is_killed() {
     let Some(state) = std::env::var_os("BATHY_TEST_CHANGE_STORE").map(PathBuf::from) else { return };
     let mut store = Store::open(&state).unwrap();
     let mut written = File::options().append(true).create(true).open(state.join("written")).unwrap();
-    // Far more than it gets to, and an end if nobody kills it.
+    // Far more rounds than it gets to, and an end if it is not killed.
     for round in 0..20_000 {
         let id = name::new_id().unwrap();
         store.insert(&new(&id, Some(&format!("{id}-{round}")))).unwrap();
@@ -278,7 +278,7 @@ fn the_store_survives_writers_that_are_killed() {
                     .unwrap()
             })
             .collect();
-        // However busy the machine is, they have begun.
+        // Wait until all writers have begun, however busy the machine is.
         let deadline = Instant::now() + Duration::from_secs(60);
         while count() < 10 * (round + 1) {
             assert!(Instant::now() < deadline, "the writers do not write");
@@ -287,7 +287,10 @@ fn the_store_survives_writers_that_are_killed() {
         thread::sleep(Duration::from_millis(7 * u64::try_from(round).unwrap()));
         for writer in &mut writers {
             writer.kill().unwrap();
-            assert!(!writer.wait().unwrap().success(), "it was killed, it did not fail or end");
+            assert!(
+                !writer.wait().unwrap().success(),
+                "it should have been killed, not have failed or ended"
+            );
         }
         let store = Store::open(folder.path()).unwrap();
         let sound: String =
@@ -298,7 +301,7 @@ fn the_store_survives_writers_that_are_killed() {
         let written = written();
         let lost: Vec<_> = written.lines().filter(|id| !ids.contains(id)).collect();
         assert_eq!(lost, Vec::<&str>::new(), "an insert that returned is there for good");
-        // A change is whole or was never made.
+        // A change is committed completely or not at all.
         for record in records {
             assert_eq!(record.keeper_pid.is_some(), record.state == State::Running);
         }
@@ -321,7 +324,7 @@ fn damage_inside_the_file_is_an_error() {
     for _ in 0..200 {
         store.insert(&new(&name::new_id().unwrap(), None)).unwrap();
     }
-    // Closing the last connection moves the log into the file.
+    // Closing the last connection merges the log into the file.
     drop(store);
     let path = folder.path().join("store.db");
     let mut bytes = fs::read(&path).unwrap();
@@ -382,7 +385,7 @@ fn an_engine_is_written_with_its_reason_and_older_records_have_none() {
         engine(&Store::open(folder.path()).unwrap()),
         (Some(Chosen::Kvm), Some("asked for".to_owned()))
     );
-    // Of the version with one engine: the mode of it was always there.
+    // A record of the version with one engine, which always stored a mode.
     let spec = r#"{"engine":"auto","uml_mode":"ptrace"}"#;
     let older = "UPDATE sandboxes SET engine = NULL, engine_reason = NULL, spec = ?";
     store.connection.execute(older, [spec]).unwrap();
@@ -415,7 +418,8 @@ fn a_thousand_sandboxes_are_listed_at_once() {
     assert_eq!(Store::open(folder.path()).unwrap().list().unwrap().len(), 1000);
     let list = processor_time() - began;
     println!("open and find {open:?}, open and list 1000 {list:?}");
-    // Ten times what a debug build takes on a slow machine: this catches a scan or a query per row, not noise.
+    // Ten times what a debug build takes on a slow machine: this catches a scan or a query per row, not
+    // noise.
     assert!(open < Duration::from_millis(50) && list < Duration::from_secs(2), "{open:?} {list:?}");
 }
 
@@ -455,10 +459,10 @@ fn f1_looking_something_up_takes_no_space_where_there_is_none_to_share_the_store
     store.insert(&new(ONE, None)).unwrap();
     drop(store);
     let index = folder.path().join("store.db-shm");
-    assert!(!index.exists(), "the last one takes it along");
+    assert!(!index.exists(), "closing the last connection removes it");
     let mut alone = Store::try_open(folder.path(), Locking::Exclusive).unwrap();
     assert!(alone.get(ONE).unwrap().is_some() && !index.exists());
-    assert!(!alone.is_shared() && matches!(alone.needs_room(), Err(StoreError::Full(_))));
+    assert!(!alone.is_shared() && matches!(alone.require_shared(), Err(StoreError::Full(_))));
     assert!(alone.delete(ONE).unwrap(), "it can be changed, if there is space");
     drop(alone);
     let store = Store::open(folder.path()).unwrap();

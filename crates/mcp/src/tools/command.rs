@@ -6,7 +6,7 @@ use std::io::{Seek, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use bathy_client::attach::{Attach, Filter, Outcome, Sink, Stdio, What};
+use bathy_client::attach::{Attach, AttachRequest, Filter, Outcome, Sink, Stdio};
 use bathy_client::command::ExecOptions;
 use bathy_manager::{ExecRequest, Sandboxed};
 use bathy_protocol::Exit;
@@ -187,7 +187,7 @@ fn execute(
         terminal: None,
         detach_keys: false,
     };
-    let what = What::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
+    let what = AttachRequest::Start { exec: begun.exec, tag: begun.tag, job: None, leave: false };
     let began = Instant::now();
     let finished = Attach::start(&mut connection, what, command.timeout, stdio).and_then(Attach::run);
     let outcome = finished.map_err(|error| ToolError::Failed(bathy_protocol::chain(&error)))?.outcome;

@@ -1,6 +1,6 @@
 //! Commands that outlive the call that starts them.
 
-use bathy_client::attach::{Attach, Outcome, Sink, Stdio, What};
+use bathy_client::attach::{Attach, AttachRequest, Outcome, Sink, Stdio};
 use bathy_client::command::ExecOptions;
 use bathy_logs::{CONSOLE, Reader};
 use bathy_manager::ExecRequest;
@@ -66,7 +66,7 @@ fn start(call: &Call, given: Start) -> Result<Answer, ToolError> {
         terminal: None,
         detach_keys: false,
     };
-    let what = What::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
+    let what = AttachRequest::Start { exec: begun.exec, tag: begun.tag, job: begun.job, leave: true };
     let finished = Attach::start(&mut connection, what, None, stdio).and_then(Attach::run);
     let finished = finished.map_err(|error| ToolError::Failed(bathy_protocol::chain(&error)))?;
     match finished.outcome {

@@ -1,57 +1,57 @@
-//! What is in one folder of a guest: an [`Item`] for each entry, the first ones by name, then [`Item::End`].
+//! A listing of one folder in a guest: an [`Item`] for each of the first entries by name, then [`Item::End`].
 //!
-//! Framed as an archive's records are. Both the number of entries and their bytes are bounded, so that a reader may keep
-//! them all: the guest leaves out what does not fit, the host accepts no more.
+//! It is framed like an archive. The number of entries and their bytes are limited, so that a reader can hold
+//! them in memory: the guest leaves out what does not fit, the host accepts no more.
 
 use serde::{Deserialize, Serialize};
 
-use super::{ArchiveError, Cutter, is_plain_name, write};
+use super::{ArchiveError, RecordSplitter, is_plain_name, write};
 
 /// The most entries of a listing.
 pub const MAX_ENTRIES: usize = 65_536;
 /// The most encoded bytes of a listing's entries.
 pub const MAX_BYTES: usize = 16 * 1024 * 1024;
-/// The longest target of a link.
+/// The longest target of a link in bytes.
 pub const MAX_TARGET: usize = 4096;
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    /// A regular file.
+pub enum EntryType {
+    /// A regular file entry.
     File,
-    /// A folder.
+    /// A folder, which is not descended into.
     Directory,
-    /// A symbolic link.
+    /// A symbolic link, which is not followed.
     Symlink,
-    /// A device, a fifo, a socket.
+    /// A device, a fifo or a socket.
     Other,
 }
 
 /// One entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// One component.
+    /// The name, a single component.
     pub name: Vec<u8>,
-    /// What it is; a link is not followed.
-    pub kind: Kind,
-    /// Bytes.
+    /// The type; links are not followed.
+    pub kind: EntryType,
+    /// The size in bytes.
     pub size: u64,
-    /// Permission bits.
+    /// The permission bits of the entry.
     pub mode: u32,
     /// Modification time, nanoseconds since 1970.
     pub modified_ns: u64,
-    /// Where a link points, as it is written.
+    /// The target of a link, exactly as stored.
     pub target: Option<Vec<u8>>,
 }
 
 /// One record of a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Item {
-    /// An entry.
+    /// An entry of the folder.
     Entry(Entry),
-    /// There is nothing more to come.
+    /// The listing is complete.
     End {
-        /// How many entries the folder has, also those that were left out.
+        /// How many entries the folder has, including those that were left out.
         total: u64,
     },
 }
@@ -61,30 +61,30 @@ pub fn encode(item: &Item, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
     write(item, out)
 }
 
-/// Cuts a byte stream into the items of a listing, and checks them.
+/// Splits a byte stream into the items of a listing and validates them.
 #[derive(Debug, Default)]
-pub struct Decoder {
-    cutter: Cutter,
+pub struct ListingDecoder {
+    cutter: RecordSplitter,
     received: usize,
     entries: usize,
     ended: bool,
 }
 
-impl Decoder {
-    /// Adds bytes that arrived.
+impl ListingDecoder {
+    /// Adds bytes that arrived from the peer.
     pub fn push(&mut self, bytes: &[u8]) {
         self.received = self.received.saturating_add(bytes.len());
         self.cutter.push(bytes);
     }
 
-    /// Whether the listing came to its end.
+    /// Whether the end of the listing was reached.
     pub fn is_complete(&self) -> bool {
         self.ended
     }
 
-    /// The next whole item, or `None` until more bytes arrive.
+    /// The next complete item, or `None` until more bytes arrive.
     pub fn next_item(&mut self) -> Result<Option<Item>, ArchiveError> {
-        // The end has to fit as well.
+        // The end item has to fit as well.
         if self.received > MAX_BYTES + 64 {
             return Err(ArchiveError::Order("more than a listing may be"));
         }
@@ -113,7 +113,7 @@ impl Decoder {
                 if target.is_some_and(|target| target.len() > MAX_TARGET) {
                     return Err(ArchiveError::Order("a link's target that is too long"));
                 }
-                if target.is_some() && entry.kind != Kind::Symlink {
+                if target.is_some() && entry.kind != EntryType::Symlink {
                     return Err(ArchiveError::Order("a target without a link"));
                 }
             }
@@ -127,11 +127,18 @@ mod tests {
     use super::*;
 
     fn entry(name: &[u8]) -> Entry {
-        Entry { name: name.to_vec(), kind: Kind::File, size: 1, mode: 0o644, modified_ns: 2, target: None }
+        Entry {
+            name: name.to_vec(),
+            kind: EntryType::File,
+            size: 1,
+            mode: 0o644,
+            modified_ns: 2,
+            target: None,
+        }
     }
 
     fn link(target: usize) -> Item {
-        Item::Entry(Entry { kind: Kind::Symlink, target: Some(vec![b'x'; target]), ..entry(b"l") })
+        Item::Entry(Entry { kind: EntryType::Symlink, target: Some(vec![b'x'; target]), ..entry(b"l") })
     }
 
     fn feed(items: &[Item]) -> Result<Vec<Item>, ArchiveError> {
@@ -139,7 +146,7 @@ mod tests {
         for item in items {
             encode(item, &mut wire).unwrap();
         }
-        let (mut decoder, mut seen) = (Decoder::default(), Vec::new());
+        let (mut decoder, mut seen) = (ListingDecoder::default(), Vec::new());
         for bytes in wire.chunks(997) {
             decoder.push(bytes);
             while let Some(item) = decoder.next_item()? {
@@ -177,7 +184,7 @@ mod tests {
         ));
         let long = vec![link(MAX_TARGET); MAX_BYTES / MAX_TARGET + 1];
         assert!(matches!(feed(&long), Err(ArchiveError::Order(_))));
-        let mut decoder = Decoder::default();
+        let mut decoder = ListingDecoder::default();
         decoder.push(&u32::MAX.to_le_bytes());
         assert_eq!(decoder.next_item(), Err(ArchiveError::TooLong(u32::MAX)));
     }

@@ -1,5 +1,5 @@
-//! The few messages of the kernel's routing socket that tell a host's own addresses. They come from the kernel; lengths are
-//! checked all the same, and what is not understood is an error, never an address less.
+//! The few messages of the kernel's routing socket that describe a host's own addresses. They come from the
+//! kernel, but lengths are checked all the same, and an unknown message is an error, never a missing address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,9 +14,9 @@ const NEW_ADDRESS: u16 = 20;
 pub const GET_ADDRESS: u16 = 22;
 const NEW_ROUTE: u16 = 24;
 pub const GET_ROUTE: u16 = 26;
-/// `NLM_F_REQUEST` and `NLM_F_DUMP`.
+/// The flags `NLM_F_REQUEST` and `NLM_F_DUMP`.
 const DUMP: u16 = 0x301;
-/// `NLM_F_DUMP_INTR`: something changed meanwhile.
+/// `NLM_F_DUMP_INTR`: the table changed during the dump.
 const INTERRUPTED: u16 = 0x10;
 
 pub const INET: u8 = 2;
@@ -24,35 +24,36 @@ pub const INET6: u8 = 10;
 const ADDRESS_HEADER: usize = 8;
 const ROUTE_HEADER: usize = 12;
 const TABLE_LOCAL: u8 = 255;
-/// Routes to the host itself, to everybody on its link, and to the nearest of many.
+/// Local, broadcast and anycast routes.
 const OWN_ROUTES: [u8; 3] = [2, 3, 4];
-/// `RTA_DST`.
+/// The attribute type `RTA_DST`.
 const ROUTE_TO: u16 = 1;
-/// `IFA_ADDRESS`, and `IFA_LOCAL`: where a link has only two ends, the first is the other end's and the second the own.
+/// `IFA_ADDRESS` and `IFA_LOCAL`: on a point-to-point link the first is the peer's address and the second our
+/// own.
 const ADDRESS: u16 = 1;
 const LOCAL_ADDRESS: u16 = 2;
 
-/// Why an answer cannot be used.
+/// An answer is unusable.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NetlinkError {
-    /// It is cut off, or its lengths do not agree.
+    /// It is truncated, or its lengths do not agree.
     #[error("The kernel's list of addresses is malformed")]
     Malformed,
-    /// The kernel does not answer.
+    /// The kernel returned an error.
     #[error("The kernel refuses to list addresses (error {0})")]
     Refused(i32),
-    /// It is to be asked again.
+    /// The list has to be read again.
     #[error("The kernel's list of addresses changed while it was read")]
     Interrupted,
 }
 
 impl NetlinkError {
-    /// Whether it may be gone in a moment.
-    pub fn passes(&self) -> bool {
+    /// Whether a retry may help.
+    pub fn is_temporary(&self) -> bool {
         *self == Self::Interrupted || *self == Self::Refused(libc::EBUSY)
     }
 
-    /// Whether there is nothing to be listed.
+    /// Whether there is nothing to list.
     pub fn is_absence(&self) -> bool {
         *self == Self::Refused(libc::ENOENT)
     }
@@ -61,8 +62,8 @@ impl NetlinkError {
 /// A request for all addresses or local routes of one family.
 pub fn request(kind: u16, family: u8, sequence: u32) -> Vec<u8> {
     let mut body = vec![0; if kind == GET_ROUTE { ROUTE_HEADER } else { ADDRESS_HEADER }];
-    if let Some(place) = body.first_mut() {
-        *place = family;
+    if let Some(first) = body.first_mut() {
+        *first = family;
     }
     if let Some(table) = body.get_mut(4).filter(|_| kind == GET_ROUTE) {
         *table = TABLE_LOCAL;
@@ -78,26 +79,26 @@ pub fn request(kind: u16, family: u8, sequence: u32) -> Vec<u8> {
     message
 }
 
-/// Takes the networks out of a part of an answer. Whether it was the last part.
+/// Extracts the networks from a part of an answer. Returns whether it was the last part.
 pub fn read_answer(mut bytes: &[u8], sequence: u32, own: &mut Vec<OwnNetwork>) -> Result<bool, NetlinkError> {
     while !bytes.is_empty() {
         let length = usize::try_from(number(bytes, 0)?).map_err(|_| NetlinkError::Malformed)?;
         let message = bytes.get(..length).filter(|_| length >= HEADER).ok_or(NetlinkError::Malformed)?;
         let (kind, flags) = (short(message, 4)?, short(message, 6)?);
         let body = message.get(HEADER..).unwrap_or_default();
-        // What is left of another answer.
+        // Messages with another sequence number belong to an earlier answer.
         if number(message, 8)? == sequence {
             if flags & INTERRUPTED != 0 {
                 return Err(NetlinkError::Interrupted);
             }
             match kind {
-                // The end tells whether it came too early.
+                // The end message reports whether the dump was complete.
                 DONE => return failure(body).map_or(Ok(true), Err),
                 ERROR => return Err(failure(body).unwrap_or(NetlinkError::Malformed)),
                 NEW_ADDRESS => own.extend(address(body)?),
                 NEW_ROUTE => own.extend(route(body)?),
                 NOTHING => {}
-                // Among others, that something was lost.
+                // This includes an overrun, which means lost messages.
                 _ => return Err(NetlinkError::Malformed),
             }
         }
@@ -106,7 +107,7 @@ pub fn read_answer(mut bytes: &[u8], sequence: u32, own: &mut Vec<OwnNetwork>) -
     Ok(false)
 }
 
-/// The error that a message is about, if it is about one.
+/// The error that a message reports, if any.
 fn failure(body: &[u8]) -> Option<NetlinkError> {
     match number(body, 0).map(u32::cast_signed) {
         Ok(0) => None,
@@ -133,7 +134,7 @@ fn address(body: &[u8]) -> Result<Option<OwnNetwork>, NetlinkError> {
 fn route(body: &[u8]) -> Result<Option<OwnNetwork>, NetlinkError> {
     let &[family, prefix, _, _, table, _, _, kind, ..] = body else { return Err(NetlinkError::Malformed) };
     let attributes = body.get(ROUTE_HEADER..).ok_or(NetlinkError::Malformed)?;
-    // Kernels that do not choose send all tables.
+    // Kernels that cannot filter send all tables.
     if table != TABLE_LOCAL || !OWN_ROUTES.contains(&kind) {
         return Ok(None);
     }
@@ -152,7 +153,7 @@ fn route(body: &[u8]) -> Result<Option<OwnNetwork>, NetlinkError> {
     Ok(Some(OwnNetwork { address: to.map_or_else(any, Ok)?, prefix }))
 }
 
-/// Type and value of each.
+/// An iterator over attributes, as pairs of type and value.
 struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
@@ -168,7 +169,7 @@ impl<'a> Iterator for Attributes<'a> {
         };
         let length = usize::from(length);
         self.0 = bytes.get(aligned(length)..).unwrap_or_default();
-        // The two highest bits say something else.
+        // The two highest bits are flags.
         Some(bytes.get(4..length).map(|value| (kind & 0x3fff, value)).ok_or(NetlinkError::Malformed))
     }
 }
@@ -224,7 +225,7 @@ mod tests {
     fn a_route(table: u8, kind: u8, prefix: u8, to: &[u8]) -> Vec<u8> {
         let family = if to.len() == 16 { INET6 } else { INET };
         let mut body = vec![family, prefix, 0, 0, table, 2, 254, kind, 0, 0, 0, 0];
-        // A metric of its own does not make it another address.
+        // A metric does not make it another address.
         body.extend(attribute(8, &[8, 0, 2, 0, 0xdc, 5, 0, 0]));
         if !to.is_empty() {
             body.extend(attribute(ROUTE_TO, to));

@@ -1,5 +1,6 @@
-//! Empty file systems, one of each size, to be copied for every sandbox. The name of a template has the digest of its content, which
-//! is compared while it is copied: whatever happened to the file, no sandbox gets a disk that is not whole.
+//! Template disks: empty file systems, one of each size, that are copied for every sandbox. A template's name
+//! contains the digest of its content, which is verified during the copy, so that a damaged template is never
+//! used.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -15,31 +16,31 @@ use super::{DiskError, Journal, format, read_data};
 use crate::folder::sync_folder;
 
 const DIGEST_LENGTH: usize = 64;
-/// How many templates are kept: those that were used last. Each has some hundred kilobytes, with a journal up to a gigabyte.
-const KEPT: usize = 8;
-/// After how long a template that is being made counts as left over.
-const LEFT_OVER: Duration = Duration::from_secs(3600);
+/// The most templates in the cache (least recently used are evicted). Each has some hundred kilobytes, with a
+/// journal up to a gigabyte.
+const MAX_TEMPLATES: usize = 8;
+/// The age after which an unfinished template is abandoned.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// A file with an empty file system.
 pub(super) struct Template {
     pub path: PathBuf,
-    /// What it has to have.
     pub digest: String,
 }
 
 impl Template {
-    /// Opens it as what it has to be: whatever else lies at its place is not followed, waited for, or copied. None if it cannot be
-    /// that template.
+    /// Opens the template. Anything else at its path is neither followed, waited for nor copied. None if it
+    /// cannot be the template.
     pub fn open(&self, size: Size) -> io::Result<Option<File>> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         match File::options().read(true).custom_flags(flags).open(&self.path) {
             Ok(file) => {
                 let data = file.metadata()?;
-                // Only how long it is kept depends on it.
+                // Updates the time of last use for eviction only.
                 let _ = file.set_modified(SystemTime::now());
                 Ok((data.is_file() && data.len() == size.0).then_some(file))
             }
-            // A link, or discarded by another process that found it damaged.
+            // A symbolic link, or removed by another process that found it damaged.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Ok(None),
             Err(error) => Err(error),
@@ -51,7 +52,7 @@ fn folder(cache: &Path) -> PathBuf {
     cache.join("disk")
 }
 
-/// How the name of a template of this kind begins.
+/// The name prefix of templates of this kind.
 fn beginning(size: Size, journal: Journal) -> String {
     let kind = match journal {
         Journal::With => "journal-ext4",
@@ -60,13 +61,13 @@ fn beginning(size: Size, journal: Journal) -> String {
     format!("{kind}-{size}-")
 }
 
-/// The template of this kind, if there is one.
+/// Finds the template of this kind.
 pub(super) fn find(cache: &Path, size: Size, journal: Journal) -> Option<Template> {
     let beginning = beginning(size, journal);
     let is_digest = |text: &str| {
         text.len() == DIGEST_LENGTH && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     };
-    // One that others could have made is not used; making one says so.
+    // A template in a folder that others can write to is not used; `make` reports that.
     trust::check(&folder(cache)).ok()?;
     fs::read_dir(folder(cache)).ok()?.flatten().find_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
@@ -75,11 +76,11 @@ pub(super) fn find(cache: &Path, size: Size, journal: Journal) -> Option<Templat
     })
 }
 
-/// Makes a template. It has its name when it is whole and on the disk.
+/// Creates a template. It is renamed to its final name when it is complete and flushed.
 pub(super) fn make(cache: &Path, size: Size, journal: Journal) -> Result<Template, DiskError> {
     let folder = folder(cache);
     let failed = |error| super::failed(&folder)(error);
-    // Others do not write to it, whatever the umask is.
+    // Others cannot write to it, whatever the umask is.
     DirBuilder::new().recursive(true).mode(0o755).create(&folder).map_err(failed)?;
     trust::check(&folder).map_err(|error| failed(io::Error::other(error)))?;
     let beginning = beginning(size, journal);
@@ -87,19 +88,19 @@ pub(super) fn make(cache: &Path, size: Size, journal: Journal) -> Result<Templat
     let made = make_fresh(&fresh, size, journal).and_then(|digest| {
         let path = folder.join(format!("{beginning}{digest}"));
         fs::rename(&fresh, &path).and_then(|()| sync_folder(&folder)).map_err(failed)?;
-        make_room(&folder, SystemTime::now());
+        evict(&folder, SystemTime::now());
         Ok(Template { path, digest })
     });
     if made.is_err() {
-        // Already failing; a left-over is only untidy.
+        // Already failing; a leftover is only untidy.
         let _ = fs::remove_file(&fresh);
     }
     made
 }
 
-/// Removes the templates that were not used for longest. One that is being copied meanwhile stays whole until it is closed; who
-/// has found one and not opened it yet makes it again.
-fn make_room(folder: &Path, now: SystemTime) {
+/// Evicts the least recently used templates. One that is being copied stays readable until it is closed; a
+/// process that has found one but not opened it yet creates it again.
+fn evict(folder: &Path, now: SystemTime) {
     let mut templates = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let used = entry.metadata().and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -107,20 +108,20 @@ fn make_room(folder: &Path, now: SystemTime) {
         let age = now.duration_since(used).unwrap_or_default();
         if !is_fresh {
             templates.push((used, entry.path()));
-        } else if age > LEFT_OVER {
+        } else if age > ABANDONED_AFTER {
             let _ = fs::remove_file(entry.path());
         }
     }
     templates.sort_unstable_by(|one, other| other.cmp(one));
-    for (_, path) in templates.into_iter().skip(KEPT) {
-        // What cannot be removed takes space, no more.
+    for (_, path) in templates.into_iter().skip(MAX_TEMPLATES) {
+        // A template that cannot be removed only takes space.
         let _ = fs::remove_file(path);
     }
 }
 
 fn make_fresh(path: &Path, size: Size, journal: Journal) -> Result<String, DiskError> {
     let failed = |error| super::failed(path)(error);
-    // A new file, or none: nothing that was put at its place is written to.
+    // A new file only: whatever is at the path is not written to.
     let file = File::options().read(true).write(true).create_new(true).open(path).map_err(failed)?;
     file.set_len(size.0).map_err(failed)?;
     format(path, size, journal)?;
@@ -128,7 +129,7 @@ fn make_fresh(path: &Path, size: Size, journal: Journal) -> Result<String, DiskE
     read_data(&file, |_, _| Ok(())).map_err(failed)
 }
 
-/// Removes a template that is damaged. Another process may have been faster.
+/// Removes a damaged template. Another process may have done so already.
 pub(super) fn discard(template: &Template) {
     let _ = fs::remove_file(&template.path);
 }
@@ -137,7 +138,7 @@ pub(super) fn discard(template: &Template) {
 mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
-    use super::super::{make as make_disk, make_kept};
+    use super::super::{make as make_disk, make_persistent};
     use super::*;
 
     const SIZE: Size = Size(64 << 20);
@@ -149,7 +150,7 @@ mod tests {
         (home, cache, state)
     }
 
-    /// The digest of a disk, which has to have the form of an ext4 file system.
+    /// The digest of a disk, which must be an ext4 file system.
     fn digest(disk: &File) -> String {
         let mut magic = [0; 2];
         disk.read_exact_at(&mut magic, 1024 + 56).unwrap();
@@ -160,8 +161,8 @@ mod tests {
     #[test]
     fn a_disk_is_its_template_and_no_larger() {
         let (_home, cache, state) = home();
-        make_kept(&cache, &state.join("one"), SIZE).unwrap();
-        make_kept(&cache, &state.join("two"), SIZE).unwrap();
+        make_persistent(&cache, &state.join("one"), SIZE).unwrap();
+        make_persistent(&cache, &state.join("two"), SIZE).unwrap();
         let template = find(&cache, SIZE, Journal::With).unwrap();
         for name in ["one", "two"] {
             let disk = File::open(state.join(name)).unwrap();
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!(digest(&nameless), find(&cache, SIZE, Journal::Without).unwrap().digest);
     }
 
-    /// What a loss of power can leave of a file that was not on the disk, and what a failing disk can.
+    /// The effects of a power loss on unflushed data, and of a failing disk.
     #[test]
     fn a_template_that_is_damaged_is_made_again() {
         type Damage = (&'static str, fn(&Path));
@@ -199,49 +200,50 @@ mod tests {
             }),
         ];
         let (_home, cache, state) = home();
-        make_kept(&cache, &state.join("good"), SIZE).unwrap();
+        make_persistent(&cache, &state.join("good"), SIZE).unwrap();
         for (what, damage) in damages {
             let before = find(&cache, SIZE, Journal::With).unwrap();
             damage(&before.path);
             let path = state.join(what.replace(' ', "-"));
-            make_kept(&cache, &path, SIZE).unwrap();
+            make_persistent(&cache, &path, SIZE).unwrap();
             let after = find(&cache, SIZE, Journal::With).unwrap();
             assert_eq!(digest(&File::open(&path).unwrap()), after.digest, "{what}");
         }
     }
 
     #[test]
-    fn c8_the_templates_that_were_used_last_are_kept() {
+    fn c8_the_least_recently_used_templates_are_evicted() {
         let (_home, cache, state) = home();
         let size = |number: usize| Size((16 + number as u64) << 20);
         let make = |number: usize, name: &str| {
-            make_kept(&cache, &state.join(format!("{name}-{number}")), size(number)).unwrap();
+            make_persistent(&cache, &state.join(format!("{name}-{number}")), size(number)).unwrap();
         };
         let left_over = cache.join("disk/.ext4-1-1");
-        for number in 0..KEPT {
+        for number in 0..MAX_TEMPLATES {
             make(number, "first");
         }
         fs::write(&left_over, "").unwrap();
-        let long_ago = SystemTime::now() - 2 * LEFT_OVER;
+        let long_ago = SystemTime::now() - 2 * ABANDONED_AFTER;
         File::options().write(true).open(&left_over).unwrap().set_modified(long_ago).unwrap();
         fs::write(cache.join("disk/.ext4-2-2"), "").unwrap();
-        // The oldest is used again, and one more is made: the second is the one to go, though somebody copies it.
+        // The oldest is used again and one more is created: the second oldest is evicted even though it is
+        // being copied.
         make(0, "again");
         let copied = find(&cache, size(1), Journal::With).unwrap();
         let open = File::open(&copied.path).unwrap();
-        make(KEPT, "last");
+        make(MAX_TEMPLATES, "last");
         let is_there = |number: usize| find(&cache, size(number), Journal::With).is_some();
-        assert_eq!((0..=KEPT).map(is_there).filter(|there| *there).count(), KEPT);
-        assert!(is_there(0) && !is_there(1) && is_there(KEPT));
+        assert_eq!((0..=MAX_TEMPLATES).map(is_there).filter(|there| *there).count(), MAX_TEMPLATES);
+        assert!(is_there(0) && !is_there(1) && is_there(MAX_TEMPLATES));
         assert_eq!(digest(&open), copied.digest);
         assert!(!left_over.exists() && cache.join("disk/.ext4-2-2").exists());
-        // Found, and gone before it is opened.
+        // Found, but evicted before it was opened.
         assert!(copied.open(size(1)).unwrap().is_none());
         make(1, "anew");
     }
 
     #[test]
-    fn the_names_of_earlier_versions_and_halves_are_no_templates() {
+    fn old_names_and_unfinished_files_are_not_templates() {
         let (_home, cache, state) = home();
         let folder = cache.join("disk");
         fs::create_dir_all(&folder).unwrap();
@@ -249,7 +251,7 @@ mod tests {
             fs::write(folder.join(name), "junk").unwrap();
         }
         assert!(find(&cache, SIZE, Journal::With).is_none());
-        make_kept(&cache, &state.join("disk"), SIZE).unwrap();
+        make_persistent(&cache, &state.join("disk"), SIZE).unwrap();
         digest(&File::open(state.join("disk")).unwrap());
     }
 }

@@ -1,4 +1,5 @@
-//! The supervisor of a sandbox whose owner waits for the guest itself: the network is watched by a thread.
+//! The supervisor of an ephemeral sandbox: the main thread talks to the guest, another thread watches the
+//! network.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,12 +18,12 @@ use super::network::{Gateways, NetworkWatch};
 use super::spool::Sink;
 use crate::sys;
 
-/// How long the end of the sandbox may go unnoticed while events wait to be recorded.
-const LOOK: Duration = Duration::from_millis(100);
+/// The polling interval for the sandbox's end while events wait to be recorded.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The record of a sandbox, and the thread that watches its network if it has one.
+/// The journal of a sandbox, and the thread that watches its network if it has one.
 #[derive(Debug)]
-pub struct Background<S = Log> {
+pub struct BackgroundSupervisor<S = Log> {
     journal: Arc<Mutex<Journal<S>>>,
     watcher: Option<Watcher>,
 }
@@ -33,27 +34,25 @@ struct Watcher {
     thread: JoinHandle<()>,
 }
 
-/// How far the sandbox's end has come.
+/// The progress of the sandbox's end.
 #[derive(Debug)]
 struct End {
-    /// It is expected.
     is_expected: AtomicBool,
     /// The sandbox has ended, and its gateway is about to.
     has_come: AtomicBool,
-    /// Wakes the thread.
     wake: OwnedFd,
 }
 
-impl<S: Sink + Send + 'static> Background<S> {
-    /// A sandbox that has no network yet.
+impl<S: Sink + Send + 'static> BackgroundSupervisor<S> {
+    /// A sandbox without a network, so far.
     pub fn new(journal: Journal<S>) -> Self {
         Self { journal: Arc::new(Mutex::new(journal)), watcher: None }
     }
 
-    /// Records the beginning of something that does not happen if it cannot be recorded.
+    /// Records the start of an operation.
     ///
     /// # Errors
-    /// When nothing was recorded.
+    /// Nothing was recorded, so the operation must not be done.
     pub fn begin(&self, what: impl IntoIterator<Item = What>) -> Result<(), LogError> {
         lock(&self.journal).begin(what)
     }
@@ -61,7 +60,7 @@ impl<S: Sink + Send + 'static> Background<S> {
     /// Watches the sandbox's network, if it has one, until [`Self::finish`].
     ///
     /// # Errors
-    /// When the host has no room for a thread.
+    /// The thread cannot be started.
     pub fn watch<G: Gateways + Send + 'static>(&mut self, network: Option<G>) -> io::Result<()> {
         if let Some(gateways) = network {
             let watch = NetworkWatch::new(gateways).without_keeper();
@@ -70,20 +69,20 @@ impl<S: Sink + Send + 'static> Background<S> {
         Ok(())
     }
 
-    /// The gateway's end is expected from now on.
+    /// From now on the gateway's end is expected.
     pub fn expect_end(&self) {
         if let Some(watcher) = &self.watcher {
             watcher.end.is_expected.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Waits until what the gateway reports is recorded, then records these events, too. The sandbox has ended. What of all this
-    /// cannot be recorded.
+    /// Waits until the gateway's reports are recorded, then records `last`. The sandbox must have ended.
+    /// Returns what could not be recorded.
     pub fn finish(self, last: impl IntoIterator<Item = What>) -> Unrecorded {
         self.expect_end();
         if let Some(Watcher { end, thread }) = self.watcher {
             end.has_come.store(true, Ordering::Relaxed);
-            // The counter is far from full.
+            // The counter is far from overflowing.
             let _ = rustix::io::write(&end.wake, &1_u64.to_ne_bytes());
             // A panic would have ended the program.
             let _ = thread.join();
@@ -114,7 +113,7 @@ impl End {
     }
 }
 
-/// What the thread does.
+/// The state of the thread.
 struct Work<S, G> {
     end: Arc<End>,
     network: NetworkWatch<Infallible, G>,
@@ -139,18 +138,18 @@ impl<S: Sink, G: Gateways> Work<S, G> {
         self.network.drain(&mut lock(&self.journal));
     }
 
-    /// Waits for the gateway, for the time to try something again, or for the sandbox's end.
+    /// Waits for the gateway, the next retry or the sandbox's end.
     fn wait(&self, journal: &Journal<S>) {
-        // Only whoever ends the sandbox wants the journal besides this thread, and wakes it first.
+        // Besides this thread only `finish` uses the journal, and wakes this thread first.
         let mut due = [journal.due(), self.network.due(journal)].into_iter().flatten().min();
         if !journal.is_empty() {
-            // The expected end is not waited for by a descriptor.
-            let look = Instant::now() + LOOK;
-            due = Some(due.map_or(look, |due| due.min(look)));
+            // An expected end is found by polling.
+            let next_poll = Instant::now() + POLL_INTERVAL;
+            due = Some(due.map_or(next_poll, |due| due.min(next_poll)));
         }
         let mut fds = vec![PollFd::new(&self.end.wake, PollFlags::IN)];
         fds.extend(self.network.fd(journal).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        // Whatever it was: it is looked at again.
+        // Whatever woke it, everything is checked again.
         let _ = poll_until(&mut fds, due);
     }
 }
@@ -163,20 +162,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use bathy_protocol::network::{FromGateway, NetEvent, Peer, Spent, ToGateway, Transport};
 
-    use super::super::testing::{Disk, Sockets, Started, event, journal, tell, told};
+    use super::super::testing::{Disk, Sockets, Started, event, journal, next_to_gateway, send_as_gateway};
     use super::*;
 
-    /// A sandbox's background with as many gateways, their ends of the sockets in order, and what each but the first was
-    /// started with.
-    fn scene_with(disk: &Disk, count: usize) -> (Background<Disk>, Vec<OwnedFd>, Started) {
+    /// A background with `count` gateways, the other ends of their sockets in order, and the budgets that
+    /// each but the first was started with.
+    fn scene_with(disk: &Disk, count: usize) -> (BackgroundSupervisor<Disk>, Vec<OwnedFd>, Started) {
         let (sockets, gateways, started) = Sockets::new(count);
-        let mut background = Background::new(journal(disk));
+        let mut background = BackgroundSupervisor::new(journal(disk));
         background.watch(Some(sockets)).unwrap();
         (background, gateways, started)
     }
 
-    /// One with one gateway, and its end of the socket.
-    fn scene(disk: &Disk) -> (Background<Disk>, OwnedFd) {
+    /// A background with one gateway, and the other end of its socket.
+    fn scene(disk: &Disk) -> (BackgroundSupervisor<Disk>, OwnedFd) {
         let (background, mut gateways, _) = scene_with(disk, 1);
         (background, gateways.remove(0))
     }
@@ -186,12 +185,12 @@ mod tests {
         let disk = Disk::default();
         disk.set_full(true);
         let (background, gateway) = scene(&disk);
-        tell(&gateway, &event(0));
-        assert_eq!(told(&gateway), ToGateway::Hold(true));
-        (1..40).for_each(|count| tell(&gateway, &event(count)));
+        send_as_gateway(&gateway, &event(0));
+        assert_eq!(next_to_gateway(&gateway), ToGateway::Hold(true));
+        (1..40).for_each(|count| send_as_gateway(&gateway, &event(count)));
         disk.set_full(false);
-        assert_eq!(told(&gateway), ToGateway::Hold(false));
-        tell(&gateway, &FromGateway::Unplugged);
+        assert_eq!(next_to_gateway(&gateway), ToGateway::Hold(false));
+        send_as_gateway(&gateway, &FromGateway::Unplugged);
         drop(gateway);
         assert_eq!(background.finish([]).events, 0);
         assert_eq!(disk.recorded(), (0..40).collect::<Vec<_>>());
@@ -202,11 +201,11 @@ mod tests {
         let disk = Disk::default();
         disk.set_full(true);
         let (background, gateway) = scene(&disk);
-        tell(&gateway, &event(0));
-        assert_eq!(told(&gateway), ToGateway::Hold(true));
+        send_as_gateway(&gateway, &event(0));
+        assert_eq!(next_to_gateway(&gateway), ToGateway::Hold(true));
         background.expect_end();
-        (1..40).for_each(|count| tell(&gateway, &event(count)));
-        tell(&gateway, &FromGateway::Unplugged);
+        (1..40).for_each(|count| send_as_gateway(&gateway, &event(count)));
+        send_as_gateway(&gateway, &FromGateway::Unplugged);
         drop(gateway);
         let unrecorded = background.finish([]);
         assert_eq!(unrecorded.events, 40);
@@ -221,10 +220,13 @@ mod tests {
         let second = gateways.remove(0);
         let address = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
         let peer = Peer { transport: Transport::Tcp, inbound: false, address, port: 80, name: None };
-        tell(&first, &FromGateway::Event(NetEvent::Allowed { number: 2, peer, rule: String::new() }));
-        tell(&first, &FromGateway::Spent(Spent { age_ms: 10, total: 500, most: 400 }));
+        send_as_gateway(
+            &first,
+            &FromGateway::Event(NetEvent::Allowed { number: 2, peer, rule: String::new() }),
+        );
+        send_as_gateway(&first, &FromGateway::Spent(Spent { age_ms: 10, total: 500, most: 400 }));
         drop(first);
-        tell(&second, &event(7));
+        send_as_gateway(&second, &event(7));
         let until = Instant::now() + Duration::from_secs(60);
         while !disk.recorded().contains(&7) && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_does_not_leave_is_not_waited_for() {
+    fn a_gateway_that_does_not_exit_is_not_waited_for() {
         let (background, _gateway) = scene(&Disk::default());
         assert_eq!(background.finish([]).events, 0);
     }

@@ -1,17 +1,18 @@
-//! Who waits for a new network policy to take effect. A gateway answers policies in the order in which they were sent.
+//! Policy changes that wait for the gateway's confirmation. A gateway confirms policies in the order in which
+//! they were sent.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// How long a gateway may take to apply a policy.
-const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What became of a policy change.
+/// The result of a policy change.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Settled<W> {
-    /// What waited for it.
+pub struct SettledChange<W> {
+    /// The waiter that was passed in.
     pub waiter: W,
-    /// How many connections the policy closed, or why it may not hold yet.
+    /// How many connections the policy closed, or why it may not be in effect.
     pub result: Result<u32, String>,
 }
 
@@ -19,8 +20,8 @@ pub struct Settled<W> {
 #[derive(Debug)]
 pub struct Changes<W>(VecDeque<Change<W>>);
 
-/// One that has waited for too long keeps its entry without a waiter: the gateway's answer to it may still come, and
-/// must not be taken for the answer to the next one.
+/// A change that timed out stays in the queue without a waiter: the gateway's late answer must not be taken
+/// for the answer to the next one.
 #[derive(Debug)]
 struct Change<W> {
     waiter: Option<W>,
@@ -28,32 +29,31 @@ struct Change<W> {
 }
 
 impl<W> Changes<W> {
-    /// None.
     pub fn new() -> Self {
         Self(VecDeque::new())
     }
 
-    /// Whether answers are outstanding.
+    /// Whether no answers are outstanding.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// When the first waiter has waited for too long.
+    /// When the first waiter times out.
     pub fn due(&self) -> Option<Instant> {
         self.0.iter().filter(|change| change.waiter.is_some()).map(|change| change.until).min()
     }
 
-    /// A policy was sent.
+    /// Adds a change that was sent.
     pub fn sent(&mut self, waiter: W, now: Instant) {
-        self.0.push_back(Change { waiter: Some(waiter), until: now + CHANGE_PATIENCE });
+        self.0.push_back(Change { waiter: Some(waiter), until: now + CHANGE_TIMEOUT });
     }
 
-    /// The gateway has answered the oldest one. Its waiter, if that still waits.
+    /// The gateway answered the oldest change. Returns its waiter, unless it timed out.
     pub fn answered(&mut self) -> Option<W> {
         self.0.pop_front()?.waiter
     }
 
-    /// Waiters that have waited for too long.
+    /// Removes the waiters that have timed out.
     pub fn take_late(&mut self, now: Instant) -> Vec<W> {
         self.0
             .iter_mut()
@@ -62,7 +62,7 @@ impl<W> Changes<W> {
             .collect()
     }
 
-    /// The gateway is lost and answers nothing more. Those who wait for it.
+    /// The gateway failed: returns everything that waited for it.
     pub fn abandon(&mut self) -> Vec<W> {
         self.0.drain(..).filter_map(|change| change.waiter).collect()
     }
@@ -78,11 +78,11 @@ mod tests {
         let mut changes = Changes::new();
         changes.sent("first", now);
         assert_eq!(changes.take_late(now), <[&str; 0]>::default());
-        let late = now + CHANGE_PATIENCE;
+        let late = now + CHANGE_TIMEOUT;
         assert_eq!(changes.take_late(late), ["first"]);
         changes.sent("second", late);
-        assert_eq!(changes.due(), Some(late + CHANGE_PATIENCE), "the first one waits no more");
-        assert_eq!(changes.answered(), None, "the answer to the first one, which has left");
+        assert_eq!(changes.due(), Some(late + CHANGE_TIMEOUT), "the first one has timed out");
+        assert_eq!(changes.answered(), None, "the answer to the first one, which timed out");
         assert_eq!(changes.answered(), Some("second"));
         assert_eq!(changes.answered(), None, "a gateway that answers more than it was sent");
     }
@@ -92,8 +92,8 @@ mod tests {
         let now = Instant::now();
         let mut changes = Changes::new();
         changes.sent("first", now);
-        drop(changes.take_late(now + CHANGE_PATIENCE));
-        changes.sent("second", now + CHANGE_PATIENCE);
+        drop(changes.take_late(now + CHANGE_TIMEOUT));
+        changes.sent("second", now + CHANGE_TIMEOUT);
         assert_eq!(changes.abandon(), ["second"]);
         assert!(changes.is_empty() && changes.due().is_none());
         changes.sent("third", now);

@@ -1,4 +1,4 @@
-//! What happens to one sandbox, on its way into the audit log.
+//! The journal of one sandbox: its events on their way into the audit log.
 
 use std::fmt;
 use std::time::Instant;
@@ -7,42 +7,37 @@ use bathy_audit::{Actor, Event, Log, LogError, What};
 
 use super::spool::{Sink, Spool};
 
-/// Who records, and about which sandbox.
+/// The program that records, and the sandbox.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// The name of the program, as the audit log has it.
+    /// The name of the program in the audit log.
     pub program: &'static str,
-    /// The sandbox's id.
     pub id: String,
-    /// Its name, if it has one.
     pub name: Option<String>,
 }
 
 impl Subject {
-    /// An event of now.
+    /// An event with the present time.
     pub fn event(&self, what: What) -> Event {
         Event::now(Actor::this_process(self.program), what).in_sandbox(self.id.clone(), self.name.clone())
     }
 }
 
-/// Sees what is recorded.
+/// Is notified of recorded events.
 pub trait Observer: Send {
-    /// An event happened.
     fn on_event(&mut self, event: &Event);
-    /// The log cannot be written, for this reason: from now on events wait.
+    /// The log cannot be written, for this reason: from now on events are queued.
     fn on_backlog(&mut self, failure: &str);
 }
 
 /// Events that are not in the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unrecorded {
-    /// How many.
     pub events: u64,
-    /// Why not.
     pub failure: String,
 }
 
-/// The record of one sandbox.
+/// The journal of one sandbox.
 pub struct Journal<S = Log> {
     subject: Subject,
     spool: Spool<S>,
@@ -56,15 +51,14 @@ impl<S> fmt::Debug for Journal<S> {
 }
 
 impl<S: Sink> Journal<S> {
-    /// A journal in which nothing is recorded yet.
     pub fn new(log: S, subject: Subject, observer: Box<dyn Observer>) -> Self {
         Self { subject, spool: Spool::new(log), observer }
     }
 
-    /// Records the beginning of something that does not happen if it cannot be recorded.
+    /// Records the start of an operation.
     ///
     /// # Errors
-    /// When nothing was recorded.
+    /// Nothing was recorded, so the operation must not be done.
     pub fn begin(&mut self, what: impl IntoIterator<Item = What>) -> Result<(), LogError> {
         let events: Vec<_> = what.into_iter().map(|what| self.subject.event(what)).collect();
         self.spool.append_now(&events)?;
@@ -72,12 +66,12 @@ impl<S: Sink> Journal<S> {
         Ok(())
     }
 
-    /// Records something that happened, now or as soon as that is possible.
+    /// Records an event that has happened, now or as soon as possible.
     pub fn note(&mut self, what: What) {
         self.note_all([what]);
     }
 
-    /// The same for several.
+    /// Like [`Self::note`], for several events.
     pub fn note_all(&mut self, what: impl IntoIterator<Item = What>) {
         let events: Vec<_> = what.into_iter().map(|what| self.subject.event(what)).collect();
         events.iter().for_each(|event| self.observer.on_event(event));
@@ -88,12 +82,12 @@ impl<S: Sink> Journal<S> {
         }
     }
 
-    /// Retries what waits, if it is time.
+    /// Retries queued events when it is time.
     pub fn retry(&mut self, now: Instant) {
         self.spool.retry(now);
     }
 
-    /// When it is time.
+    /// When the next retry is due.
     pub fn due(&self) -> Option<Instant> {
         self.spool.due()
     }
@@ -103,9 +97,9 @@ impl<S: Sink> Journal<S> {
         self.spool.is_empty()
     }
 
-    /// Whether more may be taken of what has to be recorded.
-    pub fn has_room(&self) -> bool {
-        self.spool.has_room()
+    /// Whether the queue accepts more events. If not, their sources are throttled.
+    pub fn has_capacity(&self) -> bool {
+        self.spool.has_capacity()
     }
 
     /// Why the log could not be written the last time.
@@ -113,7 +107,8 @@ impl<S: Sink> Journal<S> {
         self.spool.failure()
     }
 
-    /// Records what waits, of a sandbox that has ended: also with space that is held in reserve. It may be tried again.
+    /// Records the queued events of a sandbox that has ended, with the reserved space if necessary. May be
+    /// called again.
     pub fn finish(&mut self) -> Unrecorded {
         Unrecorded { events: self.spool.finish(), failure: self.spool.failure().to_owned() }
     }

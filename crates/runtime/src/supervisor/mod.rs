@@ -1,9 +1,8 @@
-//! One life for every sandbox: it is started, what crosses its boundary is recorded, its network is watched, and it is
-//! ended.
+//! Supervises a sandbox: starts it, records what crosses its boundary, watches its network and ends it.
 //!
-//! The monitor of a persistent sandbox is a [`Supervisor`] behind a socket, in one event loop. `bathy run` and
-//! `bathy code` have the same in their own process; their main thread talks to the guest, so a thread watches the network
-//! ([`Background`]).
+//! The monitor of a persistent sandbox is a [`Supervisor`] behind a socket, in one event loop. `bathy run`
+//! and `bathy code` do the same in their own process: their main thread talks to the guest, so another thread
+//! watches the network ([`BackgroundSupervisor`]).
 
 mod background;
 mod changes;
@@ -19,22 +18,20 @@ use std::time::Instant;
 
 use bathy_policy::{Policies, PublishedPort};
 
-use crate::gateway::GatewayError;
+use crate::gateway::NetworkError;
 use crate::launch::Sandbox;
-pub use background::Background;
-pub use changes::Settled;
+pub use background::BackgroundSupervisor;
+pub use changes::SettledChange;
 pub use journal::{Journal, Observer, Subject, Unrecorded};
 use network::{NetworkWatch, SandboxGateways};
 pub use spool::Sink;
 
-/// A running sandbox with its network and its record. `W` is what waits for a new policy to take effect.
+/// A running sandbox with its network and journal. `W` is what waits for a new policy to take effect.
 ///
-/// Dropping it ends the sandbox.
+/// Dropping it kills the sandbox.
 #[derive(Debug)]
 pub struct Supervisor<W> {
-    /// Its processes.
     pub sandbox: Sandbox,
-    /// Its record.
     pub journal: Journal,
     network: Option<NetworkWatch<W>>,
     ports: Vec<PublishedPort>,
@@ -47,12 +44,12 @@ impl<W> Supervisor<W> {
         Self { sandbox, journal, network: network.map(NetworkWatch::new), ports }
     }
 
-    /// The published ports, with the numbers that they have.
+    /// The published ports with their assigned numbers.
     pub fn ports(&self) -> &[PublishedPort] {
         &self.ports
     }
 
-    /// What to poll for messages of the gateway; none while they are not read.
+    /// The descriptor to poll for gateway messages; none while they are not read.
     pub fn gateway_fd(&self) -> Option<BorrowedFd<'_>> {
         self.network.as_ref()?.fd(&self.journal)
     }
@@ -64,33 +61,32 @@ impl<W> Supervisor<W> {
     }
 
     /// Handles messages of the gateway.
-    pub fn on_gateway_messages(&mut self) -> Vec<Settled<W>> {
+    pub fn on_gateway_messages(&mut self) -> Vec<SettledChange<W>> {
         let Some(network) = &mut self.network else { return Vec::new() };
         network.on_messages(&mut self.journal)
     }
 
-    /// Retries what could not be recorded, starts a gateway in place of one that was lost, and gives up on policy changes
-    /// that take too long.
-    pub fn keep_time(&mut self, now: Instant) -> Vec<Settled<W>> {
+    /// Retries recording, restarts a failed gateway and times out policy changes.
+    pub fn keep_time(&mut self, now: Instant) -> Vec<SettledChange<W>> {
         self.journal.retry(now);
         let Some(network) = &mut self.network else { return Vec::new() };
         network.keep_time(&mut self.journal, Some(&mut self.sandbox.connection), now)
     }
 
-    /// Changes what the sandbox may reach. `waiter` comes back as [`Settled`], at once or later.
-    pub fn change_policy(&mut self, policies: Policies, waiter: W) -> Vec<Settled<W>> {
+    /// Changes the network policy. `waiter` is returned as [`SettledChange`], at once or later.
+    pub fn change_policy(&mut self, policies: Policies, waiter: W) -> Vec<SettledChange<W>> {
         match &mut self.network {
             Some(network) => network.change(policies, waiter, &mut self.journal),
             // Without a network nothing can be reached, before and after.
-            None if !policies.has_network() => vec![Settled { waiter, result: Ok(0) }],
-            None => vec![Settled { waiter, result: Err(GatewayError::NoNetwork.to_string()) }],
+            None if !policies.has_network() => vec![SettledChange { waiter, result: Ok(0) }],
+            None => vec![SettledChange { waiter, result: Err(NetworkError::NoNetwork.to_string()) }],
         }
     }
 
-    /// Ends the sandbox, records what its gateway still has to report, and leaves the journal.
+    /// Ends the sandbox, records its gateway's last reports and returns the journal.
     pub fn end(self) -> Journal {
         let Self { sandbox, mut journal, mut network, .. } = self;
-        // With the keeper ends everything of the sandbox; its gateway notices and reports what was open.
+        // Everything of the sandbox ends with the keeper; its gateway notices and reports what was open.
         if let Some(network) = &mut network {
             network.expect_end();
         }

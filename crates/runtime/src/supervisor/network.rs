@@ -1,8 +1,8 @@
-//! Watches the network of a sandbox: records what its gateway reports, and starts another gateway in place of one that is
-//! lost. Until there is one the sandbox has no network, and nothing of it goes anywhere.
+//! Watches the network of a sandbox: records its gateway's reports and restarts a failed gateway. In between
+//! the sandbox has no network.
 //!
-//! It fails closed: while events cannot be recorded the gateway is told to begin nothing new, nothing more is read from
-//! it, and no other one is started. See `super::spool`.
+//! It fails closed: while events cannot be recorded, the gateway is held, nothing more is read from it, and
+//! no other one is started. See `super::spool`.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -14,66 +14,65 @@ use bathy_policy::{Policies, PublishedPort};
 use bathy_protocol::ToKeeper;
 use bathy_protocol::network::FromGateway;
 
-use super::changes::{Changes, Settled};
+use super::changes::{Changes, SettledChange};
 use super::journal::Journal;
 use super::restarts::Restarts;
 use super::spool::Sink;
-use crate::gateway::{self, Gateway, GatewayError, LEAVE_TIME, Network, Received};
+use crate::gateway::{self, Incoming, LEAVE_TIME, Network, NetworkError, RunningGateway};
 use crate::ledger::Ledger;
 use crate::net_events::recorded;
 
-/// How many messages are handled at once: whatever a gateway sends, others have their turn.
+/// The most messages that are handled at once, so that a gateway cannot starve other work.
 const AT_ONCE: usize = 256;
-/// How long a sandbox may go on after its gateway saw the end of the keeper's link, before it gets another gateway.
+/// How long to wait after a gateway saw its link closed, before another one is started.
 const UNPLUGGED_PAUSE: Duration = Duration::from_secs(1);
-/// How much is kept of a reason that a gateway gives.
-const MOST_REASON: usize = 500;
-const SILENT: &str = "the sandbox's gateway does not answer and was ended; nothing goes anywhere until there is another, which keeps to the new policy";
-const LOST: &str = "the sandbox's gateway is gone; nothing goes anywhere until there is another, which keeps to the new policy";
+/// The most characters of a reason that a gateway gives.
+const MAX_REASON: usize = 500;
+const GATEWAY_SILENT: &str = "the sandbox's gateway did not answer and was killed; the sandbox has no network until the next gateway starts with the new policy";
+const GATEWAY_FAILED: &str = "the sandbox's gateway failed; the sandbox has no network until the next gateway starts with the new policy";
 
 /// The gateways of one sandbox, one after the other.
 pub trait Gateways {
-    /// The control socket of the present one.
+    /// The control socket of the present gateway.
     fn control(&self) -> Option<BorrowedFd<'_>>;
-    /// What is known from all of them.
+    /// What is remembered over all gateways.
     fn ledger(&mut self) -> &mut Ledger;
-    /// What the sandbox may reach.
     fn policies(&self) -> Option<&Policies>;
-    /// Changes what the sandbox may reach, also for gateways to come. False if there is none at present.
+    /// Changes the policies of this gateway and later ones. False if there is none at present.
     ///
     /// # Errors
-    /// When the present one does not take it.
-    fn change(&mut self, policies: Policies) -> Result<bool, GatewayError>;
-    /// Why the present one has closed its control socket.
+    /// The present gateway does not accept it.
+    fn change(&mut self, policies: Policies) -> Result<bool, NetworkError>;
+    /// Why the present gateway closed its control socket.
     fn describe_end(&self) -> String;
-    /// Ends the present one. What it had sent and was not read.
+    /// Kills the present gateway. Returns messages that it had sent but that were not read.
     fn stop(&mut self) -> Vec<FromGateway>;
-    /// Starts another one. The keeper gets a new link if its connection is at hand; without it, the link of the last
-    /// gateway is used again.
+    /// Starts a gateway. The keeper gets a new link if its connection is given; otherwise the link of the
+    /// last gateway is reused.
     ///
     /// # Errors
-    /// When it cannot be started, or the keeper does not take the link.
-    fn start(&mut self, keeper: Option<&mut Connection>) -> Result<(), GatewayError>;
+    /// The gateway cannot be started, or the keeper does not accept the link.
+    fn start(&mut self, keeper: Option<&mut Connection>) -> Result<(), NetworkError>;
 }
 
-/// Gateways that are processes.
+/// Gateways that run as processes.
 #[derive(Debug)]
 pub struct SandboxGateways {
     network: Network,
-    gateway: Option<Gateway>,
+    gateway: Option<RunningGateway>,
 }
 
 impl SandboxGateways {
-    /// Starts the first one.
+    /// Starts the first gateway.
     ///
     /// # Errors
-    /// When it cannot be started.
-    pub fn start(mut network: Network) -> Result<Self, GatewayError> {
+    /// It cannot be started.
+    pub fn start(mut network: Network) -> Result<Self, NetworkError> {
         let gateway = Some(network.start()?);
         Ok(Self { network, gateway })
     }
 
-    /// The published ports, with the numbers that they have.
+    /// The published ports with their assigned numbers.
     pub fn ports(&self) -> Vec<PublishedPort> {
         self.network.ports.iter().map(|(port, _)| *port).collect()
     }
@@ -81,7 +80,7 @@ impl SandboxGateways {
 
 impl Gateways for SandboxGateways {
     fn control(&self) -> Option<BorrowedFd<'_>> {
-        self.gateway.as_ref().map(Gateway::fd)
+        self.gateway.as_ref().map(RunningGateway::fd)
     }
 
     fn ledger(&mut self) -> &mut Ledger {
@@ -92,7 +91,7 @@ impl Gateways for SandboxGateways {
         Some(&self.network.policies)
     }
 
-    fn change(&mut self, policies: Policies) -> Result<bool, GatewayError> {
+    fn change(&mut self, policies: Policies) -> Result<bool, NetworkError> {
         self.network.policies = policies;
         let Some(gateway) = &self.gateway else { return Ok(false) };
         gateway.change(&self.network.policies)?;
@@ -100,14 +99,14 @@ impl Gateways for SandboxGateways {
     }
 
     fn describe_end(&self) -> String {
-        self.gateway.as_ref().map(Gateway::end).unwrap_or_default()
+        self.gateway.as_ref().map(RunningGateway::end).unwrap_or_default()
     }
 
     fn stop(&mut self) -> Vec<FromGateway> {
-        self.gateway.take().map(Gateway::end_now).unwrap_or_default()
+        self.gateway.take().map(RunningGateway::end_now).unwrap_or_default()
     }
 
-    fn start(&mut self, keeper: Option<&mut Connection>) -> Result<(), GatewayError> {
+    fn start(&mut self, keeper: Option<&mut Connection>) -> Result<(), NetworkError> {
         let Some(keeper) = keeper else {
             self.gateway = Some(self.network.start()?);
             return Ok(());
@@ -115,37 +114,34 @@ impl Gateways for SandboxGateways {
         let (keepers, gateways) = gateway::link()?;
         self.network.link = gateways;
         let gateway = self.network.start()?;
-        keeper.tell_with(&ToKeeper::Link, &keepers).map_err(GatewayError::Prepare)?;
+        keeper.send_with_descriptor(&ToKeeper::Link, &keepers).map_err(NetworkError::Prepare)?;
         self.gateway = Some(gateway);
         Ok(())
     }
 }
 
-/// Watches one sandbox's network.
 #[derive(Debug)]
 pub struct NetworkWatch<W, G = SandboxGateways> {
     gateways: G,
     restarts: Restarts,
     changes: Changes<W>,
-    /// Whether the present gateway was told to begin nothing new.
+    /// Whether the present gateway is held: it begins nothing new.
     is_held: bool,
     /// The sandbox is about to end, and its gateway with it.
     is_ending: bool,
-    /// Whether a gateway that saw the end of the link gets a successor: there has to be another link for it.
+    /// Whether a gateway whose link was closed is restarted, which needs a new link.
     can_relink: bool,
 }
 
-/// Why there is no gateway any more.
+/// Why a gateway ended.
 enum Loss {
-    /// It saw the end of the keeper's link: the sandbox is at its end, or only the link is.
+    /// Its link was closed: the sandbox is ending, or only the link failed.
     Unplugged,
     Failed(String),
-    /// The sandbox has ended.
     AtEnd,
 }
 
 impl<W, G: Gateways> NetworkWatch<W, G> {
-    /// Watches from now on.
     pub fn new(gateways: G) -> Self {
         Self {
             gateways,
@@ -157,56 +153,56 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
         }
     }
 
-    /// The same where the keeper's connection is not at hand: every gateway has the same link.
+    /// For an owner without access to the keeper's connection: every gateway uses the same link.
     pub fn without_keeper(self) -> Self {
         Self { can_relink: false, ..self }
     }
 
-    /// The gateway's end is expected from now on.
+    /// From now on the gateway's end is expected.
     pub fn expect_end(&mut self) {
         self.is_ending = true;
     }
 
-    /// Whether there is a gateway.
     pub fn has_gateway(&self) -> bool {
         self.gateways.control().is_some()
     }
 
-    /// What to poll; none while messages are not read. While events wait to be recorded that is only the case for the answer
-    /// to a policy change, which overtakes a gateway's events, and for the last messages of a sandbox that ends.
+    /// The descriptor to poll; none while messages are not read. While events are queued, messages are only
+    /// read for the answer to a policy change, which overtakes a gateway's events, and at the end of a
+    /// sandbox.
     pub fn fd<S: Sink>(&self, journal: &Journal<S>) -> Option<BorrowedFd<'_>> {
-        let awaits_answer = !self.changes.is_empty() && journal.has_room();
+        let awaits_answer = !self.changes.is_empty() && journal.has_capacity();
         let reads = journal.is_empty() || self.is_ending || awaits_answer;
         self.gateways.control().filter(|_| reads)
     }
 
-    /// When [`Self::keep_time`] has something to do. No gateway is started while events wait to be recorded, since it would
-    /// begin something new before it could be told not to.
+    /// When [`Self::keep_time`] has something to do. No gateway is started while events are queued, because
+    /// it could begin something new before it can be held.
     pub fn due<S: Sink>(&self, journal: &Journal<S>) -> Option<Instant> {
         let may_restart = journal.is_empty() && !self.is_ending;
         let restart = self.restarts.due().filter(|_| may_restart);
         [restart, self.changes.due()].into_iter().flatten().min()
     }
 
-    /// Handles what the gateway has sent.
-    pub fn on_messages<S: Sink>(&mut self, journal: &mut Journal<S>) -> Vec<Settled<W>> {
+    /// Handles the messages that the gateway has sent.
+    pub fn on_messages<S: Sink>(&mut self, journal: &mut Journal<S>) -> Vec<SettledChange<W>> {
         let (mut events, mut settled, mut loss) = (Vec::new(), Vec::new(), None);
         for _ in 0..AT_ONCE {
             let Some(control) = self.gateways.control().filter(|_| loss.is_none()) else { break };
             match gateway::receive(control) {
-                Received::Nothing => break,
-                // Asking how it ended takes a moment, which nobody needs at the end.
-                Received::Closed if self.is_ending => loss = Some(Loss::AtEnd),
-                Received::Closed => loss = Some(Loss::Failed(self.gateways.describe_end())),
-                Received::Message(FromGateway::Unplugged) => loss = Some(Loss::Unplugged),
-                Received::Message(FromGateway::Failed(reason)) => {
-                    loss = Some(Loss::Failed(reason.chars().take(MOST_REASON).collect()));
+                Incoming::Nothing => break,
+                // Finding out how it ended takes a moment, which is not needed here.
+                Incoming::Closed if self.is_ending => loss = Some(Loss::AtEnd),
+                Incoming::Closed => loss = Some(Loss::Failed(self.gateways.describe_end())),
+                Incoming::Message(FromGateway::Unplugged) => loss = Some(Loss::Unplugged),
+                Incoming::Message(FromGateway::Failed(reason)) => {
+                    loss = Some(Loss::Failed(reason.chars().take(MAX_REASON).collect()));
                 }
-                Received::Message(FromGateway::Changed { closed }) => {
+                Incoming::Message(FromGateway::Changed { closed }) => {
                     let answered = self.changes.answered();
-                    settled.extend(answered.map(|waiter| Settled { waiter, result: Ok(closed) }));
+                    settled.extend(answered.map(|waiter| SettledChange { waiter, result: Ok(closed) }));
                 }
-                Received::Message(message) => events.extend(self.event_of(message)),
+                Incoming::Message(message) => events.extend(self.event_of(message)),
             }
         }
         journal.note_all(events);
@@ -216,7 +212,7 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
         settled
     }
 
-    /// What is recorded of a message.
+    /// The event of a message, if there is one.
     fn event_of(&mut self, message: FromGateway) -> Option<What> {
         self.gateways.ledger().on_message(&message, Instant::now());
         match message {
@@ -225,49 +221,52 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
         }
     }
 
-    /// Records the end of the present gateway and of what it had open. Who waits for its answers gets none.
-    fn lose<S: Sink>(&mut self, loss: Loss, journal: &mut Journal<S>, now: Instant) -> Vec<Settled<W>> {
+    /// Records the end of the present gateway and of its connections. Outstanding policy changes fail.
+    fn lose<S: Sink>(&mut self, loss: Loss, journal: &mut Journal<S>, now: Instant) -> Vec<SettledChange<W>> {
         let left = self.gateways.stop();
         let mut events: Vec<_> = left.into_iter().filter_map(|message| self.event_of(message)).collect();
         events.extend(self.gateways.ledger().close(now));
         self.is_held = false;
         match loss {
-            Loss::Unplugged if self.can_relink => self.restarts.want(now + UNPLUGGED_PAUSE),
+            Loss::Unplugged if self.can_relink => self.restarts.schedule(now + UNPLUGGED_PAUSE),
             Loss::Unplugged => self.is_ending = true,
             Loss::Failed(reason) if !self.is_ending => {
-                self.restarts.lost(now);
+                self.restarts.on_failure(now);
                 events.push(What::GatewayLost { reason, restarted: false });
             }
             Loss::Failed(_) | Loss::AtEnd => {}
         }
         journal.note_all(events);
         let abandoned = self.changes.abandon().into_iter();
-        abandoned.map(|waiter| Settled { waiter, result: Err(LOST.to_owned()) }).collect()
+        abandoned.map(|waiter| SettledChange { waiter, result: Err(GATEWAY_FAILED.to_owned()) }).collect()
     }
 
-    /// Tells the gateway whether something new may begin, gives up on policy changes that take too long, and starts another
-    /// gateway when it is time.
+    /// Holds or releases the gateway, times out policy changes and restarts the gateway when it is time.
     pub fn keep_time<S: Sink>(
         &mut self,
         journal: &mut Journal<S>,
         keeper: Option<&mut Connection>,
         now: Instant,
-    ) -> Vec<Settled<W>> {
+    ) -> Vec<SettledChange<W>> {
         let mut settled = self.send_hold(journal, now);
         let late = self.changes.take_late(now);
         if !late.is_empty() {
-            settled.extend(late.into_iter().map(|waiter| Settled { waiter, result: Err(SILENT.to_owned()) }));
-            // It may serve by the old policy still.
-            let reason = "it did not take a new policy in time".to_owned();
+            settled.extend(
+                late.into_iter()
+                    .map(|waiter| SettledChange { waiter, result: Err(GATEWAY_SILENT.to_owned()) }),
+            );
+            // It may still enforce the old policy.
+            let reason = "it did not apply a new policy in time".to_owned();
             settled.extend(self.lose(Loss::Failed(reason), journal, now));
         }
         if !self.is_ending && journal.is_empty() && self.restarts.take_due(now) {
             match self.gateways.start(keeper) {
                 Ok(()) => {
-                    journal.note(What::GatewayLost { reason: "it is back".to_owned(), restarted: true });
+                    journal
+                        .note(What::GatewayLost { reason: "it was restarted".to_owned(), restarted: true });
                 }
                 Err(error) => {
-                    let reason = format!("it could not be started again: {}", bathy_protocol::chain(&error));
+                    let reason = format!("it could not be restarted: {}", bathy_protocol::chain(&error));
                     settled.extend(self.lose(Loss::Failed(reason), journal, now));
                 }
             }
@@ -275,7 +274,7 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
         settled
     }
 
-    fn send_hold<S: Sink>(&mut self, journal: &mut Journal<S>, now: Instant) -> Vec<Settled<W>> {
+    fn send_hold<S: Sink>(&mut self, journal: &mut Journal<S>, now: Instant) -> Vec<SettledChange<W>> {
         let hold = !journal.is_empty();
         let Some(control) = self.gateways.control().filter(|_| hold != self.is_held) else {
             return Vec::new();
@@ -284,32 +283,32 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
             Ok(()) => self.is_held = hold,
             // Its last messages are still to be read.
             Err(_) if self.is_ending => {}
-            // It may go on as before.
+            // It may continue as before.
             Err(_) => {
-                return self.lose(Loss::Failed("it did not take what it was told".to_owned()), journal, now);
+                return self.lose(Loss::Failed("it did not accept a message".to_owned()), journal, now);
             }
         }
         Vec::new()
     }
 
-    /// Changes what the sandbox may reach. `waiter` is settled at once, or by a later message.
+    /// Changes the policies. `waiter` is settled at once or by a later message.
     pub fn change<S: Sink>(
         &mut self,
         policies: Policies,
         waiter: W,
         journal: &mut Journal<S>,
-    ) -> Vec<Settled<W>> {
-        let failed = |waiter, reason: &str| vec![Settled { waiter, result: Err(reason.to_owned()) }];
+    ) -> Vec<SettledChange<W>> {
+        let failed = |waiter, reason: &str| vec![SettledChange { waiter, result: Err(reason.to_owned()) }];
         match self.gateways.change(policies) {
             Ok(true) => {
                 self.changes.sent(waiter, Instant::now());
                 Vec::new()
             }
-            Ok(false) => failed(waiter, LOST),
-            Err(GatewayError::Silent) => {
-                let mut settled = failed(waiter, SILENT);
+            Ok(false) => failed(waiter, GATEWAY_FAILED),
+            Err(NetworkError::Silent) => {
+                let mut settled = failed(waiter, GATEWAY_SILENT);
                 settled.extend(self.lose(
-                    Loss::Failed("it did not take a new policy".to_owned()),
+                    Loss::Failed("it did not accept a new policy".to_owned()),
                     journal,
                     Instant::now(),
                 ));
@@ -319,7 +318,8 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
         }
     }
 
-    /// Records what the gateway still reports once its sandbox has ended: what was open, and how much it carried.
+    /// Records the gateway's last reports once its sandbox has ended: what was open, and how many bytes it
+    /// carried.
     pub fn drain<S: Sink>(&mut self, journal: &mut Journal<S>) {
         self.is_ending = true;
         let until = Instant::now() + LEAVE_TIME;
@@ -335,7 +335,7 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Disk, Sockets, event, journal, tell, told};
+    use super::super::testing::{Disk, Sockets, event, journal, next_to_gateway, send_as_gateway};
     use super::*;
     use bathy_protocol::network::ToGateway;
 
@@ -352,7 +352,7 @@ mod tests {
         let (mut watch, mut gateways) = watch(2);
         let mut journal = journal(&disk);
         disk.set_full(true);
-        tell(&gateways[0], &event(0));
+        send_as_gateway(&gateways[0], &event(0));
         drop(gateways.remove(0));
         watch.on_messages(&mut journal);
         let later = Instant::now() + SOON;
@@ -380,15 +380,15 @@ mod tests {
         let mut journal = journal(&disk);
         assert!(watch.fd(&journal).is_some());
         disk.set_full(true);
-        tell(&gateways[0], &event(0));
+        send_as_gateway(&gateways[0], &event(0));
         watch.on_messages(&mut journal);
         watch.keep_time(&mut journal, None, Instant::now());
-        assert_eq!(told(&gateways[0]), ToGateway::Hold(true));
+        assert_eq!(next_to_gateway(&gateways[0]), ToGateway::Hold(true));
         assert!(watch.fd(&journal).is_none());
-        assert_eq!(watch.change(Policies::default(), "asker", &mut journal), []);
+        assert_eq!(watch.change(Policies::default(), "client", &mut journal), []);
         assert!(watch.fd(&journal).is_some());
-        tell(&gateways[0], &FromGateway::Changed { closed: 3 });
-        assert_eq!(watch.on_messages(&mut journal), [Settled { waiter: "asker", result: Ok(3) }]);
+        send_as_gateway(&gateways[0], &FromGateway::Changed { closed: 3 });
+        assert_eq!(watch.on_messages(&mut journal), [SettledChange { waiter: "client", result: Ok(3) }]);
         assert!(watch.fd(&journal).is_none());
     }
 
@@ -397,11 +397,13 @@ mod tests {
         let disk = Disk::default();
         let (mut watch, _gateways) = watch(2);
         let mut journal = journal(&disk);
-        assert_eq!(watch.change(Policies::default(), "asker", &mut journal), []);
+        assert_eq!(watch.change(Policies::default(), "client", &mut journal), []);
         let late = watch.due(&journal).unwrap();
         assert_eq!(watch.keep_time(&mut journal, None, late - Duration::from_millis(1)), []);
         let settled = watch.keep_time(&mut journal, None, late);
-        assert!(matches!(&settled[..], [Settled { waiter: "asker", result: Err(why) }] if why == SILENT));
+        assert!(
+            matches!(&settled[..], [SettledChange { waiter: "client", result: Err(why) }] if why == GATEWAY_SILENT)
+        );
         assert!(!watch.has_gateway());
         watch.keep_time(&mut journal, None, late + SOON);
         assert!(watch.has_gateway());
@@ -414,10 +416,12 @@ mod tests {
             let (watch, gateways) = watch(2);
             let mut watch = if can_relink { watch } else { watch.without_keeper() };
             let mut journal = journal(&disk);
-            watch.change(Policies::default(), "asker", &mut journal);
-            tell(&gateways[0], &FromGateway::Unplugged);
+            watch.change(Policies::default(), "client", &mut journal);
+            send_as_gateway(&gateways[0], &FromGateway::Unplugged);
             let settled = watch.on_messages(&mut journal);
-            assert!(matches!(&settled[..], [Settled { waiter: "asker", result: Err(why) }] if why == LOST));
+            assert!(
+                matches!(&settled[..], [SettledChange { waiter: "client", result: Err(why) }] if why == GATEWAY_FAILED)
+            );
             let now = Instant::now();
             watch.keep_time(&mut journal, None, now);
             assert!(!watch.has_gateway());

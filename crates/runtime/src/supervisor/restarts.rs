@@ -1,44 +1,46 @@
-//! When a sandbox gets another gateway in place of one that is gone.
+//! The back-off between the gateways of a sandbox.
 
 use std::time::{Duration, Instant};
 
-/// How long it takes until there is another, the first time and at most.
+/// The first and the longest back-off.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const MOST_PAUSE: Duration = Duration::from_secs(10);
-/// A gateway that has served for so long has done nothing wrong.
-const GOOD_LIFE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// After serving for this long, a gateway's failure resets the back-off.
+const RESET_AFTER: Duration = Duration::from_secs(60);
 
 /// The back-off between gateways.
 #[derive(Debug, Default)]
 pub struct Restarts {
-    /// When the next one is started.
+    /// When the next gateway is started.
     at: Option<Instant>,
-    /// When the last one was lost, and how long the one after it was waited for.
+    /// When the last gateway failed, and the back-off after it.
     last: Option<(Instant, Duration)>,
 }
 
 impl Restarts {
-    /// A gateway was lost, or could not be started.
-    pub fn lost(&mut self, now: Instant) {
+    /// A gateway failed or could not be started.
+    pub fn on_failure(&mut self, now: Instant) {
         let pause = match self.last {
-            Some((at, pause)) if now.saturating_duration_since(at) < GOOD_LIFE => (pause * 2).min(MOST_PAUSE),
+            Some((at, pause)) if now.saturating_duration_since(at) < RESET_AFTER => {
+                (pause * 2).min(MAX_PAUSE)
+            }
             _ => FIRST_PAUSE,
         };
         self.last = Some((now, pause));
         self.at = Some(now + pause);
     }
 
-    /// Another one is wanted by then, if none is wanted already.
-    pub fn want(&mut self, at: Instant) {
+    /// Schedules a start, unless one is scheduled already.
+    pub fn schedule(&mut self, at: Instant) {
         self.at.get_or_insert(at);
     }
 
-    /// When the next one is started.
+    /// When the next gateway is started.
     pub fn due(&self) -> Option<Instant> {
         self.at
     }
 
-    /// Whether it is time to start one. It then is to be started.
+    /// Whether a start is due. If so, the caller must start a gateway.
     pub fn take_due(&mut self, now: Instant) -> bool {
         self.at.take_if(|at| *at <= now).is_some()
     }
@@ -49,12 +51,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gateways_that_die_soon_are_waited_for_longer_each_time() {
+    fn early_failures_increase_the_back_off() {
         let mut now = Instant::now();
         let mut restarts = Restarts::default();
         let mut pauses = Vec::new();
         for _ in 0..12 {
-            restarts.lost(now);
+            restarts.on_failure(now);
             let due = restarts.due().unwrap();
             assert!(!restarts.take_due(due - Duration::from_millis(1)));
             assert!(restarts.take_due(due) && !restarts.take_due(due), "once");
@@ -62,10 +64,10 @@ mod tests {
             now = due;
         }
         assert_eq!(pauses, [20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_000, 10_000, 10_000]);
-        now += GOOD_LIFE;
-        restarts.lost(now);
+        now += RESET_AFTER;
+        restarts.on_failure(now);
         assert_eq!(restarts.due(), Some(now + FIRST_PAUSE));
-        restarts.want(now);
-        assert_eq!(restarts.due(), Some(now + FIRST_PAUSE), "one is wanted already");
+        restarts.schedule(now);
+        assert_eq!(restarts.due(), Some(now + FIRST_PAUSE), "a start is scheduled already");
     }
 }

@@ -1,5 +1,6 @@
-//! Events on their way into the audit log. While it cannot be written they are kept in memory, in order, and tried again: what
-//! has happened is not forgotten because a disk is full. The owner of a spool takes nothing new while something waits in it.
+//! A queue of events for the audit log. While the log cannot be written, events are queued in order and
+//! retried: a full disk must not lose them. The owner throttles the sources of events while the queue is not
+//! empty.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,27 +9,27 @@ use bathy_audit::{Event, Log, LogError};
 
 /// How many are recorded at once.
 const AT_ONCE: usize = 256;
-/// When so many wait, what produces them is not taken any more.
-const MOST_WAITING: usize = 2048;
-/// No more are kept than these: the ends of as many connections as a sandbox may have, and some more. Only a sandbox that ends
-/// comes this far, since all of its events are taken at once then.
-const MOST_KEPT: usize = 24 * 1024;
-/// How long it takes until the log is tried again, the first time and at most.
+/// At this length the sources of events are no longer read (backpressure).
+const THROTTLE_AT: usize = 2048;
+/// The most queued events: the ends of as many connections as a sandbox may have, and some more. Only an
+/// ending sandbox reaches this, because all of its events are read at once then.
+const MAX_QUEUED: usize = 24 * 1024;
+/// The first and the longest interval between retries.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const MOST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// Where events are recorded.
 pub trait Sink {
-    /// Records all of these events, or none.
+    /// Records all of these events or none.
     ///
     /// # Errors
-    /// When none was recorded.
+    /// None was recorded.
     fn append(&self, events: &[Event]) -> Result<(), LogError>;
 
-    /// The same for what has happened whether or not it is recorded: also with space that is held in reserve for that.
+    /// Like [`Self::append`], for events that have already happened: uses reserved space if necessary.
     ///
     /// # Errors
-    /// When none was recorded.
+    /// None was recorded.
     fn append_last(&self, events: &[Event]) -> Result<(), LogError>;
 }
 
@@ -42,34 +43,32 @@ impl Sink for Log {
     }
 }
 
-/// Events that are recorded as soon as that is possible.
 #[derive(Debug)]
 pub struct Spool<S = Log> {
     sink: S,
     waiting: VecDeque<Event>,
-    /// When the log is tried again, and how long it was waited for.
+    /// When the log is retried, and the present interval.
     retry: Option<(Instant, Duration)>,
-    /// Events that have no form in the log, or that were more than can be kept.
-    lost: u64,
+    /// Events that have no valid form, or that did not fit into the queue.
+    dropped: u64,
     failure: Option<String>,
 }
 
-/// How many events of one sandbox are recorded with reserved space when it has ended.
-const MOST_RESERVED: usize = 256;
+/// The most events of one ended sandbox that use the reserved space.
+const MAX_RESERVED: usize = 256;
 
 impl<S: Sink> Spool<S> {
-    /// One that has recorded everything so far.
     pub fn new(sink: S) -> Self {
-        Self { sink, waiting: VecDeque::new(), retry: None, lost: 0, failure: None }
+        Self { sink, waiting: VecDeque::new(), retry: None, dropped: 0, failure: None }
     }
 
-    /// Records events, or keeps them if that is not possible now.
+    /// Records events, or queues them if that is not possible now.
     pub fn record(&mut self, events: impl IntoIterator<Item = Event>, now: Instant) {
         for event in events {
-            if self.waiting.len() < MOST_KEPT {
+            if self.waiting.len() < MAX_QUEUED {
                 self.waiting.push_back(event);
             } else {
-                self.lost += 1;
+                self.dropped += 1;
             }
         }
         if self.retry.is_none() {
@@ -77,23 +76,23 @@ impl<S: Sink> Spool<S> {
         }
     }
 
-    /// Records events of something that is not done if they cannot be recorded.
+    /// Records the events of an operation that is only done if this succeeds.
     ///
     /// # Errors
-    /// When none of them was recorded.
+    /// None was recorded.
     pub fn append_now(&mut self, events: &[Event]) -> Result<(), LogError> {
         self.write_some(AT_ONCE, S::append)?;
         self.sink.append(events)
     }
 
-    /// Tries again what is kept, if it is time.
+    /// Retries queued events when it is time.
     pub fn retry(&mut self, now: Instant) {
         if self.retry.is_some_and(|(at, _)| at <= now) {
             self.write(now);
         }
     }
 
-    /// When it is time.
+    /// When the next retry is due.
     pub fn due(&self) -> Option<Instant> {
         self.retry.map(|(at, _)| at)
     }
@@ -103,29 +102,29 @@ impl<S: Sink> Spool<S> {
         self.waiting.is_empty()
     }
 
-    /// Whether more may be taken of what has to be recorded.
-    pub fn has_room(&self) -> bool {
-        self.waiting.len() < MOST_WAITING
+    /// Whether the queue accepts more events. If not, their sources are throttled.
+    pub fn has_capacity(&self) -> bool {
+        self.waiting.len() < THROTTLE_AT
     }
 
     /// Why the log could not be written the last time, in one line.
     pub fn failure(&self) -> &str {
-        self.failure.as_deref().unwrap_or("the log takes no such event")
+        self.failure.as_deref().unwrap_or("the event has no valid form")
     }
 
-    /// Records everything that can be recorded, of a sandbox that has ended: also with space that is held in reserve. How many
-    /// events are not recorded. What is kept stays so, and may be tried once more.
+    /// Records what can be recorded of a sandbox that has ended, with reserved space if necessary. Returns
+    /// how many events are not recorded. They stay queued, so it may be called again.
     pub fn finish(&mut self) -> u64 {
-        // What there is free space for takes none of the reserve. It is shared with other sandboxes, and a guest can have many events
-        // wait: of the others, the newest go, and are counted.
-        if self.write_some(AT_ONCE, S::append).is_err() && self.waiting.len() > MOST_RESERVED {
-            self.lost += u64::try_from(self.waiting.len() - MOST_RESERVED).unwrap_or(u64::MAX);
-            self.waiting.truncate(MOST_RESERVED);
+        // Free space is used before the reserve, which is shared with other sandboxes. A guest can cause many
+        // queued events: of those beyond the limit, the newest are dropped and counted.
+        if self.write_some(AT_ONCE, S::append).is_err() && self.waiting.len() > MAX_RESERVED {
+            self.dropped += u64::try_from(self.waiting.len() - MAX_RESERVED).unwrap_or(u64::MAX);
+            self.waiting.truncate(MAX_RESERVED);
         }
         let mut most = AT_ONCE;
         while let Err(error) = self.write_some(most, S::append_last) {
             match error {
-                // Fewer may still fit.
+                // A smaller batch may still fit.
                 LogError::Full(_) if most > 1 => most /= 2,
                 error => {
                     self.failure = Some(bathy_protocol::chain(&error));
@@ -133,7 +132,7 @@ impl<S: Sink> Spool<S> {
                 }
             }
         }
-        self.lost + u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
+        self.dropped + u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
     }
 
     fn write(&mut self, now: Instant) {
@@ -141,13 +140,13 @@ impl<S: Sink> Spool<S> {
             Ok(()) => None,
             Err(error) => {
                 self.failure = Some(bathy_protocol::chain(&error));
-                let pause = self.retry.map_or(FIRST_PAUSE, |(_, pause)| (pause * 2).min(MOST_PAUSE));
+                let pause = self.retry.map_or(FIRST_PAUSE, |(_, pause)| (pause * 2).min(MAX_PAUSE));
                 Some((now + pause, pause))
             }
         };
     }
 
-    /// Writes what waits, at most so many at once, until nothing is left or the log fails.
+    /// Writes queued events in batches of at most `most`, until the queue is empty or the log fails.
     fn write_some(
         &mut self,
         most: usize,
@@ -159,11 +158,11 @@ impl<S: Sink> Spool<S> {
             let events = self.waiting.make_contiguous().get(..count).unwrap_or_default();
             match append(&self.sink, events) {
                 Ok(()) => drop(self.waiting.drain(..count)),
-                // One of them has no form in the log: the others have.
+                // One of them has no valid form: the others are recorded one by one.
                 Err(LogError::Line(_)) if count > 1 => most = 1,
                 Err(LogError::Line(_)) => {
                     self.waiting.pop_front();
-                    self.lost += 1;
+                    self.dropped += 1;
                 }
                 Err(error) => return Err(error),
             }
@@ -181,10 +180,10 @@ mod tests {
 
     use super::*;
 
-    /// A log with room for so many events.
+    /// A log with space for so many events.
     #[derive(Default)]
     struct Disk {
-        room: Cell<usize>,
+        space: Cell<usize>,
         reserve: Cell<usize>,
         tries: Cell<usize>,
         recorded: RefCell<Vec<u64>>,
@@ -206,7 +205,7 @@ mod tests {
 
     impl Sink for &Disk {
         fn append(&self, events: &[Event]) -> Result<(), LogError> {
-            self.take(events, &self.room)
+            self.take(events, &self.space)
         }
 
         fn append_last(&self, events: &[Event]) -> Result<(), LogError> {
@@ -223,23 +222,23 @@ mod tests {
     fn number(event: &Event) -> u64 {
         match event.what {
             What::NetDropped { count, .. } => count,
-            _ => unreachable!("only these are made"),
+            _ => unreachable!("only these events are used"),
         }
     }
 
     #[test]
-    fn f1_events_that_cannot_be_recorded_are_kept_in_order() {
+    fn f1_events_that_cannot_be_recorded_are_queued_in_order() {
         let disk = Disk::default();
         let mut spool = Spool::new(&disk);
         let now = Instant::now();
-        disk.room.set(1);
+        disk.space.set(1);
         spool.record([event(0)], now);
         assert!(spool.is_empty() && spool.due().is_none());
         spool.record([event(1), event(2)], now);
         spool.record([event(3)], now);
         assert!(!spool.is_empty() && spool.failure().contains("full"), "{}", spool.failure());
-        // What comes later does not overtake what waits, also when there is room for it.
-        disk.room.set(1000);
+        // Later events do not overtake queued ones, even when there is space.
+        disk.space.set(1000);
         spool.record([event(4)], now);
         assert_eq!(*disk.recorded.borrow(), [0]);
         spool.retry(now + FIRST_PAUSE);
@@ -268,27 +267,27 @@ mod tests {
     }
 
     #[test]
-    fn f1_no_more_are_kept_than_there_is_room_for_and_the_others_are_counted() {
+    fn f1_the_queue_is_bounded_and_dropped_events_are_counted() {
         let disk = Disk::default();
         let mut spool = Spool::new(&disk);
         let now = Instant::now();
-        let most = u64::try_from(MOST_WAITING).unwrap();
+        let most = u64::try_from(THROTTLE_AT).unwrap();
         spool.record((0..most - 1).map(event), now);
-        assert!(spool.has_room());
+        assert!(spool.has_capacity());
         spool.record([event(most - 1)], now);
-        assert!(!spool.has_room());
-        let most = u64::try_from(MOST_KEPT).unwrap();
+        assert!(!spool.has_capacity());
+        let most = u64::try_from(MAX_QUEUED).unwrap();
         spool.record((0..most).map(event), now);
-        assert_eq!(spool.waiting.len(), MOST_KEPT);
-        let lost = u64::try_from(MOST_WAITING).unwrap();
-        assert_eq!(spool.finish(), most + lost);
-        // The reserve is there for other sandboxes, too.
+        assert_eq!(spool.waiting.len(), MAX_QUEUED);
+        let dropped = u64::try_from(THROTTLE_AT).unwrap();
+        assert_eq!(spool.finish(), most + dropped);
+        // The reserve is shared with other sandboxes.
         disk.reserve.set(usize::MAX);
-        assert_eq!(spool.finish(), most + lost - u64::try_from(MOST_RESERVED).unwrap());
-        assert_eq!(disk.recorded.borrow().len(), MOST_RESERVED);
+        assert_eq!(spool.finish(), most + dropped - u64::try_from(MAX_RESERVED).unwrap());
+        assert_eq!(disk.recorded.borrow().len(), MAX_RESERVED);
         let mut spool = Spool::new(&disk);
         spool.record((0..1000).map(event), now);
-        disk.room.set(usize::MAX);
+        disk.space.set(usize::MAX);
         assert_eq!(spool.finish(), 0, "what there is space for needs no reserve");
     }
 
@@ -303,9 +302,9 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_no_log_takes_does_not_keep_the_others_from_it() {
+    fn an_invalid_event_does_not_block_the_others() {
         let disk = Disk::default();
-        disk.room.set(1000);
+        disk.space.set(1000);
         disk.reserve.set(1000);
         let mut spool = Spool::new(&disk);
         spool.record([event(0), event(UNWRITABLE), event(2)], Instant::now());

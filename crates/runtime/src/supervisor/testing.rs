@@ -1,4 +1,4 @@
-//! Gateways that are sockets, and an audit log that is full or not.
+//! Gateways that are sockets, and an audit log that can be full.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -15,27 +15,26 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use super::journal::{Journal, Observer, Subject};
 use super::network::Gateways;
 use super::spool::Sink;
-use crate::gateway::{self, GatewayError, Received};
+use crate::gateway::{self, Incoming, NetworkError};
 use crate::ledger::Ledger;
 
-/// A log that is full or not.
+/// A log that can be full.
 #[derive(Clone, Default)]
 pub struct Disk(Arc<Mutex<(bool, Vec<u64>)>>, Arc<Mutex<Vec<What>>>);
 
 impl Disk {
-    /// Whether it is full from now on.
+    /// Makes the log full or not.
     pub fn set_full(&self, is_full: bool) {
         self.0.lock().unwrap().0 = is_full;
     }
 
-    /// The counts of what was recorded, in order.
+    /// The counts of the recorded events, in order.
     pub fn recorded(&self) -> Vec<u64> {
         self.0.lock().unwrap().1.clone()
     }
 }
 
 impl Disk {
-    /// What was recorded.
     pub fn events(&self) -> Vec<What> {
         self.1.lock().unwrap().clone()
     }
@@ -60,10 +59,10 @@ impl Sink for Disk {
     }
 }
 
-/// What each gateway but the first was started with.
+/// The budgets that each gateway but the first was started with.
 pub type Started = Arc<Mutex<Vec<Option<Spent>>>>;
 
-/// Sockets that stand for gateways, one after the other.
+/// Sockets in place of gateways, one after the other.
 pub struct Sockets {
     control: Option<OwnedFd>,
     ledger: Ledger,
@@ -84,7 +83,7 @@ impl Gateways for Sockets {
         None
     }
 
-    fn change(&mut self, _policies: Policies) -> Result<bool, GatewayError> {
+    fn change(&mut self, _policies: Policies) -> Result<bool, NetworkError> {
         Ok(self.control.is_some())
     }
 
@@ -95,14 +94,14 @@ impl Gateways for Sockets {
     fn stop(&mut self) -> Vec<FromGateway> {
         let Some(control) = self.control.take() else { return Vec::new() };
         let next = || match gateway::receive(control.as_fd()) {
-            Received::Message(message) => Some(message),
+            Incoming::Message(message) => Some(message),
             _ => None,
         };
         std::iter::from_fn(next).collect()
     }
 
-    fn start(&mut self, _keeper: Option<&mut Connection>) -> Result<(), GatewayError> {
-        let control = self.next.pop().ok_or(GatewayError::Silent)?;
+    fn start(&mut self, _keeper: Option<&mut Connection>) -> Result<(), NetworkError> {
+        let control = self.next.pop().ok_or(NetworkError::Silent)?;
         self.started.lock().unwrap().push(self.ledger.carried_over(Instant::now()));
         self.control = Some(control);
         Ok(())
@@ -110,7 +109,8 @@ impl Gateways for Sockets {
 }
 
 impl Sockets {
-    /// As many of them; their other ends in order, and what each but the first was started with.
+    /// Creates `count` gateways. Also returns the other ends of their sockets, and the budgets they are
+    /// started with.
     pub fn new(count: usize) -> (Self, Vec<OwnedFd>, Started) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -126,19 +126,18 @@ impl Sockets {
 /// A journal that is written to this disk.
 pub fn journal(disk: &Disk) -> Journal<Disk> {
     let subject = Subject { program: "test", id: "abc".to_owned(), name: None };
-    Journal::new(disk.clone(), subject, Box::new(Unseen))
+    Journal::new(disk.clone(), subject, Box::new(NoObserver))
 }
 
-/// Nothing is shown.
-struct Unseen;
+struct NoObserver;
 
-impl Observer for Unseen {
+impl Observer for NoObserver {
     fn on_event(&mut self, _event: &Event) {}
     fn on_backlog(&mut self, _failure: &str) {}
 }
 
-/// Sends a gateway's message.
-pub fn tell(gateway: &OwnedFd, message: &FromGateway) {
+/// Sends a message as the gateway.
+pub fn send_as_gateway(gateway: &OwnedFd, message: &FromGateway) {
     send(gateway, &encode(message).unwrap(), SendFlags::NOSIGNAL).unwrap();
 }
 
@@ -147,8 +146,8 @@ pub fn event(count: u64) -> FromGateway {
     FromGateway::Event(NetEvent::Dropped { reason: String::new(), count })
 }
 
-/// What the gateway is told next.
-pub fn told(gateway: &OwnedFd) -> ToGateway {
+/// The next message to the gateway.
+pub fn next_to_gateway(gateway: &OwnedFd) -> ToGateway {
     assert!(is_readable_before(gateway.as_fd(), Instant::now() + Duration::from_secs(10)));
     let mut message = [0; 64];
     let (count, _) = recv(gateway, &mut message, RecvFlags::empty()).unwrap();

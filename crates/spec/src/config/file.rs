@@ -1,7 +1,7 @@
-//! Reading a small regular file by a path that others may have prepared.
+//! Reads a small regular file at a path that another user may control.
 //!
-//! Opening a named pipe waits for a writer, opening a device can have effects, and a device can be read for ever. So the
-//! path is resolved first, without opening what it leads to, and only a regular file is opened and read, up to a limit.
+//! Opening a named pipe blocks, opening a device can have side effects, and reading a device may never end.
+//! So the path is first resolved with O_PATH, and only a regular file is opened and read, up to a limit.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -12,16 +12,16 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 
-/// A file that is not read.
+/// A file is not read.
 #[derive(Debug, Error)]
 pub enum FileError {
     /// It cannot be opened or read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A pipe, a device, a socket or a folder.
+    /// It is a pipe, a device, a socket or a folder.
     #[error("it is {0} and not a regular file")]
     Kind(&'static str),
-    /// Longer than any such file.
+    /// It is too long.
     #[error("it is longer than {0} bytes")]
     TooLong(u64),
 }
@@ -46,12 +46,12 @@ pub fn read_regular(path: &Path, most: u64) -> Result<(Vec<u8>, Metadata), FileE
     if metadata.len() > most {
         return Err(FileError::TooLong(most));
     }
-    // The same file, whatever the path leads to by now.
+    // Opens the same file, whatever the path leads to by now (TOCTOU).
     let same = format!("/proc/self/fd/{}", found.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(open(same, flags, Mode::empty()).map_err(io::Error::from)?);
     let mut bytes = Vec::new();
-    // It can grow meanwhile, and some files do not say how long they are.
+    // It can grow meanwhile, and some files do not report their size.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(FileError::TooLong(most)) } else { Ok((bytes, metadata)) }
 }
@@ -93,14 +93,14 @@ mod tests {
             (".", "it is a directory and not a regular file"),
             ("huge", "it is longer than 16 bytes"),
         ] {
-            // Without the check this never returns for a pipe.
+            // Without the check this would block on a pipe.
             assert_eq!(read_regular(&at(name), 16).unwrap_err().to_string(), expected, "{name}");
         }
         fs::write(at("file"), "0123456789abcdef").unwrap();
         symlink(at("file"), at("link")).unwrap();
         assert_eq!(read_regular(&at("link"), 16).unwrap().0, b"0123456789abcdef");
         assert!(matches!(read_regular(&at("file"), 15), Err(FileError::TooLong(15))));
-        // Its length is said to be nothing.
+        // Its reported size is zero.
         assert!(matches!(read_regular(Path::new("/proc/self/maps"), 16), Err(FileError::TooLong(16))));
         let missing = read_regular(&at("none"), 16).unwrap_err();
         assert_eq!(io::Error::from(missing).kind(), io::ErrorKind::NotFound);

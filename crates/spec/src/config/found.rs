@@ -1,8 +1,9 @@
-//! What a file may ask for that was only found in the working directory.
+//! Limits what a configuration file may set that was only found in the working directory.
 //!
-//! It came with code that is not trusted, and so it may hold the sandbox back further and never the other way: every
-//! field of [`SandboxSpec`] that costs the host something or is a boundary is compared here with what it would be without
-//! the file. `docs/configuration.md` has the list. A new field of the description that costs or weakens anything belongs here.
+//! It belongs to untrusted code, so it may restrict the sandbox further but not less. Every field of
+//! [`SandboxSpec`] that costs the host something or is a boundary is compared with its value without the
+//! file. The list is in `docs/configuration.md`. A new field that costs or weakens anything must be added
+//! here.
 
 use std::path::Path;
 
@@ -13,16 +14,17 @@ use super::ConfigError;
 use crate::operator::inward;
 use crate::{DiskLimits, Engine, SandboxSpec, Seconds, Size};
 
-/// A pause writes the guest's memory to the host's disk. A shorter one would do so between two commands.
+/// A pause writes the guest's memory to the host's disk. With a shorter timeout that could happen between two
+/// commands.
 const MIN_PAUSE: Seconds = Seconds::from_millis(60_000);
-/// Users and groups below are the system's.
+/// Lower user and group ids belong to the system.
 const FIRST_ORDINARY_USER: u32 = 1000;
-/// Ports below are those of the machine's own services.
+/// Lower ports belong to the machine's own services.
 const FIRST_ORDINARY_PORT: u16 = 1024;
-/// Shows a sandbox to agents.
+/// The label that shows a sandbox to agents.
 const AGENTS_LABEL: &str = "created-by";
 
-/// What is too much.
+/// A value that goes too far.
 struct Refusal {
     key: &'static str,
     part: String,
@@ -36,7 +38,7 @@ impl Refusal {
     }
 }
 
-/// Refuses `wanted`, which is `usual` with the file's values laid over it, if it asks for more than `usual` has.
+/// Refuses `wanted`, which is `usual` with the file's values, if it allows more than `usual`.
 pub(super) fn check(path: &Path, wanted: &SandboxSpec, usual: &SandboxSpec) -> Result<(), ConfigError> {
     let refusal = limits(wanted, usual)
         .or_else(|| disk_limits(&wanted.disk_limits, &usual.disk_limits))
@@ -90,7 +92,7 @@ fn disk_limits(wanted: &DiskLimits, usual: &DiskLimits) -> Option<Refusal> {
     let (key, option) = ("disk_limits.write_bandwidth", "--disk-write-bandwidth");
     bandwidth(key, wanted.write_bandwidth, usual.write_bandwidth, option)
         .or_else(|| {
-            // Without it there is no limit, which only an operator's own default can have changed.
+            // Without a default there is no limit; only an operator can set one.
             let most = usual.read_bandwidth?;
             let wanted = wanted.read_bandwidth.unwrap_or(Size(u64::MAX));
             bandwidth("disk_limits.read_bandwidth", wanted, most, "--disk-read-bandwidth")
@@ -111,12 +113,12 @@ fn network_limits(wanted: &NetworkLimits, usual: &NetworkLimits) -> Option<Refus
         ("network_limits.queries", wanted.queries.into(), usual.queries.into()),
     ];
     let (key, wanted, most) = all.into_iter().find(|(_, wanted, most)| wanted > most)?;
-    // No option says it.
+    // There is no option for this.
     let why = format!("is more than the default of {most}");
     Some(Refusal::new(key, wanted, why, "a file of your own and --config"))
 }
 
-/// What separates the guest from the host, and its users from each other.
+/// The boundaries between the guest and the host, and between the guest's users.
 fn boundaries(wanted: &SandboxSpec, usual: &SandboxSpec) -> Option<Refusal> {
     if wanted.engine == Engine::Uml {
         let why = "is the weaker boundary where there is hardware virtualization";
@@ -151,7 +153,7 @@ fn boundaries(wanted: &SandboxSpec, usual: &SandboxSpec) -> Option<Refusal> {
     None
 }
 
-/// Whom the sandbox reaches, and who reaches it.
+/// The destinations that the sandbox can reach, and published ports.
 fn reach(wanted: &SandboxSpec) -> Option<Refusal> {
     if let Some(part) = inward::part(&wanted.network) {
         return Some(Refusal::new(
@@ -168,7 +170,7 @@ fn reach(wanted: &SandboxSpec) -> Option<Refusal> {
     low.map(|port| Refusal::new("ports", port, "is a port of the machine's own services", "--publish"))
 }
 
-/// Whether a user, and the group if there is one, is a number that is not the system's.
+/// Whether a user, and the group if given, is a numeric id outside the system's range.
 fn is_ordinary(user: &str) -> bool {
     let ordinary = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_digit())

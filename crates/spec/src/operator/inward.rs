@@ -1,7 +1,7 @@
-//! What leads further than the preset `public` does: to private networks, to the host, to other resolvers.
+//! Finds rules that reach further than the preset `public`: private networks, the host, other DNS resolvers.
 //!
-//! Of a policy by itself, before anything is connected to. What only shows then, such as the addresses of a name, is the
-//! gateway's to decide.
+//! This only examines the policy itself. What is only known when connecting, such as the addresses of a name,
+//! is decided by the gateway.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -10,12 +10,11 @@ use bathy_policy::{
     Protocol, Rule, Target, classify,
 };
 
-/// Any public address.
 const SOMEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(8, 8, 8, 8));
-/// The ports that the preset leaves to the gateway's own resolver.
+/// Ports that the preset leaves to the gateway's own resolver.
 const RESOLVERS: [u16; 4] = [53, 853, 5353, 5355];
 
-/// The first part of a policy that leads further, as it is written.
+/// The first part of a policy that reaches further, as written.
 pub fn part(policy: &NetworkPolicy) -> Option<String> {
     if policy.preset == Preset::Open {
         return Some(policy.preset.to_string());
@@ -27,8 +26,8 @@ pub fn part(policy: &NetworkPolicy) -> Option<String> {
 fn leads_further(rule: &Rule) -> bool {
     match rule.target() {
         Target::Public => asks_resolvers(rule, SOMEWHERE),
-        // Only public addresses of a name are allowed by it, and only to those who speak TLS or HTTP there. To be asked for
-        // it has to be a name that the preset asks for.
+        // A name rule allows only public addresses, and only TLS or HTTP. It must be a name that the preset
+        // would also resolve.
         Target::Name(NamePattern::Exact(name)) => !is_asked_for(name),
         Target::Name(NamePattern::Below(name)) => {
             format!("a.{name}").parse().map_or(true, |below| !is_asked_for(&below))
@@ -51,12 +50,12 @@ fn is_asked_for(name: &HostName) -> bool {
     Policies::new([], public).resolve(name).allows()
 }
 
-/// Whether an address is public and not one of the host's own, which a socket could be bound to.
+/// Whether an address is public and not one of the host's own, to which a socket could be bound.
 fn is_public(address: IpAddr) -> bool {
     classify(address) == Class::Public && UdpSocket::bind((address, 0)).is_err()
 }
 
-/// Whether a rule lets somebody else than the gateway answer questions for names.
+/// Whether a rule allows DNS queries to a resolver other than the gateway.
 fn asks_resolvers(rule: &Rule, address: IpAddr) -> bool {
     let alone = NetworkPolicy { preset: Preset::AllowList, rules: vec![rule.clone()] };
     let policies = Policies::new([], alone);
@@ -85,7 +84,7 @@ mod tests {
             &["allow 8.8.8.8:443", "allow tcp://9.9.9.9:22"],
             &["allow GET http://api.example/v1/*"],
             &["deny private", "deny host", "deny 10.0.0.0/8"],
-            // Who may come in through a published port is no way out.
+            // Inbound connections to a published port are no way out.
             &["allow in private", "deny in any"],
         ] {
             for preset in [Preset::None, Preset::Public, Preset::AllowList] {
@@ -111,7 +110,7 @@ mod tests {
             "allow 0.0.0.0/0",
             "allow ::/0",
             "allow 64:ff9b::a00:1",
-            // Most of it is public, and not all of it.
+            // Most of it is public, but not all.
             "allow 8.0.0.0/6",
             "allow public:53",
             "allow udp://8.8.8.8:53",

@@ -1,4 +1,4 @@
-//! Ceilings: each with who set it, so that a refusal can say so.
+//! The operator's ceilings, each with its origin for error messages.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::{OperatorError, SYSTEM_FILE, inward};
 use crate::{CpuQuota, SandboxSpec, Seconds, Size};
 
-/// The section of a file for everybody, and the one for what agents ask.
-pub(super) const EVERYBODY: &str = "ceiling";
+/// The section of a file for all sandboxes, and the one for agents.
+pub(super) const ALL_SANDBOXES: &str = "ceiling";
 pub(super) const AGENTS: &str = "mcp";
 const NETWORK: &str = "network";
 
@@ -31,8 +31,8 @@ pub(super) struct Ceiling {
 }
 
 impl Ceiling {
-    /// What agents may have where the operator does not say.
-    fn usual_for_agents() -> Self {
+    /// The defaults for agents where the operator sets nothing.
+    fn defaults_for_agents() -> Self {
         Self {
             memory: Some(Size(4 << 30)),
             disk: Some(Size(32 << 30)),
@@ -43,40 +43,39 @@ impl Ceiling {
     }
 }
 
-/// The section for what agents ask.
+/// The section for agents.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Agents {
-    // The reader of files has refused keys that neither of them has.
+    // Unknown keys have already been refused.
     #[serde(flatten)]
     pub ceiling: Ceiling,
     pub network: Option<NetworkPolicy>,
 }
 
-/// Who sets a limit.
+/// The origin of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum LimitSource {
     /// A section of a file.
     File(&'static str, PathBuf),
-    /// Nobody: it is usual for agents.
-    Usual,
+    /// The default for agents.
+    Default,
 }
 
-/// A value, the key that it has in a file, and who says so.
+/// A value with its key and origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Limit<T> {
     pub value: T,
     pub key: &'static str,
-    pub source: Source,
+    pub source: LimitSource,
 }
 
 impl<T> fmt::Display for Limit<T> {
-    /// Who says so.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key;
         match &self.source {
-            Source::File(section, path) => write!(out, "`{key}` in [{section}] of {}", path.display()),
-            Source::Usual => write!(
+            LimitSource::File(section, path) => write!(out, "`{key}` in [{section}] of {}", path.display()),
+            LimitSource::Default => write!(
                 out,
                 "the usual `{key}` for agents, which the operator changes by `{key}` in [{AGENTS}] of {SYSTEM_FILE}"
             ),
@@ -84,7 +83,7 @@ impl<T> fmt::Display for Limit<T> {
     }
 }
 
-/// The ceilings of all files together.
+/// The combined ceilings of all files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
     memory: Option<Limit<Size>>,
@@ -96,26 +95,26 @@ pub(super) struct Limits {
     idle_timeout: Option<Limit<Seconds>>,
     log_size: Option<Limit<Size>>,
     pub sandboxes: Option<Limit<u32>>,
-    /// An image has to be in every list.
+    /// An image has to be on every list.
     images: Vec<Limit<Vec<String>>>,
-    /// What agents' sandboxes may reach: all of them have to allow it.
+    /// The network ceilings of agents' sandboxes: all of them have to allow a destination.
     network: Vec<Limit<NetworkPolicy>>,
 }
 
 impl Limits {
-    /// Narrows them by a section of a file.
+    /// Narrows the limits by a section of a file.
     pub fn lower(&mut self, ceiling: Ceiling, section: &'static str, path: &Path) {
-        self.narrow(&Self::of(ceiling, &Source::File(section, path.to_owned())));
+        self.narrow(&Self::of(ceiling, &LimitSource::File(section, path.to_owned())));
     }
 
-    /// Narrows them by what a file lets agents' sandboxes reach.
+    /// Adds a file's network ceiling for agents' sandboxes.
     pub fn bound(&mut self, network: Option<NetworkPolicy>, path: &Path) {
-        let source = Source::File(AGENTS, path.to_owned());
+        let source = LimitSource::File(AGENTS, path.to_owned());
         self.network.extend(network.map(|value| Limit { value, key: NETWORK, source }));
     }
 
-    fn of(ceiling: Ceiling, source: &Source) -> Self {
-        fn limit<T>(value: Option<T>, key: &'static str, source: &Source) -> Option<Limit<T>> {
+    fn of(ceiling: Ceiling, source: &LimitSource) -> Self {
+        fn limit<T>(value: Option<T>, key: &'static str, source: &LimitSource) -> Option<Limit<T>> {
             value.map(|value| Limit { value, key, source: source.clone() })
         }
         Self {
@@ -133,7 +132,7 @@ impl Limits {
         }
     }
 
-    /// The stricter one of each counts.
+    /// Narrows the limits by others: the stricter value counts.
     pub fn narrow(&mut self, other: &Self) {
         stricter(&mut self.memory, other.memory.as_ref());
         stricter(&mut self.disk, other.disk.as_ref());
@@ -150,27 +149,27 @@ impl Limits {
         self.network.extend(new.collect::<Vec<_>>());
     }
 
-    /// These, as what the operator says about agents, with what is usual where nothing is said.
-    pub fn or_usual(mut self) -> Self {
-        let usual = Self::of(Ceiling::usual_for_agents(), &Source::Usual);
+    /// Fills in the defaults for agents.
+    pub fn or_defaults(mut self) -> Self {
+        let usual = Self::of(Ceiling::defaults_for_agents(), &LimitSource::Default);
         self.memory = self.memory.or(usual.memory);
         self.disk = self.disk.or(usual.disk);
         self.max_duration = self.max_duration.or(usual.max_duration);
         self.sandboxes = self.sandboxes.or(usual.sandboxes);
         if self.network.is_empty() {
             let value = NetworkPolicy { preset: Preset::Public, rules: Vec::new() };
-            self.network.push(Limit { value, key: NETWORK, source: Source::Usual });
+            self.network.push(Limit { value, key: NETWORK, source: LimitSource::Default });
         }
         self
     }
 
-    /// Without what is only usual about how long a sandbox lives: a REPL lives until it is removed.
+    /// Removes default limits on a sandbox's lifetime, because a REPL lives until it is removed.
     pub fn for_repls(mut self) -> Self {
-        self.max_duration = self.max_duration.filter(|limit| limit.source != Source::Usual);
+        self.max_duration = self.max_duration.filter(|limit| limit.source != LimitSource::Default);
         self
     }
 
-    /// Brings defaults down to what is allowed.
+    /// Lowers a default specification to what is allowed.
     pub fn defaults(&self, spec: &mut SandboxSpec) {
         spec.memory = least(spec.memory, self.memory.as_ref());
         spec.disk = least(spec.disk, self.disk.as_ref());
@@ -199,7 +198,7 @@ impl Limits {
         .collect()
     }
 
-    /// Refuses what is above a ceiling and sets limits that were left open.
+    /// Refuses values above a ceiling and fills in open limits.
     pub fn apply(&self, spec: &mut SandboxSpec, notes: &mut Vec<String>) -> Result<(), OperatorError> {
         if let Some(list) = self.images.iter().find(|list| !list.value.contains(&spec.image)) {
             return Err(OperatorError::Image {
@@ -213,7 +212,7 @@ impl Limits {
         check("A process limit", spec.processes, self.processes.as_ref())?;
         check("A number of CPUs", spec.cpus, self.cpus.as_ref())?;
         check("A log size", spec.log_size, self.log_size.as_ref())?;
-        // The share of a sandbox that names none is all of its processors.
+        // Without a quota, a sandbox may use all of its processors.
         let all = CpuQuota::from_thousandths(spec.cpus.saturating_mul(1000));
         if self.cpu_quota.as_ref().is_some_and(|limit| spec.cpu_quota.is_some() || limit.value < all) {
             check_open("A CPU quota", &mut spec.cpu_quota, self.cpu_quota.as_ref(), notes)?;
@@ -224,8 +223,8 @@ impl Limits {
     }
 }
 
-/// Refuses what plainly leads further than it may, so that whoever asked knows; and binds the sandbox to it, whatever its
-/// policy becomes.
+/// Refuses a policy that clearly reaches too far, so that the user knows, and adds the ceilings, which also
+/// apply to later policies.
 fn check_network(
     spec: &mut SandboxSpec,
     bound: &Limit<NetworkPolicy>,
@@ -236,8 +235,8 @@ fn check_network(
     }
     if !spec.ceilings.contains(&bound.value) {
         spec.ceilings.push(bound.value.clone());
-        if bound.source != Source::Usual {
-            notes.push(format!("What it reaches is bounded by {bound}"));
+        if bound.source != LimitSource::Default {
+            notes.push(format!("Its network is limited by {bound}"));
         }
     }
     Ok(())
@@ -276,7 +275,7 @@ fn check<T: Ord + ToString>(
     }
 }
 
-/// As [`check`], for what is unlimited unless said otherwise: left open, it becomes the ceiling.
+/// Like [`check`], for a value that is unlimited by default: if open, it is set to the ceiling.
 fn check_open<T: Copy + Ord + ToString>(
     what: &'static str,
     wanted: &mut Option<T>,

@@ -5,7 +5,7 @@ use bathy_protocol::launch::UmlMode;
 use super::*;
 use crate::{CpuQuota, Engine, Seconds};
 
-/// The policy of files with these texts, named `0`, `1` and so on.
+/// The configuration of files with these texts, named `0`, `1` and so on.
 fn policy(texts: &[&str]) -> Result<Operator, OperatorError> {
     let folder = tempfile::tempdir().unwrap();
     let paths = texts.iter().enumerate().map(|(number, text)| {
@@ -31,7 +31,8 @@ fn no_policy_changes_nothing() {
     assert!(none.admit(u32::MAX).is_ok());
 }
 
-/// The file was moved, or its file system is not mounted: what the operator decided is not known, and nothing is allowed by that.
+/// The file was moved or its file system is not mounted: the operator's limits are unknown, so nothing is
+/// allowed.
 #[test]
 fn a_file_behind_a_link_that_leads_nowhere_is_missed() {
     let folder = tempfile::tempdir().unwrap();

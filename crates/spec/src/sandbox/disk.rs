@@ -1,37 +1,37 @@
-//! How fast a sandbox may use its disks.
+//! Rate limits on a sandbox's disks.
 
 use bathy_protocol::launch;
 use serde::{Deserialize, Serialize};
 
 use super::{MIB, SandboxSpec, Size, SpecError};
 
-/// With less, a guest does not get ready in time.
+/// With less bandwidth, a guest does not become ready in time.
 pub const MIN_BANDWIDTH: Size = Size(MIB);
-/// With fewer, a guest's file system does not get ready in time.
+/// With fewer flushes, a guest does not become ready in time.
 pub const MIN_FLUSHES: u32 = 10;
 
-/// How fast a sandbox may use its disks, as rates per second. Four seconds' worth is there at once.
+/// Rate limits on a sandbox's disks, per second, with a burst of four seconds' worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiskLimits {
-    /// Bytes written in a second.
+    /// Bytes written per second.
     pub write_bandwidth: Size,
-    /// Bytes read in a second, of the image and of the disk each; as fast as it goes if absent.
+    /// Bytes read per second, of the image and of the disk each; unlimited if absent.
     pub read_bandwidth: Option<Size>,
-    /// Flushes to stable storage in a second. An ephemeral sandbox makes none.
+    /// Flushes to stable storage per second. An ephemeral sandbox makes none.
     pub flushes: u32,
 }
 
 impl Default for DiskLimits {
-    /// Half of what a virtual disk on solid-state storage was seen to do (some 250 MB written, 1000 flushes): one sandbox leaves
-    /// the other half to the others.
+    /// Half of what was measured on a virtual disk on solid-state storage (some 250 MB/s written, 1000
+    /// flushes), so that one sandbox leaves half to the others.
     fn default() -> Self {
         Self { write_bandwidth: Size(128 * MIB), read_bandwidth: None, flushes: 500 }
     }
 }
 
 impl DiskLimits {
-    /// As a keeper gets it.
+    /// Converts the limits for the keeper.
     pub fn for_keeper(&self) -> launch::DiskLimits {
         launch::DiskLimits {
             write_bandwidth: self.write_bandwidth.0,

@@ -1,4 +1,4 @@
-//! The engine that a sandbox gets, and what its description may ask for because of that.
+//! The engine of a sandbox, and the validation that depends on it.
 
 use bathy_protocol::launch::UmlMode;
 use serde::{Deserialize, Serialize};
@@ -6,24 +6,22 @@ use serde::{Deserialize, Serialize};
 use super::{SandboxSpec, Security, SpecError};
 use crate::host;
 
-/// The most processors that the microVM kernel is built for.
-const MOST_CPUS: u32 = 64;
+/// The maximum number of processors of the microVM kernel.
+const MAX_CPUS: u32 = 64;
 
-/// An engine, when the choice has been made.
+/// The engine that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Chosen {
-    /// A hardware virtual machine.
+    /// A virtual machine with hardware support.
     Kvm,
     /// A jailed User Mode Linux kernel.
     Uml,
 }
 
 impl Chosen {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Kvm, Self::Uml];
 
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
@@ -32,18 +30,17 @@ impl Chosen {
     }
 }
 
-/// An engine and the reason for it.
+/// The chosen engine and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    /// The engine.
     pub engine: Chosen,
-    /// Why, in half a sentence.
+    /// The reason, as a clause.
     pub reason: String,
 }
 
 impl SandboxSpec {
-    /// How the uml engine contains guest processes. Users inside a restricted guest are a boundary, which they are in one
-    /// mode only.
+    /// How the uml engine isolates guest processes. Users inside a restricted guest must be isolated, which
+    /// only one mode does.
     pub fn mode(&self) -> UmlMode {
         match self.security {
             Security::Restricted => UmlMode::Ptrace,
@@ -51,7 +48,7 @@ impl SandboxSpec {
         }
     }
 
-    /// Checks a new description, which is [`Self::checked`], against the engine that it gets, and fills in what is open.
+    /// Validates a new specification, which is [`Self::checked`], for its engine, and fills in open fields.
     pub fn checked_for(mut self, choice: &Choice) -> Result<Self, SpecError> {
         self.fits(choice)?;
         match (choice.engine, self.uml_mode) {
@@ -68,10 +65,10 @@ impl SandboxSpec {
         Ok(self)
     }
 
-    /// Whether the engine can run this at all. An earlier start may have been with the other one, or with more processors.
+    /// Whether the engine can run this. An earlier start may have used the other engine or more processors.
     pub fn fits(&self, choice: &Choice) -> Result<(), SpecError> {
         let cpus = host::usable_cpus().map_or(0, |cpus| cpus.len());
-        self.fits_on(choice, u32::try_from(cpus).unwrap_or(u32::MAX).clamp(1, MOST_CPUS))
+        self.fits_on(choice, u32::try_from(cpus).unwrap_or(u32::MAX).clamp(1, MAX_CPUS))
     }
 
     fn fits_on(&self, choice: &Choice, available: u32) -> Result<(), SpecError> {
@@ -119,7 +116,7 @@ mod tests {
             let error = asked.clone().checked_for(&choice(Chosen::Kvm)).unwrap_err().to_string();
             assert!(error.contains("belongs to the uml engine") && error.contains("--engine uml"), "{error}");
             assert_eq!(asked.clone().checked_for(&choice(Chosen::Uml)).unwrap(), asked);
-            // One that was made for the uml engine can be started with the other one.
+            // A sandbox that was created for the uml engine can be started with the other one.
             assert_eq!(asked.fits(&choice(Chosen::Kvm)), Ok(()));
         }
         let open = SandboxSpec::default();
@@ -135,7 +132,7 @@ mod tests {
             assert_eq!(spec.checked_for(&choice(Chosen::Uml)).unwrap().uml_mode, Some(UmlMode::Ptrace));
         }
         let spec = SandboxSpec { security: Security::Restricted, ..SandboxSpec::default() };
-        // There they are apart in any case.
+        // With kvm they are always isolated.
         assert_eq!(spec.checked_for(&choice(Chosen::Kvm)).unwrap().uml_mode, None);
         assert_eq!(SandboxSpec::default().mode(), UmlMode::Seccomp);
     }

@@ -1,11 +1,12 @@
-//! What a description says about the network.
+//! The network part of a specification.
 
 use bathy_policy::{NetworkPolicy, Policies, PublishedPort};
 
 use super::{MAX_CONNECTIONS, MAX_PORTS, SandboxSpec, SpecError};
 
 impl SandboxSpec {
-    /// Everything that decides what it may reach: the operator's ceilings for every sandbox, its own, and its policy.
+    /// All policies that apply to the sandbox: the operator's ceilings, its creator's ceilings and its own
+    /// policy.
     pub fn policies(&self, operators: Vec<NetworkPolicy>) -> Policies {
         Policies::new(operators.into_iter().chain(self.ceilings.iter().cloned()), self.network.clone())
     }

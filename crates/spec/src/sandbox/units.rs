@@ -1,5 +1,5 @@
-//! Amounts as people write them: sizes, times and shares of a processor. In JSON and TOML each is text or a plain
-//! number, so that `memory = "512M"` and `max_duration = 90` both mean what they say.
+//! Quantities: sizes, durations and shares of a processor. In JSON and TOML each is text or a plain number,
+//! so that both `memory = "512M"` and `max_duration = 90` work.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -37,7 +37,7 @@ impl FromStr for Size {
 }
 
 impl Size {
-    /// As people say it, rounded down to a tenth of the largest unit.
+    /// Formats the size for people, rounded down to a tenth of the largest unit.
     pub fn rounded(self) -> String {
         let units = [(1024 * MIB, "G"), (MIB, "M"), (1024, "K")];
         match units.into_iter().find(|(unit, _)| self.0 >= *unit) {
@@ -57,7 +57,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// As a number of bytes.
+/// Serialised as a number of bytes.
 impl Serialize for Size {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(self.0)
@@ -70,11 +70,11 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// A length of time, kept in milliseconds and written in seconds unless a unit follows.
+/// A duration, stored in milliseconds and parsed as seconds unless a unit follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seconds(u64);
 
-/// Milliseconds of each unit, the largest first.
+/// The milliseconds of each unit, largest first.
 const TIME_UNITS: [(u64, &str); 5] =
     [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
 
@@ -84,7 +84,6 @@ impl Seconds {
         Self(milliseconds)
     }
 
-    /// In milliseconds.
     pub const fn as_millis(self) -> u64 {
         self.0
     }
@@ -114,7 +113,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// As a number of seconds.
+/// Serialised as a number of seconds.
 impl Serialize for Seconds {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         if self.0.is_multiple_of(1000) {
@@ -152,12 +151,12 @@ fn milliseconds(text: &str) -> Option<u64> {
     }
 }
 
-/// A share of processor time: 0.5 is half of one processor. Kept in thousandths, so that equal means equal.
+/// A share of CPU time: 0.5 is half of one processor. Stored in thousandths, so that equality is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuQuota(u32);
 
 impl CpuQuota {
-    /// The least that the host's scheduler tells apart from nothing.
+    /// The smallest share that the host's scheduler distinguishes from zero.
     pub const MIN: Self = Self(10);
 
     /// A number of thousandths of a processor.
@@ -165,12 +164,10 @@ impl CpuQuota {
         Self(thousandths)
     }
 
-    /// In processors.
     pub fn as_cpus(self) -> f64 {
         f64::from(self.0) / 1000.0
     }
 
-    /// In thousandths of a processor.
     pub const fn thousandths(self) -> u32 {
         self.0
     }
@@ -203,7 +200,8 @@ impl<'de> Deserialize<'de> for CpuQuota {
     }
 }
 
-/// Reads `12`, `1.5` or `.25` as thousandths. Further decimals are dropped: they are what is left of binary fractions.
+/// Parses `12`, `1.5` or `.25` as thousandths. Further decimals, which come from binary fractions, are
+/// dropped.
 fn thousandths(text: &str) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! Cells that run as they should.
+//! Cells that run as intended.
 
 use bathy_protocol::cell::CellEnd;
 
@@ -8,11 +8,11 @@ use super::*;
 fn state_stays_from_cell_to_cell() {
     let mut guest = Guest::new();
     let seen = guest.run(python("x = 20\n1 + 1"));
-    assert!(seen.text(Kind::Result).contains("\"2\""), "{:?}", seen.records);
+    assert!(seen.text(RecordKind::Result).contains("\"2\""), "{:?}", seen.records);
     assert_eq!(seen.exit, Some(Exit::Code(0)));
     assert_eq!((seen.started().fresh, seen.started().lost), (true, None));
     let seen = guest.run(python("print(x + 2)"));
-    assert_eq!(seen.text(Kind::Stdout), "22\n");
+    assert_eq!(seen.text(RecordKind::Stdout), "22\n");
     assert!(!seen.started().fresh);
     let ended = seen.ended();
     assert_eq!((ended.stdout_bytes, ended.stderr_bytes, ended.state_lost), (3, 0, false));
@@ -23,7 +23,7 @@ fn state_stays_from_cell_to_cell() {
 fn an_error_is_an_exit_code() {
     let mut guest = Guest::new();
     let seen = guest.run(python("1 / 0"));
-    assert!(seen.text(Kind::Error).contains("ZeroDivisionError"));
+    assert!(seen.text(RecordKind::Error).contains("ZeroDivisionError"));
     assert_eq!(seen.exit, Some(Exit::Code(1)));
 }
 
@@ -34,7 +34,7 @@ fn cells_of_a_context_wait_for_their_turn() {
     let first = guest.ask(python(code));
     let second = guest.ask(python("log.append(2)"));
     let third = guest.ask(python("print(log)"));
-    assert_eq!(guest.finish(third).text(Kind::Stdout), "[1, 2]\n");
+    assert_eq!(guest.finish(third).text(RecordKind::Stdout), "[1, 2]\n");
     assert!(guest.seen[&third].started().waited_ms >= 300);
     for earlier in [first, second] {
         assert_eq!(guest.seen[&earlier].exit, Some(Exit::Code(0)), "{earlier} ended after the last");
@@ -57,13 +57,13 @@ fn output_and_displays_keep_their_order() {
     let mut order = Vec::new();
     for (kind, payload) in &seen.records {
         match kind {
-            Kind::Stdout => order.extend(payload.split(|byte| *byte == b'\n').map(<[u8]>::to_vec)),
-            Kind::Display => order.push(b"display".to_vec()),
+            RecordKind::Stdout => order.extend(payload.split(|byte| *byte == b'\n').map(<[u8]>::to_vec)),
+            RecordKind::Display => order.push(b"display".to_vec()),
             _ => {}
         }
     }
     let order: Vec<_> = order.iter().filter(|word| !word.is_empty()).map(Vec::as_slice).collect();
-    // What is printed after a display may overtake it; what was printed before never comes after it.
+    // Output after a display may overtake it; output before a display never comes after it.
     for number in 0..5 {
         let text = format!("o{number}").into_bytes();
         let printed = order.iter().position(|word| **word == text).unwrap();
@@ -78,8 +78,8 @@ fn output_and_displays_keep_their_order() {
 fn long_values_come_in_pieces() {
     let mut guest = Guest::new();
     let seen = guest.run(python("display({'text/plain': 'a' * 300_000}, raw=True)"));
-    assert!(seen.kinds().iter().filter(|kind| **kind == Kind::Piece).count() >= 5);
-    assert!(seen.bytes(Kind::Piece).len() + seen.bytes(Kind::Display).len() > 60_000);
+    assert!(seen.kinds().iter().filter(|kind| **kind == RecordKind::Piece).count() >= 5);
+    assert!(seen.bytes(RecordKind::Piece).len() + seen.bytes(RecordKind::Display).len() > 60_000);
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn output_beyond_the_limit_is_counted_only() {
     let mut guest = Guest::new();
     let code = "import sys\nsys.stdout.write('x' * 3_000_000)\nsys.stderr.write('e' * 10)";
     let seen = guest.run(Cell { max_output: 1000, ..python(code) });
-    assert_eq!(seen.bytes(Kind::Stdout), [b'x'; 1000]);
-    assert_eq!(seen.bytes(Kind::Stderr), [b'e'; 10]);
+    assert_eq!(seen.bytes(RecordKind::Stdout), [b'x'; 1000]);
+    assert_eq!(seen.bytes(RecordKind::Stderr), [b'e'; 10]);
     assert_eq!((seen.ended().stdout_bytes, seen.ended().stderr_bytes), (3_000_000, 10));
 }
 
@@ -100,12 +100,12 @@ fn what_leftovers_write_comes_before_the_next_cell() {
     assert_eq!(guest.run(python(code)).ended().background_bytes, 0);
     guest.idle(Duration::from_millis(500));
     let seen = guest.run(python("print('mine')"));
-    assert_eq!(seen.kinds()[..2], [Kind::Background, Kind::Started]);
-    let background = seen.bytes(Kind::Background);
+    assert_eq!(seen.kinds()[..2], [RecordKind::Background, RecordKind::Started]);
+    let background = seen.bytes(RecordKind::Background);
     assert_eq!(background.len(), 16 * 1024);
     assert!(background.ends_with(b"alater"));
     assert_eq!(seen.ended().background_bytes, 50_005);
-    assert_eq!(seen.text(Kind::Stdout), "mine\n");
+    assert_eq!(seen.text(RecordKind::Stdout), "mine\n");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn five_megabytes_of_code_arrive() {
     let mut guest = Guest::new();
     let code = format!("text = '{}'\nlen(text)", "y".repeat(5_000_000));
     let seen = guest.run(python(&code));
-    assert!(seen.text(Kind::Result).contains("5000000"), "{:?}", seen.ended());
+    assert!(seen.text(RecordKind::Result).contains("5000000"), "{:?}", seen.ended());
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn variables_and_folder_are_the_cells_own() {
     let mut guest = Guest::new();
     let ask = "import os; print(os.environ.get('MINE'), os.getcwd())";
     let cell = Cell { env: vec!["MINE=a=b".into()], cwd: Some("/tmp".into()), ..python(ask) };
-    assert_eq!(guest.run(cell).text(Kind::Stdout), "a=b /tmp\n");
-    assert_eq!(guest.run(python(ask)).text(Kind::Stdout), "None /\n");
+    assert_eq!(guest.run(cell).text(RecordKind::Stdout), "a=b /tmp\n");
+    assert_eq!(guest.run(python(ask)).text(RecordKind::Stdout), "None /\n");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_reader_that_never_makes_room_costs_no_memory() {
     assert!(most > 32 * 1024, "nothing had to wait: {most}");
     assert!(most < 256 * 1024, "{most} bytes wait");
     assert_eq!(guest.seen[&stream].exit, None);
-    // Others are not held up by it, and it is still there to be ended.
+    // Other contexts are not delayed by it, and it can still be ended.
     guest.grants = true;
     guest.run(Cell { context: "other".into(), ..python("1") });
     guest.send(stream, &ToGuest::Abandon);

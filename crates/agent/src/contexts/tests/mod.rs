@@ -1,4 +1,4 @@
-//! The contexts with the machine's own interpreters, driven by a small copy of the server's loop.
+//! Contexts with the interpreters of this machine, driven by a simplified copy of the server's loop.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
@@ -20,48 +20,48 @@ use crate::server::exit_of;
 
 const OUTBOX: usize = 256 * 1024;
 
-/// Nothing that a test waits for takes this long, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any wait of a test takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the host has seen of a stream.
+/// What the host received on a stream.
 #[derive(Default)]
 pub struct Seen {
     pub refused: Option<String>,
-    pub records: Vec<(Kind, Vec<u8>)>,
+    pub records: Vec<(RecordKind, Vec<u8>)>,
     pub exit: Option<Exit>,
     reader: Records,
 }
 
 impl Seen {
-    pub fn bytes(&self, wanted: Kind) -> Vec<u8> {
+    pub fn bytes(&self, wanted: RecordKind) -> Vec<u8> {
         let wanted = self.records.iter().filter(|(kind, _)| *kind == wanted);
         wanted.flat_map(|(_, payload)| payload.clone()).collect()
     }
 
-    pub fn text(&self, wanted: Kind) -> String {
+    pub fn text(&self, wanted: RecordKind) -> String {
         String::from_utf8(self.bytes(wanted)).unwrap()
     }
 
     pub fn started(&self) -> CellStarted {
-        take_message(&self.bytes(Kind::Started)).unwrap()
+        take_message(&self.bytes(RecordKind::Started)).unwrap()
     }
 
     pub fn ended(&self) -> CellEnded {
         let (kind, payload) = self.records.last().unwrap();
-        assert_eq!(*kind, Kind::Ended);
+        assert_eq!(*kind, RecordKind::Ended);
         take_message(payload).unwrap()
     }
 
-    pub fn kinds(&self) -> Vec<Kind> {
+    pub fn kinds(&self) -> Vec<RecordKind> {
         self.records.iter().map(|(kind, _)| *kind).collect()
     }
 }
 
-/// The agent's contexts, and a host that talks to them.
+/// The agent's contexts, and a simulated host.
 pub struct Guest {
     pub contexts: Contexts,
     pub seen: BTreeMap<u32, Seen>,
-    /// Whether the host makes room for more.
+    /// Whether the host grants more window.
     pub grants: bool,
     launcher: Launcher,
     processes: Processes,
@@ -98,7 +98,7 @@ impl Guest {
         }
     }
 
-    /// Asks for a cell, and returns its stream.
+    /// Requests a cell and returns its stream.
     pub fn ask(&mut self, cell: Cell) -> u32 {
         let stream = self.next;
         self.next += 1;
@@ -124,7 +124,7 @@ impl Guest {
         &self.seen[&stream]
     }
 
-    /// Asks for something about contexts: the list, or the refusal.
+    /// Sends a request about contexts. Returns the list or the refusal.
     pub fn change(&mut self, request: ContextsRequest) -> Result<Vec<ContextInfo>, String> {
         let stream = self.next;
         self.next += 1;
@@ -136,23 +136,23 @@ impl Guest {
             return Err(refused.clone());
         }
         assert_eq!(seen.exit, Some(Exit::Code(0)));
-        Ok(take_message(&seen.bytes(Kind::Contexts)).unwrap())
+        Ok(take_message(&seen.bytes(RecordKind::Contexts)).unwrap())
     }
 
     pub fn send(&mut self, stream: u32, message: &ToGuest) {
         self.contexts.request(stream, message).unwrap();
     }
 
-    /// Turns the loop until something is so.
+    /// Runs the loop until a condition holds.
     pub fn until(&mut self, so: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !so(self) {
             assert!(Instant::now() < deadline, "it does not happen");
             self.turn();
         }
     }
 
-    /// Turns the loop for a while.
+    /// Runs the loop for this long.
     pub fn idle(&mut self, time: Duration) {
         let until = Instant::now() + time;
         while Instant::now() < until {
@@ -161,7 +161,7 @@ impl Guest {
     }
 
     fn turn(&mut self) {
-        // What was asked since the last turn begins at once, as it does in the server.
+        // New requests begin at once, as in the server.
         self.advance();
         let (mut sources, mut fds) = (Vec::new(), Vec::new());
         let now = Instant::now();
@@ -170,7 +170,7 @@ impl Guest {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         });
         let pause = self.contexts.deadline(now).map(|at| at.saturating_duration_since(now));
-        // Children that end are looked for, instead of being told by a signal that all tests would share.
+        // Children are polled, because a signal would be shared by all tests.
         let pause = pause.unwrap_or(Duration::MAX).min(Duration::from_millis(5));
         poll(&mut fds, Some(&Timespec::try_from(pause).unwrap())).unwrap();
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -229,7 +229,7 @@ impl Guest {
         }
     }
 
-    /// How many bytes wait for the host, all in all.
+    /// How many bytes are queued for the host in total.
     pub fn waiting_bytes(&self) -> usize {
         let tasks = self.contexts.contexts.iter().flat_map(Context::tasks);
         tasks.map(|task| task.stream.waiting()).sum()
@@ -245,7 +245,7 @@ pub fn surroundings() -> Surroundings {
     Surroundings { user, cwd: Some(b"/".to_vec()), ..Surroundings::default() }
 }
 
-/// A Python cell for the usual context.
+/// A Python cell for the default context.
 pub fn python(code: &str) -> Cell {
     Cell {
         context: "python".into(),

@@ -1,4 +1,4 @@
-//! Which contexts there are, and what is refused.
+//! The registry of contexts, and refused requests.
 
 use bathy_protocol::Restriction;
 use bathy_protocol::cell::CellEnd;
@@ -68,13 +68,13 @@ fn r12_code_that_is_restricted_further_does_not_run_in_a_context_that_is_not() {
         let said = refusal(&mut guest, cell(restricted));
         assert!(said.contains("context python was started with fewer restrictions than apply now"), "{said}");
     }
-    // The state of the context is untouched for what may still run in it.
-    assert_eq!(guest.run(python("print(x)")).text(Kind::Stdout), "1\n");
-    // It depends on what the interpreter was started with.
+    // The context keeps its state for code that may run in it.
+    assert_eq!(guest.run(python("print(x)")).text(RecordKind::Stdout), "1\n");
+    // What counts is what the interpreter was started with.
     let context = &mut guest.contexts.contexts[0];
     context.restrict(Some(loose));
     assert!(context.covers(Some(loose)) && context.covers(None) && !context.covers(Some(strict)));
-    // A new interpreter is restricted as requested, whichever request made the context.
+    // A new interpreter is restricted as requested, whichever request created the context.
     let restart = ContextsRequest::Restart { context: "python".into(), restricted: Some(strict) };
     let _ = guest.change(restart);
     assert_eq!(guest.contexts.contexts[0].surroundings.restricted, Some(strict));
@@ -102,7 +102,7 @@ fn removal_ends_the_cells() {
     let mut guest = Guest::new();
     let running = guest.ask(python("print('runs', flush=True)\nimport time\ntime.sleep(60)"));
     let waiting = guest.ask(python("1"));
-    guest.until(|guest| !guest.seen[&running].bytes(Kind::Stdout).is_empty());
+    guest.until(|guest| !guest.seen[&running].bytes(RecordKind::Stdout).is_empty());
     let list = guest.change(ContextsRequest::List).unwrap();
     assert_eq!((list[0].busy, list[0].waiting), (true, 1));
     guest.change(ContextsRequest::Remove { context: "python".into() }).unwrap();
@@ -116,14 +116,14 @@ fn a_restart_begins_anew_and_an_interrupt_does_not() {
     let mut guest = Guest::new();
     guest.run(python("x = 1"));
     let running = guest.ask(python("print('runs', flush=True)\nimport time\ntime.sleep(60)"));
-    guest.until(|guest| !guest.seen[&running].bytes(Kind::Stdout).is_empty());
+    guest.until(|guest| !guest.seen[&running].bytes(RecordKind::Stdout).is_empty());
     guest.change(ContextsRequest::Interrupt { context: "python".into() }).unwrap();
     assert!(!guest.finish(running).ended().state_lost);
-    assert_eq!(guest.run(python("print(x)")).text(Kind::Stdout), "1\n");
+    assert_eq!(guest.run(python("print(x)")).text(RecordKind::Stdout), "1\n");
     let list = guest.change(ContextsRequest::Restart { context: "python".into(), restricted: None }).unwrap();
     assert!(list[0].pid.is_some());
     let seen = guest.run(python("print('x' in globals())"));
-    assert_eq!(seen.text(Kind::Stdout), "False\n");
+    assert_eq!(seen.text(RecordKind::Stdout), "False\n");
     assert_eq!(seen.started().lost.as_deref(), Some("the context was restarted"));
 }
 
@@ -141,8 +141,8 @@ fn javascript_and_typescript_share_a_context() {
     let mut guest = Guest::new();
     let cell = |language, code| Cell { context: "javascript".into(), language, ..python(code) };
     let seen = guest.run(cell(Language::JavaScript, "console.log(6 * 7)"));
-    assert_eq!((seen.text(Kind::Stdout).as_str(), seen.exit), ("42\n", Some(Exit::Code(0))));
-    // Whether the machine's Node can read it or not: it is put to the same process.
+    assert_eq!((seen.text(RecordKind::Stdout).as_str(), seen.exit), ("42\n", Some(Exit::Code(0))));
+    // Whether the machine's Node supports it or not, the cell is sent to the same process.
     let stream = guest.ask(cell(Language::TypeScript, "const n: number = 4"));
     guest.until(|guest| !guest.seen[&stream].records.is_empty());
     assert!(!guest.seen[&stream].started().fresh);
@@ -155,11 +155,11 @@ fn bash_keeps_its_state_and_takes_long_code() {
     let mut guest = Guest::new();
     let bash = |code: &str| Cell { context: "bash".into(), language: Language::Bash, ..python(code) };
     let seen = guest.run(bash("x=5; f() { echo \"f $1 $x\"; }"));
-    assert_eq!(seen.exit, Some(Exit::Code(0)), "{}", seen.text(Kind::Error));
-    assert_eq!(guest.run(bash("f y; echo e >&2")).text(Kind::Stdout), "f y 5\n");
+    assert_eq!(seen.exit, Some(Exit::Code(0)), "{}", seen.text(RecordKind::Error));
+    assert_eq!(guest.run(bash("f y; echo e >&2")).text(RecordKind::Stdout), "f y 5\n");
     let long = format!("text={}\necho ${{#text}}", "z".repeat(5_000_000));
-    assert_eq!(guest.run(bash(&long)).text(Kind::Stdout), "5000000\n");
+    assert_eq!(guest.run(bash(&long)).text(RecordKind::Stdout), "5000000\n");
     let cell = Cell { timeout_ms: 200, ..bash("sleep 60") };
     assert!(!guest.run(cell).ended().state_lost);
-    assert_eq!(guest.run(bash("f z")).text(Kind::Stdout), "f z 5\n");
+    assert_eq!(guest.run(bash("f z")).text(RecordKind::Stdout), "f z 5\n");
 }

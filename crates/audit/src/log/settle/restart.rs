@@ -1,8 +1,9 @@
-//! The first look at a log after the machine was restarted.
+//! Recovers a log after the machine was restarted.
 //!
-//! Lines are not waited for to reach the disk. A machine that loses its power loses the newest of them, and a file system may
-//! keep the length of a file and not its content. So everything that is not known to have been on the disk is read again: the
-//! chain goes on after the last line that follows from the one before, what is behind it is removed, and the log says so.
+//! Writers do not wait for each flush. So a power failure can lose the newest lines, and a file system may
+//! preserve the length of a file but not its content. Therefore everything that was not certainly flushed is
+//! read again: the chain continues after the last line that follows from the one before, the rest is removed,
+//! and the log records that.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,19 +14,19 @@ use crate::event::{RecoveredFrom, What};
 use crate::files::Lines;
 use crate::line::{self, Shape};
 
-/// What a restart left of the file that is written.
+/// What a restart left of the current file.
 struct Survivors {
-    /// The last line that follows from the one before, if there is any.
+    /// The last line that follows from the one before, if any.
     last: Option<(u64, String)>,
-    /// Where that line ends.
+    /// The end position of that line.
     end: u64,
     /// Whether it lacks its line break.
     unended: bool,
 }
 
 impl Settled {
-    /// Removes what the disk kept of lines in part. False if lines are missing that were on the disk for long: no loss of power
-    /// explains that.
+    /// Removes partially written lines. False if flushed lines are missing, which a power failure does not
+    /// explain.
     pub(super) fn recover_from_power_loss(&mut self) -> io::Result<bool> {
         let found = survivors(&self.file, self.size, self.head.first)?;
         let last = found.last.as_ref().map_or_else(|| self.head.first.saturating_sub(1), |(seq, _)| *seq);
@@ -40,7 +41,7 @@ impl Settled {
                     "The machine stopped before the lines {first} to {} were on its disk",
                     self.head.seq
                 ),
-                None => format!("The machine stopped before all behind line {last} was on its disk"),
+                None => format!("The machine stopped before everything after line {last} was on its disk"),
             };
             let from = RecoveredFrom::PowerLoss;
             self.repairs.push(What::Recovered { from, detail, torn_bytes, torn_digest, lost_from: lost });
@@ -50,7 +51,7 @@ impl Settled {
                 if seq > self.head.seq {
                     (self.head.seq, self.head.hash) = (seq, hash);
                 }
-                // The file has begun already, and said so.
+                // The new file has begun already and records the rotation.
                 self.rotated = None;
             }
             None => self.head.first = self.head.seq + 1,
@@ -88,7 +89,7 @@ fn survivors(file: &File, size: u64, first: u64) -> io::Result<Survivors> {
     Ok(found)
 }
 
-/// Removes the end of a file; how long it was, and its digest.
+/// Removes the end of a file. Returns its length and digest.
 fn cut(mut file: &File, from: u64, to: u64) -> io::Result<(Option<u64>, Option<String>)> {
     if from >= to {
         return Ok((None, None));

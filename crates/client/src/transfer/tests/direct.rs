@@ -1,18 +1,18 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bathy_protocol::archive::listing::{self, Entry, Item, Kind, MAX_ENTRIES};
-use bathy_protocol::archive::{Decoder, MAX_DATA, Part, Record};
-use bathy_protocol::{Answer, Channel, Direction, Transfer};
+use bathy_protocol::archive::listing::{self, Entry, EntryType, Item, MAX_ENTRIES};
+use bathy_protocol::archive::{ArchiveDecoder, ArchiveRecord, ItemPart, MAX_DATA};
+use bathy_protocol::{Answer, Channel, CopyDirection, Transfer};
 
 use super::run::{Guest, STREAM, Seen, connect, take_all};
 use super::{data, enter, file, link, wire, written};
-use crate::transfer::direct::{self, MAX_CONTENT, MAX_PATH, Target};
-use crate::transfer::run::{Options, Session, receive};
+use crate::transfer::direct::{self, FileTarget, MAX_CONTENT, MAX_PATH};
+use crate::transfer::run::{TransferOptions, TransferSession, receive};
 use crate::transfer::{DirectError, EntryKind, FileContent, Listing, Summary, TransferError};
 
-fn target() -> Target {
-    Target { path: b"/there".into(), user: "user".into(), tag: 9 }
+fn target() -> FileTarget {
+    FileTarget { path: b"/there".into(), user: "user".into(), tag: 9 }
 }
 
 fn read<T: Send + 'static>(
@@ -45,7 +45,7 @@ fn write<T: Send + 'static>(
     (outcome, thread.join().unwrap())
 }
 
-/// A guest that answers with `bytes`, and says that all went well.
+/// A guest that answers with `bytes` and reports success.
 fn answer(bytes: Vec<u8>) -> impl FnOnce(&mut Guest) -> Transfer + Send + 'static {
     move |guest| {
         let asked = guest.started();
@@ -55,7 +55,7 @@ fn answer(bytes: Vec<u8>) -> impl FnOnce(&mut Guest) -> Transfer + Send + 'stati
     }
 }
 
-/// A guest that prints `bytes` and is stopped: the first thing that it hears then.
+/// A guest that prints `bytes`. Returns the client's next message.
 fn stopped(bytes: Vec<u8>) -> impl FnOnce(&mut Guest) -> Seen + Send + 'static {
     move |guest| {
         guest.started();
@@ -67,11 +67,11 @@ fn stopped(bytes: Vec<u8>) -> impl FnOnce(&mut Guest) -> Seen + Send + 'static {
 }
 
 fn one_file(size: u64, content: &str) -> Vec<u8> {
-    wire(&[file("", size), data(content), Record::FileEnd, Record::End])
+    wire(&[file("", size), data(content), ArchiveRecord::FileEnd, ArchiveRecord::End])
 }
 
 fn entry(name: &str) -> Entry {
-    Entry { name: name.into(), kind: Kind::File, size: 3, mode: 0o640, modified_ns: 7, target: None }
+    Entry { name: name.into(), kind: EntryType::File, size: 3, mode: 0o640, modified_ns: 7, target: None }
 }
 
 fn items(items: &[Item]) -> Vec<u8> {
@@ -90,24 +90,24 @@ fn is_direct(error: &TransferError, wanted: &str) -> bool {
 fn the_wanted_part_of_a_file_is_asked_for_and_kept() {
     let (outcome, asked) = read((3, 5), answer(one_file(1000, "hello")));
     assert_eq!(outcome.unwrap(), FileContent { bytes: b"hello".into(), total: 1000 });
-    let name = Part::Range { offset: 3, limit: 5 }.to_name();
+    let name = ItemPart::Range { offset: 3, limit: 5 }.to_name();
     let (path, user) = (b"/there".into(), "user".into());
-    assert_eq!(asked, Transfer { direction: Direction::OutOfGuest, path, name, user });
-    // More than can be kept is not even asked for.
+    assert_eq!(asked, Transfer { direction: CopyDirection::OutOfGuest, path, name, user });
+    // The request is limited to what the client accepts.
     let (_, asked) = read((0, u64::MAX), answer(one_file(5, "hello")));
     assert_eq!(
-        Part::from_name(&asked.name),
-        Some(Part::Range { offset: 0, limit: MAX_CONTENT.try_into().unwrap() })
+        ItemPart::from_name(&asked.name),
+        Some(ItemPart::Range { offset: 0, limit: MAX_CONTENT.try_into().unwrap() })
     );
 }
 
 #[test]
 fn a_file_that_ends_early_is_as_long_as_it_is() {
-    let empty = || wire(&[file("", 4096), Record::FileEnd, Record::End]);
+    let empty = || wire(&[file("", 4096), ArchiveRecord::FileEnd, ArchiveRecord::End]);
     let total = |range, bytes| read(range, answer(bytes)).0.unwrap().total;
     assert_eq!(total((10, 100), one_file(4096, "hello")), 15, "it said 4096");
     assert_eq!(total((15, 100), empty()), 15, "it said 4096");
-    assert_eq!(total((9000, 100), empty()), 4096, "asked for what is behind the end");
+    assert_eq!(total((9000, 100), empty()), 4096, "the range is beyond the end");
     assert_eq!(total((0, 0), empty()), 4096, "nothing was asked for");
     assert_eq!(total((0, 5), one_file(1, "hello")), 5, "it grew");
 }
@@ -120,12 +120,12 @@ fn c1_a_file_of_more_than_was_asked_for_is_an_error() {
         assert!(is_direct(&error, "more than was asked for"), "{error}");
         assert_eq!(seen, Seen::Request(bathy_protocol::Request::Signal(9)));
     }
-    // However long it goes on: the client leaves after the first byte too many.
+    // The client closes the stream after the first byte too many.
     let (outcome, sent) = read((0, 100_000), |guest| {
         guest.started();
         guest.print(Channel::Stdout, &wire(&[file("", u64::MAX)]));
         let mut sent = 0;
-        let content = wire(&[Record::Data(vec![0; 1000])]);
+        let content = wire(&[ArchiveRecord::Data(vec![0; 1000])]);
         let end = Instant::now() + Duration::from_secs(30);
         while Instant::now() < end && guest.print(Channel::Stdout, &content) {
             sent += 1000;
@@ -137,12 +137,13 @@ fn c1_a_file_of_more_than_was_asked_for_is_an_error() {
 
 #[test]
 fn c1_answers_that_are_none_are_errors() {
-    let folder = [&[enter("t")][..], &written("f", "x"), &[Record::Leave, Record::End]].concat();
+    let folder =
+        [&[enter("t")][..], &written("f", "x"), &[ArchiveRecord::Leave, ArchiveRecord::End]].concat();
     for (bytes, wanted) in [
-        (wire(&folder), "something else than a file"),
-        (wire(&[link("", "/etc/passwd"), Record::End]), "something else than a file"),
-        (vec![0xff; 100], "no answer"),
-        (wire(&[data("x")]), "no answer"),
+        (wire(&folder), "did not send a file"),
+        (wire(&[link("", "/etc/passwd"), ArchiveRecord::End]), "did not send a file"),
+        (vec![0xff; 100], "invalid answer"),
+        (wire(&[data("x")]), "invalid answer"),
     ] {
         let error = read((0, 10), stopped(bytes)).0.unwrap_err();
         assert!(is_direct(&error, wanted), "{error}");
@@ -162,13 +163,13 @@ fn c1_answers_that_are_none_are_errors() {
 #[test]
 fn a_listing_is_sorted_whatever_the_guest_does_and_its_names_are_text() {
     let target = Some(b"/a\xff".to_vec());
-    let link = Entry { kind: Kind::Symlink, target, ..entry("b") };
+    let link = Entry { kind: EntryType::Symlink, target, ..entry("b") };
     let odd = Entry { name: vec![b'a', 0xff], ..entry("") };
     let sent = [entry("c"), link, odd].map(Item::Entry);
     let sent = items(&[&sent[..], &[Item::End { total: 1 }]].concat());
     let (outcome, asked) = list(10, answer(sent));
     let listing = outcome.unwrap();
-    assert_eq!(Part::from_name(&asked.name), Some(Part::Listing { limit: 10 }));
+    assert_eq!(ItemPart::from_name(&asked.name), Some(ItemPart::Listing { limit: 10 }));
     assert_eq!(listing.total, 3, "there are at least those that came");
     let names: Vec<_> = listing.entries.iter().map(|entry| (entry.name.as_str(), entry.kind)).collect();
     assert_eq!(names, [("a\u{fffd}", EntryKind::File), ("b", EntryKind::Symlink), ("c", EntryKind::File)]);
@@ -184,12 +185,15 @@ fn c1_listings_that_are_none_are_errors() {
     assert!(is_direct(&error, "more than was asked for"), "{error}");
     for name in ["..", "a/b", ""] {
         let error = list(9, stopped(items(&[Item::Entry(entry(name))]))).0.unwrap_err();
-        assert!(is_direct(&error, "no answer"), "{error}");
+        assert!(is_direct(&error, "invalid answer"), "{error}");
     }
     let error = list(9, answer(items(&two))).0.unwrap_err();
     assert!(is_direct(&error, "stopped sending"), "{error}");
     let (_, asked) = list(usize::MAX, answer(items(&[Item::End { total: 0 }])));
-    assert_eq!(Part::from_name(&asked.name), Some(Part::Listing { limit: MAX_ENTRIES.try_into().unwrap() }));
+    assert_eq!(
+        ItemPart::from_name(&asked.name),
+        Some(ItemPart::Listing { limit: MAX_ENTRIES.try_into().unwrap() })
+    );
 }
 
 #[test]
@@ -205,11 +209,11 @@ fn content_goes_into_the_guest_as_one_nameless_file() {
         let summary = outcome.unwrap();
         assert_eq!((summary.files, summary.bytes), (1, length as u64));
         assert_eq!(summary.digest, blake3::hash(&content).to_hex().to_string());
-        assert_eq!((asked.direction, asked.name), (Direction::IntoGuest, Vec::new()));
-        let (mut decoder, mut received) = (Decoder::default(), Vec::new());
+        assert_eq!((asked.direction, asked.name), (CopyDirection::IntoGuest, Vec::new()));
+        let (mut decoder, mut received) = (ArchiveDecoder::default(), Vec::new());
         decoder.push(&taken);
         while let Some(record) = decoder.next_record().unwrap() {
-            if let Record::Data(bytes) = record {
+            if let ArchiveRecord::Data(bytes) = record {
                 received.extend(bytes);
             }
         }
@@ -227,10 +231,10 @@ fn c1_a_forged_success_of_a_write_is_not_believed() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_refused_before_anybody_is_asked() {
+fn what_cannot_be_asked_is_refused_before_a_request_is_sent() {
     let (outcome, seen) = write(&vec![0; MAX_CONTENT + 1], |guest| guest.next());
     assert!(matches!(outcome, Err(TransferError::Direct(DirectError::TooLarge(_)))));
-    assert_eq!(seen, Seen::Gone);
+    assert_eq!(seen, Seen::HangUp);
     assert!(matches!(direct::check_path(""), Err(DirectError::EmptyPath)));
     assert!(matches!(direct::check_path("a\0b"), Err(DirectError::ZeroByte(_))));
     assert!(matches!(direct::check_path(&"x".repeat(MAX_PATH + 1)), Err(DirectError::LongPath(_))));
@@ -238,7 +242,7 @@ fn what_cannot_be_asked_is_refused_before_anybody_is_asked() {
 }
 
 #[test]
-fn c1_a_guest_that_dribbles_is_not_waited_for_for_ever() {
+fn c1_a_guest_that_dribbles_times_out() {
     const ALL: Duration = Duration::from_millis(400);
     struct Patient;
     impl crate::transfer::run::Sink for Patient {
@@ -258,17 +262,18 @@ fn c1_a_guest_that_dribbles_is_not_waited_for_for_ever() {
     }
     let (mut connection, thread) = connect(|guest| {
         guest.started();
-        guest.say(&Answer::Started { pid: 7 });
+        guest.answer(&Answer::Started { pid: 7 });
         let end = Instant::now() + ALL * 20;
         while Instant::now() < end && guest.print(Channel::Stdout, b"x") {
             thread::sleep(Duration::from_millis(20));
         }
     });
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall: Duration::from_secs(60) };
-    let (direction, path, name) = (Direction::OutOfGuest, Vec::new(), Vec::new());
+    let options =
+        TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall: Duration::from_secs(60) };
+    let (direction, path, name) = (CopyDirection::OutOfGuest, Vec::new(), Vec::new());
     let transfer = Transfer { direction, path, name, user: String::new() };
     let begun = Instant::now();
-    let session = Session::start(&mut connection, STREAM, transfer, 9, options).unwrap().within(ALL);
+    let session = TransferSession::start(&mut connection, STREAM, transfer, 9, options).unwrap().within(ALL);
     let outcome = receive(session, Patient);
     assert!(matches!(outcome, Err(TransferError::Stalled)), "{outcome:?}");
     assert!((ALL..ALL * 10).contains(&begun.elapsed()), "{:?}", begun.elapsed());

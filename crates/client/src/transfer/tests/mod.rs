@@ -11,34 +11,33 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use bathy_protocol::archive::{Record, encode};
+use bathy_protocol::archive::{ArchiveRecord, encode};
 use tempfile::TempDir;
 
 use super::unpack::TEMPORARY_PREFIX;
-use super::{Limits, Packer, Summary, UnpackError, Unpacker};
+use super::{Packer, Summary, UnpackError, UnpackLimits, Unpacker};
 
-fn enter(name: &str) -> Record {
-    Record::Enter { name: name.into(), mode: 0o755 }
+fn enter(name: &str) -> ArchiveRecord {
+    ArchiveRecord::Enter { name: name.into(), mode: 0o755 }
 }
 
-fn file(name: &str, size: u64) -> Record {
-    Record::File { name: name.into(), mode: 0o644, size, modified: 1_000_000_000 }
+fn file(name: &str, size: u64) -> ArchiveRecord {
+    ArchiveRecord::File { name: name.into(), mode: 0o644, size, modified: 1_000_000_000 }
 }
 
-fn data(content: &str) -> Record {
-    Record::Data(content.into())
+fn data(content: &str) -> ArchiveRecord {
+    ArchiveRecord::Data(content.into())
 }
 
-fn link(name: &str, target: &str) -> Record {
-    Record::Link { name: name.into(), target: target.into() }
+fn link(name: &str, target: &str) -> ArchiveRecord {
+    ArchiveRecord::Link { name: name.into(), target: target.into() }
 }
 
-/// A whole file.
-fn written(name: &str, content: &str) -> [Record; 3] {
-    [file(name, content.len() as u64), data(content), Record::FileEnd]
+fn written(name: &str, content: &str) -> [ArchiveRecord; 3] {
+    [file(name, content.len() as u64), data(content), ArchiveRecord::FileEnd]
 }
 
-fn wire(records: &[Record]) -> Vec<u8> {
+fn wire(records: &[ArchiveRecord]) -> Vec<u8> {
     let mut wire = Vec::new();
     for record in records {
         encode(record, &mut wire).unwrap();
@@ -47,11 +46,15 @@ fn wire(records: &[Record]) -> Vec<u8> {
 }
 
 /// Unpacks into the folder `destination`, as `item`.
-fn unpack(destination: &Path, records: &[Record]) -> Result<Summary, UnpackError> {
-    unpack_within(destination, records, Limits::default())
+fn unpack(destination: &Path, records: &[ArchiveRecord]) -> Result<Summary, UnpackError> {
+    unpack_within(destination, records, UnpackLimits::default())
 }
 
-fn unpack_within(destination: &Path, records: &[Record], limits: Limits) -> Result<Summary, UnpackError> {
+fn unpack_within(
+    destination: &Path,
+    records: &[ArchiveRecord],
+    limits: UnpackLimits,
+) -> Result<Summary, UnpackError> {
     let mut unpacker = Unpacker::new(destination, OsStr::new("item"), limits)?;
     unpacker.take(&wire(records))?;
     unpacker.finish()
@@ -64,7 +67,7 @@ fn pack(path: &Path) -> (Vec<u8>, Summary) {
     (archive, packer.into_summary())
 }
 
-/// Everything below a folder: its path, and what it is.
+/// Everything below a folder, by path.
 fn listing(folder: &Path) -> BTreeMap<String, String> {
     fn walk(root: &Path, folder: &Path, found: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -96,7 +99,7 @@ fn no_temporary(folder: &Path) -> bool {
     !names(folder).iter().any(|name| name.contains(TEMPORARY_PREFIX))
 }
 
-/// A tree with all that can be copied, and a pipe, which cannot.
+/// A tree with every kind of entry that can be copied, and a pipe, which cannot.
 fn sample() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let tree = folder.path().join("tree");

@@ -4,14 +4,14 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use bathy_protocol::archive::{Decoder, MAX_DEPTH, Record};
+use bathy_protocol::archive::{ArchiveDecoder, ArchiveRecord, MAX_DEPTH};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{listing, pack, sample, unpack, wire, written};
-use crate::transfer::{Limits, PackError, Packer, Unpacker};
+use crate::transfer::{PackError, Packer, UnpackLimits, Unpacker};
 
-fn records(archive: &[u8]) -> Vec<Record> {
-    let mut decoder = Decoder::default();
+fn records(archive: &[u8]) -> Vec<ArchiveRecord> {
+    let mut decoder = ArchiveDecoder::default();
     decoder.push(archive);
     let mut records = Vec::new();
     while let Some(record) = decoder.next_record().unwrap() {
@@ -26,7 +26,7 @@ fn a_tree_arrives_as_it_was_and_both_sides_agree_on_its_digest() {
     let source = sample();
     let target = tempfile::tempdir().unwrap();
     let (archive, sent) = pack(&source.path().join("tree"));
-    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), UnpackLimits::default()).unwrap();
     for piece in archive.chunks(7777) {
         unpacker.take(piece).unwrap();
     }
@@ -35,7 +35,7 @@ fn a_tree_arrives_as_it_was_and_both_sides_agree_on_its_digest() {
     assert_eq!((sent.files, sent.folders, sent.links), (4, 4, 2));
     assert_eq!(sent.bytes, 5 + 1_200_000 + 10);
     assert_eq!(listing(source.path()), listing(target.path()));
-    // Packed again, wherever it lies now.
+    // Packed again at its new location.
     assert_eq!(pack(&target.path().join("tree")).1.digest, sent.digest);
 }
 
@@ -43,23 +43,23 @@ fn a_tree_arrives_as_it_was_and_both_sides_agree_on_its_digest() {
 fn a_trees_digest_depends_on_what_is_in_it_and_not_on_the_order() {
     let folder = tempfile::tempdir().unwrap();
     let enter = || super::enter("t");
-    let tree = |items: &[&[Record]]| {
-        let place = tempfile::tempdir_in(folder.path()).unwrap();
+    let tree = |items: &[&[ArchiveRecord]]| {
+        let copy_folder = tempfile::tempdir_in(folder.path()).unwrap();
         let inner = items.iter().flat_map(|item| item.iter().cloned());
         let records: Vec<_> =
-            [enter()].into_iter().chain(inner).chain([Record::Leave, Record::End]).collect();
-        unpack(place.path(), &records).unwrap().digest
+            [enter()].into_iter().chain(inner).chain([ArchiveRecord::Leave, ArchiveRecord::End]).collect();
+        unpack(copy_folder.path(), &records).unwrap().digest
     };
     let (a, b) = (written("a", "1"), written("b", "2"));
     let digest = tree(&[&a, &b]);
     assert_eq!(digest, tree(&[&b, &a]));
-    let different: [&[&[Record]]; 6] = [
+    let different: [&[&[ArchiveRecord]]; 6] = [
         &[&a],
         &[&written("a", "2"), &written("b", "1")],
         &[&a, &written("c", "2")],
         &[&a, &b, &[super::link("c", "a")]],
-        &[&a, &[super::enter("b"), Record::Leave]],
-        &[&a, &[Record::File { name: b"b".into(), mode: 0o600, size: 1, modified: 0 }], &b[1..]],
+        &[&a, &[super::enter("b"), ArchiveRecord::Leave]],
+        &[&a, &[ArchiveRecord::File { name: b"b".into(), mode: 0o600, size: 1, modified: 0 }], &b[1..]],
     ];
     for (number, items) in different.into_iter().enumerate() {
         assert_ne!(digest, tree(items), "case {number}");
@@ -83,7 +83,7 @@ fn the_named_item_may_be_a_link_and_a_link_inside_stays_one() {
     symlink("tree", &alias).unwrap();
     assert_eq!(pack(&alias), pack(&folder.path().join("tree")));
     let (archive, _) = pack(&folder.path().join("tree/down"));
-    assert!(records(&archive).contains(&Record::Data(b"#!/bin/sh\n".to_vec())));
+    assert!(records(&archive).contains(&ArchiveRecord::Data(b"#!/bin/sh\n".to_vec())));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_missing_source_is_named() {
 }
 
 #[test]
-fn pipes_and_sockets_are_left_out_and_named_and_nobody_waits_for_them() {
+fn pipes_and_sockets_are_left_out_and_named_without_blocking() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
@@ -103,36 +103,36 @@ fn pipes_and_sockets_are_left_out_and_named_and_nobody_waits_for_them() {
     fs::write(folder.path().join("file"), "x").unwrap();
     let (archive, mut summary) = pack(folder.path());
     summary.skipped.sort();
-    let place = folder.path().display();
+    let folder_path = folder.path().display();
     let expected = [
-        (format!("{place}/pipe"), "it is a pipe".to_owned()),
-        (format!("{place}/socket"), "it is a socket".to_owned()),
+        (format!("{folder_path}/pipe"), "it is a pipe".to_owned()),
+        (format!("{folder_path}/socket"), "it is a socket".to_owned()),
     ];
     assert_eq!(summary.skipped, expected);
     assert_eq!((summary.skipped_count, summary.files), (2, 1));
-    let skipped = |record: &&Record| matches!(record, Record::Skipped { .. });
+    let skipped = |record: &&ArchiveRecord| matches!(record, ArchiveRecord::Skipped { .. });
     assert_eq!(records(&archive).iter().filter(skipped).count(), 2);
     assert!(matches!(Packer::open(&pipe), Err(PackError::Special(_))));
     assert!(matches!(Packer::open(Path::new("/dev/null")), Err(PackError::Special(_))));
 }
 
 #[test]
-fn rooms_are_kept_to_and_every_call_gets_further() {
+fn every_call_respects_its_limit_and_makes_progress() {
     let source = sample();
     let whole = pack(&source.path().join("tree")).0;
-    for room in [64 * 1024, 64 * 1024 + 1, 100_000, 1 << 20] {
+    for max in [64 * 1024, 64 * 1024 + 1, 100_000, 1 << 20] {
         let mut packer = Packer::open(&source.path().join("tree")).unwrap();
         let mut total = 0;
         loop {
             let mut out = b"before".to_vec();
-            let more = packer.fill(&mut out, room).unwrap();
-            assert!(out.starts_with(b"before") && out.len() <= 6 + room, "{} for {room}", out.len());
+            let more = packer.fill(&mut out, max).unwrap();
+            assert!(out.starts_with(b"before") && out.len() <= 6 + max, "{} for {max}", out.len());
             total += out.len() - 6;
             if !more {
                 break;
             }
         }
-        // The pieces of a file differ, so their headers do.
+        // Pieces of a file may be split differently, which changes the number of headers.
         assert!(total.abs_diff(whole.len()) < 4096, "{total} of {}", whole.len());
     }
     let mut packer = Packer::open(&source.path().join("tree/small")).unwrap();
@@ -151,14 +151,14 @@ fn permission_bits_beyond_the_nine_are_not_sent() {
     fs::write(&path, "").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
     let sent = records(&pack(&path).0);
-    assert!(matches!(sent.first(), Some(Record::File { mode: 0o755, .. })), "{sent:?}");
+    assert!(matches!(sent.first(), Some(ArchiveRecord::File { mode: 0o755, .. })), "{sent:?}");
 }
 
 #[test]
 fn a_tree_as_deep_as_allowed_is_packed_and_one_deeper_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut path = folder.path().to_owned();
-    // The topmost folder counts as the first.
+    // The topmost folder counts as well.
     path.extend(vec!["d"; MAX_DEPTH - 1]);
     fs::create_dir_all(&path).unwrap();
     assert_eq!(pack(folder.path()).1.folders, MAX_DEPTH as u64);
@@ -179,5 +179,5 @@ fn names_are_the_callers() {
 fn an_archive_without_its_end_is_not_what_a_packer_makes() {
     let source = sample();
     let (archive, _) = pack(&source.path().join("tree"));
-    assert!(archive.ends_with(&wire(&[Record::Leave, Record::End])));
+    assert!(archive.ends_with(&wire(&[ArchiveRecord::Leave, ArchiveRecord::End])));
 }

@@ -7,26 +7,27 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use bathy_protocol::archive::Record;
+use bathy_protocol::archive::ArchiveRecord;
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{
-    Answer, CONNECTION, Cause, Channel, Decoder, Direction, Exit, FromKeeper, INITIAL_WINDOW, MAX_REQUEST,
-    RefusalKind, Refused, Request, StdChannel, Transfer, Work, frame,
+    Answer, CONNECTION, Cause, Channel, CopyDirection, Decoder, Exit, FromKeeper, INITIAL_WINDOW,
+    MAX_REQUEST, RefusalKind, Refused, Request, StdChannel, Transfer, Work, frame,
 };
 
 use super::{data, enter, file, names, pack, sample, wire, written};
 use crate::connection::{Connection, ConnectionError};
 use crate::transfer::{
-    Limits, Options, Packer, Summary, TransferError, UnpackError, Unpacker, into_guest, out_of_guest,
+    Packer, Summary, TransferError, TransferOptions, TransferSession, UnpackError, UnpackLimits, Unpacker,
+    into_guest, out_of_guest,
 };
 
 pub(super) const STREAM: u32 = 5;
-/// For the guests that stall.
+/// The stall timeout for guests that stall.
 const STALL: Duration = Duration::from_millis(300);
-/// For the guests that do not, on a machine that may be busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The stall timeout for guests that do not, on a machine that may be busy.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the sandbox's side of the socket sees and says.
+/// The sandbox's side of the socket.
 pub(super) struct Guest {
     pub(super) socket: UnixStream,
     decoder: Decoder,
@@ -37,7 +38,7 @@ pub(super) struct Guest {
 pub(super) enum Seen {
     Request(Request),
     Input(Vec<u8>),
-    Gone,
+    HangUp,
 }
 
 impl Guest {
@@ -52,24 +53,24 @@ impl Guest {
             }
             let mut buffer = [0; 4096];
             match self.socket.read(&mut buffer) {
-                Ok(0) | Err(_) => return Seen::Gone,
+                Ok(0) | Err(_) => return Seen::HangUp,
                 Ok(count) => self.decoder.push(&buffer[..count]),
             }
         }
     }
 
-    /// Waits for room for more output; false if there will be none.
+    /// Waits for a grant of more output. False if the client closed the connection.
     fn is_granted(&mut self) -> bool {
         loop {
             match self.next() {
                 Seen::Request(Request::Grant { .. }) => return true,
-                Seen::Gone => return false,
+                Seen::HangUp => return false,
                 _ => {}
             }
         }
     }
 
-    /// The first thing that a client says.
+    /// The client's first message.
     pub(super) fn started(&mut self) -> Transfer {
         match self.next() {
             Seen::Request(Request::Start { work: Work::Transfer(transfer), tag: 9, job: None }) => transfer,
@@ -77,7 +78,7 @@ impl Guest {
         }
     }
 
-    pub(super) fn say(&mut self, answer: &Answer) {
+    pub(super) fn answer(&mut self, answer: &Answer) {
         let mut out = Vec::new();
         encode(STREAM, answer, &mut out).unwrap();
         let _ = self.socket.write_all(&out);
@@ -90,9 +91,9 @@ impl Guest {
     }
 
     pub(super) fn exit(&mut self, code: u8) {
-        self.say(&Answer::Exited(Exit::Code(code)));
-        // Until the client has seen it.
-        while self.next() != Seen::Gone {}
+        self.answer(&Answer::Exited(Exit::Code(code)));
+        // Wait until the client has read it.
+        while self.next() != Seen::HangUp {}
     }
 
     /// Prints `archive` as far as the client grants it.
@@ -116,7 +117,7 @@ impl Guest {
     }
 }
 
-/// A connection whose other side is `guest`.
+/// A connection to `guest`.
 pub(super) fn connect<T: Send + 'static>(
     guest: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Connection, JoinHandle<T>) {
@@ -127,7 +128,7 @@ pub(super) fn connect<T: Send + 'static>(
     (connection, thread)
 }
 
-fn transfer(direction: Direction) -> Transfer {
+fn transfer(direction: CopyDirection) -> Transfer {
     Transfer { direction, path: b"/there".into(), name: b"tree".into(), user: "user".into() }
 }
 
@@ -136,7 +137,7 @@ fn fetch<T: Send + 'static>(
     destination: &Path,
     guest: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Result<Summary, TransferError>, T) {
-    fetch_within(PATIENCE, destination, guest)
+    fetch_within(TIMEOUT, destination, guest)
 }
 
 fn fetch_within<T: Send + 'static>(
@@ -145,10 +146,11 @@ fn fetch_within<T: Send + 'static>(
     guest: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Result<Summary, TransferError>, T) {
     let (mut connection, thread) = connect(guest);
-    let unpacker = Unpacker::new(destination, OsStr::new("item"), Limits::default()).unwrap();
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall };
-    let transfer = transfer(Direction::OutOfGuest);
-    let outcome = out_of_guest(&mut connection, STREAM, unpacker, transfer, 9, options);
+    let unpacker = Unpacker::new(destination, OsStr::new("item"), UnpackLimits::default()).unwrap();
+    let options = TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall };
+    let transfer = transfer(CopyDirection::OutOfGuest);
+    let outcome = TransferSession::start(&mut connection, STREAM, transfer, 9, options)
+        .and_then(|session| out_of_guest(session, unpacker));
     drop(connection);
     (outcome, thread.join().unwrap())
 }
@@ -158,7 +160,7 @@ fn send<T: Send + 'static>(
     source: &Path,
     guest: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Result<Summary, TransferError>, T) {
-    send_within(PATIENCE, source, guest)
+    send_within(TIMEOUT, source, guest)
 }
 
 fn send_within<T: Send + 'static>(
@@ -168,9 +170,10 @@ fn send_within<T: Send + 'static>(
 ) -> (Result<Summary, TransferError>, T) {
     let (mut connection, thread) = connect(guest);
     let packer = Packer::open(source).unwrap();
-    let options = Options { progress: &mut |_, _| {}, interrupt: None, stall };
-    let transfer = transfer(Direction::IntoGuest);
-    let outcome = into_guest(&mut connection, STREAM, packer, transfer, 9, options);
+    let options = TransferOptions { progress: &mut |_, _| {}, interrupt: None, stall };
+    let transfer = transfer(CopyDirection::IntoGuest);
+    let outcome = TransferSession::start(&mut connection, STREAM, transfer, 9, options)
+        .and_then(|session| into_guest(session, packer));
     drop(connection);
     (outcome, thread.join().unwrap())
 }
@@ -181,7 +184,7 @@ fn small_file(folder: &Path) -> PathBuf {
     path
 }
 
-/// An honest guest: takes everything within its window and grants more.
+/// A correct guest: reads everything within its window and grants more.
 pub(super) fn take_all(guest: &mut Guest) -> Vec<u8> {
     let (mut taken, mut open) = (Vec::new(), INITIAL_WINDOW as usize);
     loop {
@@ -190,7 +193,7 @@ pub(super) fn take_all(guest: &mut Guest) -> Vec<u8> {
                 open = open.checked_sub(bytes.len()).expect("the client keeps to its window");
                 taken.extend(bytes);
                 if open < 20_000 {
-                    guest.say(&Answer::Grant { bytes: 40_000 });
+                    guest.answer(&Answer::Grant { bytes: 40_000 });
                     open += 40_000;
                 }
             }
@@ -206,14 +209,14 @@ fn a_tree_goes_into_the_guest_within_its_window() {
     let tree = source.path().join("tree");
     let (outcome, (asked, taken)) = send(&tree, |guest| {
         let asked = guest.started();
-        guest.say(&Answer::Started { pid: 7 });
+        guest.answer(&Answer::Started { pid: 7 });
         let taken = take_all(guest);
         guest.exit(0);
         (asked, taken)
     });
-    assert_eq!(asked, transfer(Direction::IntoGuest));
+    assert_eq!(asked, transfer(CopyDirection::IntoGuest));
     let target = tempfile::tempdir().unwrap();
-    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), Limits::default()).unwrap();
+    let mut unpacker = Unpacker::new(target.path(), OsStr::new("tree"), UnpackLimits::default()).unwrap();
     unpacker.take(&taken).unwrap();
     let received = unpacker.finish().unwrap();
     assert_eq!(outcome.unwrap(), received);
@@ -231,13 +234,13 @@ fn a_tree_comes_out_of_the_guest_within_the_hosts_window() {
         guest.exit(0);
         asked
     });
-    assert_eq!(asked, transfer(Direction::OutOfGuest));
+    assert_eq!(asked, transfer(CopyDirection::OutOfGuest));
     assert_eq!(outcome.unwrap(), sent);
     assert_eq!(super::listing(source.path()), super::listing(target.path()));
 }
 
 #[test]
-fn progress_is_told_with_a_total_where_there_is_one() {
+fn progress_is_reported_with_a_total_where_there_is_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = small_file(folder.path());
     let (mut connection, thread) = connect(|guest| {
@@ -245,18 +248,20 @@ fn progress_is_told_with_a_total_where_there_is_one() {
         take_all(guest);
         guest.exit(0);
     });
-    let mut told = Vec::new();
-    let mut progress = |done, total| told.push((done, total));
-    let options = Options { progress: &mut progress, interrupt: None, stall: PATIENCE };
+    let mut reported = Vec::new();
+    let mut progress = |done, total| reported.push((done, total));
+    let options = TransferOptions { progress: &mut progress, interrupt: None, stall: TIMEOUT };
     let packer = Packer::open(&path).unwrap();
-    into_guest(&mut connection, STREAM, packer, transfer(Direction::IntoGuest), 9, options).unwrap();
+    TransferSession::start(&mut connection, STREAM, transfer(CopyDirection::IntoGuest), 9, options)
+        .and_then(|session| into_guest(session, packer))
+        .unwrap();
     drop(connection);
     thread.join().unwrap();
-    assert_eq!(told.last(), Some(&(5, Some(5))));
+    assert_eq!(reported.last(), Some(&(5, Some(5))));
 }
 
 #[test]
-fn the_guests_complaint_is_the_error_and_is_bounded() {
+fn the_guests_error_text_is_the_error_and_is_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let complain = |guest: &mut Guest| {
         guest.started();
@@ -289,11 +294,11 @@ fn c1_a_forged_success_is_not_believed() {
     let target = folder.path().join("out");
     let (outcome, ()) = fetch(&target, |guest| {
         guest.started();
-        guest.print(Channel::Stdout, &wire(&[file("f", 5), data("hello"), Record::FileEnd]));
+        guest.print(Channel::Stdout, &wire(&[file("f", 5), data("hello"), ArchiveRecord::FileEnd]));
         guest.exit(0);
     });
     assert!(matches!(outcome, Err(TransferError::Unpack(UnpackError::Truncated))), "{outcome:?}");
-    // Larger than a window: the guest cannot have it all.
+    // Larger than a window: the guest cannot have received all of it.
     let path = folder.path().join("large");
     fs::write(&path, vec![0; 200_000]).unwrap();
     let (outcome, ()) = send(&path, |guest| {
@@ -304,15 +309,15 @@ fn c1_a_forged_success_is_not_believed() {
 }
 
 #[test]
-fn c1_a_guest_that_says_nothing_is_not_waited_for() {
+fn c1_a_guest_that_says_nothing_times_out() {
     let folder = tempfile::tempdir().unwrap();
-    let silent = |guest: &mut Guest| while guest.next() != Seen::Gone {};
+    let silent = |guest: &mut Guest| while guest.next() != Seen::HangUp {};
     let begun = Instant::now();
     let (outcome, ()) = fetch_within(STALL, &folder.path().join("out"), silent);
     assert!(matches!(outcome, Err(TransferError::Stalled)), "{outcome:?}");
     let (outcome, ()) = send_within(STALL, &small_file(folder.path()), silent);
     assert!(matches!(outcome, Err(TransferError::Stalled)), "{outcome:?}");
-    assert!((STALL * 2..PATIENCE).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!((STALL * 2..TIMEOUT).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!(names(folder.path()), ["small"]);
 }
 
@@ -346,8 +351,8 @@ fn c1_a_grant_of_more_than_a_window_is_an_error() {
     for bytes in [u32::MAX, INITIAL_WINDOW] {
         let (outcome, ()) = send(&small_file(folder.path()), move |guest| {
             guest.started();
-            guest.say(&Answer::Grant { bytes });
-            while guest.next() != Seen::Gone {}
+            guest.answer(&Answer::Grant { bytes });
+            while guest.next() != Seen::HangUp {}
         });
         let window =
             |error: &TransferError| matches!(error, TransferError::Connection(ConnectionError::Window(_)));
@@ -371,13 +376,13 @@ fn c1_a_flood_on_the_wrong_channel_is_not_progress() {
 }
 
 #[test]
-fn a_refusal_and_the_sandboxs_end_are_told_apart() {
+fn a_refusal_and_the_sandboxs_end_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let (outcome, ()) = fetch(&folder.path().join("out"), |guest| {
         guest.started();
         let message = "no such user".to_owned();
-        guest.say(&Answer::Refused(Refused { kind: RefusalKind::BadRequest, message }));
-        while guest.next() != Seen::Gone {}
+        guest.answer(&Answer::Refused(Refused { kind: RefusalKind::BadRequest, message }));
+        while guest.next() != Seen::HangUp {}
     });
     assert!(
         matches!(&outcome, Err(error @ TransferError::Refused(_)) if error.to_string() == "no such user")
@@ -391,11 +396,11 @@ fn a_refusal_and_the_sandboxs_end_are_told_apart() {
     });
     assert!(matches!(outcome, Err(TransferError::SandboxEnded { cause: Cause::Killed, .. })));
     let (outcome, _) = fetch(&folder.path().join("out"), |guest| guest.started());
-    assert!(matches!(outcome, Err(TransferError::Connection(ConnectionError::Gone))));
+    assert!(matches!(outcome, Err(TransferError::Connection(ConnectionError::KeeperExited))));
 }
 
 #[test]
-fn an_interrupt_ends_the_copy_and_the_guest_is_told() {
+fn an_interrupt_ends_the_copy_and_the_guest_is_notified() {
     let folder = tempfile::tempdir().unwrap();
     let (reader, mut writer) = UnixStream::pair().unwrap();
     writer.write_all(b"!").unwrap();
@@ -408,31 +413,34 @@ fn an_interrupt_ends_the_copy_and_the_guest_is_told() {
                         guest.exit(1);
                         return Some(request);
                     }
-                    Seen::Gone => return None,
+                    Seen::HangUp => return None,
                     Seen::Input(_) => {}
                 }
             }
         });
-        let options = Options { progress: &mut |_, _| {}, interrupt: Some(reader.as_fd()), stall: PATIENCE };
+        let options =
+            TransferOptions { progress: &mut |_, _| {}, interrupt: Some(reader.as_fd()), stall: TIMEOUT };
         let outcome = match direction {
-            Direction::IntoGuest => {
+            CopyDirection::IntoGuest => {
                 let path = folder.path().join("large");
                 fs::write(&path, vec![0; 200_000]).unwrap();
                 let packer = Packer::open(&path).unwrap();
-                into_guest(&mut connection, STREAM, packer, transfer(direction), 9, options)
+                TransferSession::start(&mut connection, STREAM, transfer(direction), 9, options)
+                    .and_then(|session| into_guest(session, packer))
             }
-            Direction::OutOfGuest => {
+            CopyDirection::OutOfGuest => {
                 let target = folder.path().join("out");
-                let unpacker = Unpacker::new(&target, OsStr::new("x"), Limits::default()).unwrap();
-                out_of_guest(&mut connection, STREAM, unpacker, transfer(direction), 9, options)
+                let unpacker = Unpacker::new(&target, OsStr::new("x"), UnpackLimits::default()).unwrap();
+                TransferSession::start(&mut connection, STREAM, transfer(direction), 9, options)
+                    .and_then(|session| out_of_guest(session, unpacker))
             }
         };
         assert!(matches!(outcome, Err(TransferError::Interrupted)), "{outcome:?}");
         drop(connection);
         thread.join().unwrap()
     };
-    assert_eq!(interrupted(Direction::IntoGuest), Some(Request::CloseStdin));
-    assert_eq!(interrupted(Direction::OutOfGuest), Some(Request::Signal(9)));
+    assert_eq!(interrupted(CopyDirection::IntoGuest), Some(Request::CloseStdin));
+    assert_eq!(interrupted(CopyDirection::OutOfGuest), Some(Request::Signal(9)));
 }
 
 #[test]

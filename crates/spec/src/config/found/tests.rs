@@ -4,7 +4,7 @@ use super::*;
 use crate::config::{FILE_NAME, Layers, fields, load};
 use crate::{Security, Size};
 
-/// Each with what is in the way, the limit, and the option that says it instead.
+/// Each with the refused value, the limit, and the option that sets it explicitly.
 const TOO_MUCH: [(&str, &str, &str, &str, &str); 33] = [
     ("auto_remove = true", "auto_remove", "true", "disk and logs", "--rm"),
     ("[network]\npreset = \"open\"", "network", "open", "public addresses", "--allow"),
@@ -100,9 +100,9 @@ fn found(text: &str, replaced: &[&str]) -> Result<SandboxSpec, String> {
 fn c6_a_file_that_was_only_found_raises_no_limit_and_weakens_no_boundary() {
     for (text, key, part, limit, option) in TOO_MUCH {
         let error = found(text, &[]).unwrap_err();
-        let place = format!("{FILE_NAME} was only found here, and its `{key}` has `{part}`, which ");
+        let location = format!("{FILE_NAME} was only found here, and its `{key}` has `{part}`, which ");
         let hints = [limit, &format!("--config {FILE_NAME}"), option, "--no-config"];
-        assert!(error.starts_with(&place) && hints.iter().all(|hint| error.contains(hint)), "{error}");
+        assert!(error.starts_with(&location) && hints.iter().all(|hint| error.contains(hint)), "{error}");
         let key = key.split('.').next().unwrap();
         if key != "labels" {
             assert_eq!(found(text, &[key]), Ok(SandboxSpec::default()), "the caller says it: {text}");
@@ -154,7 +154,8 @@ fn variables_and_labels_of_the_file_stay_beside_those_of_the_caller() {
     assert_eq!((spec.env.len(), spec.labels.len()), (1, 1));
 }
 
-/// What a file may set as it likes: it costs the host nothing and is a matter of the guest alone, or can only hold back.
+/// Fields that a file may set freely: they cost the host nothing and only concern the guest, or can only
+/// restrict.
 const FREE: [&str; 7] = ["image", "env", "workdir", "command", "cpu_quota", "max_duration", "idle_timeout"];
 
 #[test]

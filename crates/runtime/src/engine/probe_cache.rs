@@ -1,7 +1,7 @@
-//! What was last found out about `/dev/kvm`, so that a guest is not tried at every start.
+//! A cache of the last KVM probe, so that not every start runs a probe guest.
 //!
-//! It holds for one boot of the machine and one device. It is only ever a shortcut: what cannot be read or written is
-//! as good as not there.
+//! An entry is valid for one boot and one device. The cache is only an optimisation: errors count as a
+//! missing entry.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -12,18 +12,18 @@ use std::time::Duration;
 use bathy_spec::host;
 use serde::{Deserialize, Serialize};
 
-use crate::kvm_probe::Verdict;
+use crate::kvm_probe::KvmSupport;
 
-/// Its file in the state folder.
+/// The file in the state folder.
 pub const FILE: &str = "kvm.json";
-/// Counts the ways in which guests are tried: what another version found is not known to this one.
+/// The version of the probe: results of another version are not used.
 const PROBE: u32 = 2;
-/// Longer than any memory.
+/// The maximum size of the file.
 const MAX_FILE: u64 = 4096;
-/// How long a guest's failure to finish is remembered: an emulated one may get faster, or be replaced.
-const DOUBT: Duration = Duration::from_secs(10 * 60);
+/// How long a probe that did not finish is cached: an emulated device may get faster or be replaced.
+const RETRY_SLOW_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// A device as it is at present: if one of these is another, so may be what it is good for.
+/// The identity of a device: if any of these changes, the cached result is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     probe: u32,
@@ -37,7 +37,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// The opened device, unless the kernel does not tell.
+    /// The identity of the opened device, if the kernel reports it.
     pub fn of(opened: &File) -> Option<Self> {
         let data = opened.metadata().ok()?;
         Some(Self {
@@ -57,25 +57,24 @@ impl Device {
 #[serde(deny_unknown_fields)]
 struct Entry {
     device: Device,
-    verdict: Verdict,
+    verdict: KvmSupport,
 }
 
-/// The file.
 #[derive(Debug)]
-pub struct Memory {
+pub struct ProbeCache {
     state: PathBuf,
     path: PathBuf,
 }
 
-impl Memory {
-    /// That of a state folder.
+impl ProbeCache {
+    /// The cache of a state folder.
     pub fn of(state: &Path) -> Self {
         Self { state: state.to_owned(), path: state.join(FILE) }
     }
 
-    /// What was found out about this device.
-    pub fn recall(&self, device: &Device) -> Option<Verdict> {
-        // Whatever lies there, it is not waited for.
+    /// The cached result for this device.
+    pub fn get(&self, device: &Device) -> Option<KvmSupport> {
+        // Whatever is at the path, opening it does not block.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = File::options().read(true).custom_flags(flags).open(&self.path).ok()?;
         let data = file.metadata().ok().filter(fs::Metadata::is_file)?;
@@ -83,19 +82,19 @@ impl Memory {
         let mut text = String::new();
         file.take(MAX_FILE).read_to_string(&mut text).ok()?;
         let entry: Entry = serde_json::from_str(&text).ok()?;
-        // Who may use the device is asked every time, so nothing else than a measurement is worth remembering.
+        // Permissions are checked at every start, so only a measurement is cached.
         let holds = match entry.verdict {
-            Verdict::Hardware { .. } => true,
-            Verdict::NotHardware { .. } => age < DOUBT,
+            KvmSupport::Hardware { .. } => true,
+            KvmSupport::NotHardware { .. } => age < RETRY_SLOW_AFTER,
             _ => false,
         };
         (entry.device == *device && holds).then_some(entry.verdict)
     }
 
-    /// Remembers what was found out, if it was.
-    pub fn keep(&self, device: Device, verdict: Verdict) {
+    /// Caches a result if it is a measurement.
+    pub fn put(&self, device: Device, verdict: KvmSupport) {
         if verdict.is_measurement() {
-            // The next start tries again.
+            // If that fails, the next start probes again.
             let _ = self.write(&Entry { device, verdict });
         }
     }
@@ -104,7 +103,7 @@ impl Memory {
         let folder = &self.state;
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let text = serde_json::to_vec(entry)?;
-        // A name of its own, so that of several who write at once each writes a whole file.
+        // A name of its own, so that concurrent writers each write a complete file.
         let fresh = folder.join(format!(".{FILE}.{}", std::process::id()));
         let written = File::options()
             .write(true)

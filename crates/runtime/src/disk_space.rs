@@ -1,5 +1,5 @@
-//! Whether the host's disk can hold what a persistent sandbox was promised. Its files are sparse: they take room when they are
-//! written, and not before.
+//! Checks whether the host's disk can hold what a persistent sandbox may write. Its files are sparse: they
+//! occupy space only when written.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use crate::folder::Folder;
 const BLOCK: u64 = 512;
 const MIB: u64 = 1 << 20;
 
-/// A disk that is too small for what was promised.
+/// The disk has less space than the sandbox may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
     folder: PathBuf,
@@ -23,7 +23,7 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// Of the sandbox in `folder`, if there is one.
+    /// The shortage of the sandbox in `folder`, if there is one.
     pub fn of(folder: &Folder, spec: &SandboxSpec) -> Option<Self> {
         let found = rustix::fs::statvfs(folder.path()).ok()?;
         let free = found.f_bavail.saturating_mul(found.f_frsize);
@@ -40,7 +40,7 @@ impl fmt::Display for Shortage {
         let folder = self.folder.display();
         write!(
             out,
-            "{folder} is on a file system with {free} MiB of free space, and {what} may come to need {promised} MiB more: free some space, or make it with a smaller --disk, before its writes fail and its network waits"
+            "{folder} is on a file system with {free} MiB of free space, and {what} may need {promised} MiB more: free some space, or make it with a smaller --disk, before its writes fail and its network waits"
         )
     }
 }
@@ -49,12 +49,12 @@ impl fmt::Display for Shortage {
 fn promised(folder: &Folder, spec: &SandboxSpec) -> u64 {
     let disk = unused(&folder.disk(), spec.disk.0);
     let logs = [folder.output_log(), folder.console_log()].map(|ring| unused(&ring, spec.log_size.0 / 2));
-    // Any sandbox can also be parked by hand. That is refused for want of space, and costs nothing.
+    // Any sandbox can also be paused explicitly; that is refused if there is no space.
     let memory = spec.pause_idle.map_or(0, |_| unused(&folder.parking(), spec.memory.0));
     disk + logs.iter().sum::<u64>() + memory
 }
 
-/// What a file of this size does not take yet.
+/// The part of a file of this size that is not allocated yet.
 fn unused(path: &Path, size: u64) -> u64 {
     let taken = path.symlink_metadata().map_or(0, |data| data.blocks().saturating_mul(BLOCK));
     size.saturating_sub(taken)
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(promised(&folder, &spec), (60 + 16) * MIB);
         spec.pause_idle = Some(Seconds::from_millis(1000));
         assert_eq!(promised(&folder, &spec), (60 + 16 + 128) * MIB);
-        assert_eq!(Shortage::of(&folder, &spec), None, "the test's own machine has more");
+        assert_eq!(Shortage::of(&folder, &spec), None, "the test's own machine has enough space");
         spec.disk = Size(1 << 60);
         let sentence = Shortage::of(&folder, &spec).unwrap().to_string();
         assert!(sentence.contains(&format!("need {} MiB", (1u64 << 40) - 4 + 16 + 128)), "{sentence}");
