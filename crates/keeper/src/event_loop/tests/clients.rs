@@ -340,7 +340,12 @@ fn a_gateway_that_exits_takes_the_link_down_and_another_one_brings_it_up() {
     bench.gateway = None;
     bench.settle();
     assert!(!link_up(&mut bench));
-    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None);
+    let pair = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        None,
+    );
     let (gateway, link) = pair.unwrap();
     bench.announce(&ToKeeper::Link, &link);
     bench.settle();
