@@ -337,10 +337,16 @@ fn a_gateway_that_exits_takes_the_link_down_and_another_one_brings_it_up() {
     let mut bench = Bench::ready(false);
     let link_up = |bench: &mut Bench| bench.keeper.devices.with_network(|nic| nic.save().link_up).unwrap();
     assert!(link_up(&mut bench));
-    bench.gateway = None;
+    // Closing alone would not do while a process that another test starts has a copy.
+    bench.gateway.take().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
     bench.settle();
     assert!(!link_up(&mut bench));
-    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None);
+    let pair = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        None,
+    );
     let (gateway, link) = pair.unwrap();
     bench.announce(&ToKeeper::Link, &link);
     bench.settle();

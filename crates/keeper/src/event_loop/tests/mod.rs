@@ -130,9 +130,14 @@ impl Bench {
         let models = Models::new(file(), file(), &launch).unwrap();
         let (devices, ends) = Devices::on_sockets(models, &ram, &epolls.running).unwrap();
         let (guest, process) = FakeGuest::new(&ram, &ends);
-        let (console, console_write) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        let (console, console_write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).unwrap();
         let (owner, owner_socket) = TestClient::new();
-        let gateway = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None);
+        let gateway = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+            None,
+        );
         let (gateway, link) = gateway.unwrap();
         let ring = |name: &str| {
             let file = bathy_logs::create(&folder.path().join(name), LOG_CAPACITY).unwrap();
