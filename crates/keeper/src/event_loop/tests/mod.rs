@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use bathy_devices::testing::TestClock;
-use bathy_logs::{Reader, Record};
+use bathy_logs::{LogRecord, Reader};
 use bathy_protocol::launch::{DiskLimits, Engine, UmlMode};
 use bathy_protocol::message::{decode, encode};
 use bathy_protocol::{Answer, CONNECTION, Channel, Decoder, Exec, MAX_REQUEST, Request, ToKeeper, Work};
@@ -265,7 +265,7 @@ impl Bench {
     }
 
     /// What was written to the log of jobs.
-    fn logged(&self) -> Vec<Record> {
+    fn logged(&self) -> Vec<LogRecord> {
         let mut reader = Reader::open(&self.output_log).unwrap();
         std::iter::from_fn(|| reader.next().unwrap()).collect()
     }
