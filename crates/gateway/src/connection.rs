@@ -41,6 +41,15 @@ pub use turn::TurnOutcome;
 /// How many bytes one connection moves, both ways together, before others have their turn.
 const TURN: usize = 256 * 1024;
 
+/// What stacks are made with during a turn.
+#[derive(Clone, Copy)]
+pub struct NewStacks {
+    /// The clock of all stacks.
+    pub clock: Clock,
+    /// The size of each of a stack's buffers.
+    pub buffer_size: usize,
+}
+
 #[derive(Debug)]
 pub struct Connection {
     pub tuple: FourTuple,
@@ -246,11 +255,11 @@ impl Connection {
     pub fn pump(
         &mut self,
         now: Instant,
-        clock: Clock,
-        buffer_size: usize,
+        new_stacks: NewStacks,
         link: &mut Link,
         down: &mut u64,
     ) -> TurnOutcome {
+        let NewStacks { clock, buffer_size } = new_stacks;
         let mut turn = Turn { now, clock, buffer_size, link, down, left: TURN, meter: &mut self.meter };
         if let Some(outcome) = finish_dial(&mut self.state, self.tuple, &mut turn) {
             return outcome;

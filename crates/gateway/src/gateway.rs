@@ -434,24 +434,27 @@ impl Gateway {
     }
 
     /// Logs the end of a connection or flow, or one that could not begin.
-    pub(crate) fn log_close(
-        &mut self,
-        number: u64,
-        peer: Peer,
-        meter: (u64, u64),
-        started: Instant,
-        reason: &str,
-    ) {
+    pub(crate) fn log_close(&mut self, closed: Closed, reason: &str) {
+        let Closed { number, peer, bytes: (sent, received), started } = closed;
         let milliseconds = self.now.saturating_duration_since(started).as_millis();
         self.event_log.log(NetEvent::Closed {
             number,
             peer,
-            sent: meter.0,
-            received: meter.1,
+            sent,
+            received,
             milliseconds: u64::try_from(milliseconds).unwrap_or(u64::MAX),
             reason: reason.to_owned(),
         });
     }
+}
+
+/// A connection or flow that has ended.
+pub(crate) struct Closed {
+    pub(crate) number: u64,
+    pub(crate) peer: Peer,
+    /// From the guest and to it.
+    pub(crate) bytes: (u64, u64),
+    pub(crate) started: Instant,
 }
 
 /// The number of a connection in events. Flows have the odd numbers between.

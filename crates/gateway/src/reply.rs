@@ -38,11 +38,10 @@ fn send_ip(
     remote: IpAddr,
     protocol: IpProtocol,
     length: usize,
-    hops: u8,
     fill: impl FnOnce(&mut [u8]),
 ) {
     let (from, to) = (IpAddress::from(remote), IpAddress::from(guest(remote)));
-    let ip = IpRepr::new(from, to, protocol, length, hops);
+    let ip = IpRepr::new(from, to, protocol, length, HOPS);
     link.send(EtherType::of(remote), ip.buffer_len(), |packet| {
         ip.emit(&mut *packet, &checksums());
         fill(packet.get_mut(ip.header_len()..).unwrap_or_default());
@@ -95,7 +94,7 @@ pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
                 seq_no: request.echo_seq_no(),
                 data: request.data(),
             };
-            send_ip(link, remote, IpProtocol::Icmp, answer.buffer_len(), HOPS, |buffer| {
+            send_ip(link, remote, IpProtocol::Icmp, answer.buffer_len(), |buffer| {
                 answer.emit(&mut Icmpv4Packet::new_unchecked(buffer), &checksums());
             });
         }
@@ -107,7 +106,7 @@ pub fn send_echo_reply(link: &mut Link, remote: IpAddr, packet: &[u8]) {
                 seq_no: request.echo_seq_no(),
                 data: request.payload(),
             };
-            send_ip(link, remote, IpProtocol::Icmpv6, answer.buffer_len(), HOPS, |buffer| {
+            send_ip(link, remote, IpProtocol::Icmpv6, answer.buffer_len(), |buffer| {
                 answer.emit(&GATEWAY_V6, &GUEST_V6, &mut Icmpv6Packet::new_unchecked(buffer), &checksums());
             });
         }
@@ -134,7 +133,7 @@ pub fn send_prohibited(link: &mut Link, remote: IpAddr, packet: &[u8]) {
                 header,
                 data: quoted(IPV4_HEADER),
             };
-            send_ip(link, GATEWAY_V4.into(), IpProtocol::Icmp, message.buffer_len(), HOPS, |buffer| {
+            send_ip(link, GATEWAY_V4.into(), IpProtocol::Icmp, message.buffer_len(), |buffer| {
                 message.emit(&mut Icmpv4Packet::new_unchecked(buffer), &checksums());
             });
         }
@@ -152,7 +151,7 @@ pub fn send_prohibited(link: &mut Link, remote: IpAddr, packet: &[u8]) {
                 header,
                 data: quoted(IPV6_HEADER),
             };
-            send_ip(link, GATEWAY_V6.into(), IpProtocol::Icmpv6, message.buffer_len(), HOPS, |buffer| {
+            send_ip(link, GATEWAY_V6.into(), IpProtocol::Icmpv6, message.buffer_len(), |buffer| {
                 message.emit(&GATEWAY_V6, &GUEST_V6, &mut Icmpv6Packet::new_unchecked(buffer), &checksums());
             });
         }
@@ -192,7 +191,7 @@ pub fn send_reset(link: &mut Link, segment: &Segment<'_>) {
     };
     let remote = segment.remote.ip();
     let (from, to) = (IpAddress::from(remote), IpAddress::from(guest(remote)));
-    send_ip(link, remote, IpProtocol::Tcp, answer.buffer_len(), HOPS, |buffer| {
+    send_ip(link, remote, IpProtocol::Tcp, answer.buffer_len(), |buffer| {
         answer.emit(&mut TcpPacket::new_unchecked(buffer), &from, &to, &checksums());
     });
 }
@@ -202,7 +201,7 @@ pub fn send_datagram(link: &mut Link, remote: SocketAddr, guest_port: u16, paylo
     let udp = UdpRepr { src_port: remote.port(), dst_port: guest_port };
     let address = remote.ip();
     let (from, to) = (IpAddress::from(address), IpAddress::from(guest(address)));
-    send_ip(link, address, IpProtocol::Udp, udp.header_len() + payload.len(), HOPS, |buffer| {
+    send_ip(link, address, IpProtocol::Udp, udp.header_len() + payload.len(), |buffer| {
         let mut packet = UdpPacket::new_unchecked(buffer);
         udp.emit(
             &mut packet,

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use bathy_policy::{Access, Protocol};
 use bathy_protocol::network::{GATEWAY_V4, GATEWAY_V6, NEVER_BEGAN, NetEvent, Peer};
 
-use crate::connection::{Connection, TurnOutcome};
+use crate::connection::{Connection, NewStacks, TurnOutcome};
 use crate::flows::FlowSocket;
 use crate::frame::Segment;
-use crate::gateway::{Gateway, Token, connection_number, watch};
+use crate::gateway::{Closed, Gateway, Token, connection_number, watch};
 use crate::host;
 use crate::inspect::{AppProtocol, ParsedTarget};
 use crate::policy_check::{self, Endpoint};
@@ -129,13 +129,9 @@ impl Gateway {
                 Err(error) => {
                     reply::send_reset(&mut self.link, segment);
                     let reason = format!("not connected: {error}");
-                    self.log_close(
-                        NEVER_BEGAN,
-                        policy_check::peer(&endpoint, None),
-                        (0, 0),
-                        self.now,
-                        &reason,
-                    );
+                    let peer = policy_check::peer(&endpoint, None);
+                    let closed = Closed { number: NEVER_BEGAN, peer, bytes: (0, 0), started: self.now };
+                    self.log_close(closed, &reason);
                 }
             },
         }
@@ -174,10 +170,11 @@ impl Gateway {
     pub(crate) fn turn(&mut self, number: u64) {
         for _ in 0..STEPS_AT_ONCE {
             let buffer_size = self.table.buffer_size(self.closing.count());
+            let new_stacks = NewStacks { clock: self.clock, buffer_size };
             let Some(connection) = self.table.get_mut(number) else { return };
             let mut down = self.quota.down.0.left();
             let (before, sent) = (down, self.link.sent.0);
-            let outcome = connection.pump(self.now, self.clock, buffer_size, &mut self.link, &mut down);
+            let outcome = connection.pump(self.now, new_stacks, &mut self.link, &mut down);
             self.quota.down.0.take(before - down);
             self.quota.down.1.take(self.link.sent.0 - sent);
             match outcome {
@@ -265,8 +262,8 @@ impl Gateway {
             self.event_log.log(NetEvent::Allowed { number, peer, rule });
         }
         if connection.is_logged || !connection.is_local() {
-            let meter = connection.meter.bytes();
-            self.log_close(number, peer_of(&connection), meter, connection.started, reason);
+            let (peer, bytes) = (peer_of(&connection), connection.meter.bytes());
+            self.log_close(Closed { number, peer, bytes, started: connection.started }, reason);
         }
         self.counts.end(std::mem::take(&mut connection.meter));
         if let Some(socket) = connection.into_closing() {

@@ -8,7 +8,7 @@ use bathy_protocol::network::{NEVER_BEGAN, NetEvent, Peer, Transport};
 
 use crate::flows::{DATAGRAMS_AT_ONCE, FlowSocket};
 use crate::frame::Datagram;
-use crate::gateway::{Gateway, Token, flow_number, watch};
+use crate::gateway::{Closed, Gateway, Token, flow_number, watch};
 use crate::host;
 use crate::policy_check;
 use crate::reply;
@@ -65,7 +65,8 @@ impl Gateway {
                 }
             }
             Err(error) => {
-                self.log_close(NEVER_BEGAN, peer, (0, 0), self.now, &format!("not sent: {error}"));
+                let closed = Closed { number: NEVER_BEGAN, peer, bytes: (0, 0), started: self.now };
+                self.log_close(closed, &format!("not sent: {error}"));
             }
         }
     }
@@ -122,7 +123,8 @@ impl Gateway {
             if let FlowSocket::Inbound(..) = flow.socket {
                 peer = Peer { inbound: true, port: flow.tuple.guest_port, ..peer };
             }
-            self.log_close(flow_number(number), peer, flow.meter.bytes(), flow.started, reason);
+            let (number, bytes) = (flow_number(number), flow.meter.bytes());
+            self.log_close(Closed { number, peer, bytes, started: flow.started }, reason);
             self.counts.end(flow.meter);
         }
     }

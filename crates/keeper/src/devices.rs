@@ -16,7 +16,7 @@ use bathy_protocol::launch::Launch;
 use bathy_protocol::network::GUEST_MAC;
 use bathy_uml::vhost::{Backend, VhostError};
 use bathy_vmm::bus::Registers;
-use bathy_vmm::{Machine, Slot, SlotError};
+use bathy_vmm::{Machine, Slot, SlotError, Wiring};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thiserror::Error;
 
@@ -146,16 +146,16 @@ impl Devices {
         ram: &Arc<GuestRam>,
         epoll: &OwnedFd,
     ) -> Result<(Self, Vec<Arc<dyn Registers>>), DevicesError> {
-        let ram = || Arc::clone(ram);
-        let image = Arc::new(Slot::new(models.image, 0, machine, ram(), epoll, token(0))?);
-        let disk = Arc::new(Slot::new(models.disk, 1, machine, ram(), epoll, token(1))?);
-        let control = Arc::new(Slot::new(Console::new(), 2, machine, ram(), epoll, token(2))?);
-        let entropy = Arc::new(Slot::new(Entropy::new(), 3, machine, ram(), epoll, token(3))?);
+        let wiring = Wiring { machine, ram, epoll };
+        let image = Arc::new(Slot::new(models.image, 0, token(0), &wiring)?);
+        let disk = Arc::new(Slot::new(models.disk, 1, token(1), &wiring)?);
+        let control = Arc::new(Slot::new(Console::new(), 2, token(2), &wiring)?);
+        let entropy = Arc::new(Slot::new(Entropy::new(), 3, token(3), &wiring)?);
         let mut registers: Vec<Arc<dyn Registers>> =
             vec![image.clone(), disk.clone(), control.clone(), entropy.clone()];
         let mut network = None;
         if models.network {
-            let slot = Arc::new(Slot::new(nic(), 4, machine, ram(), epoll, token(4))?);
+            let slot = Arc::new(Slot::new(nic(), 4, token(4), &wiring)?);
             registers.push(slot.clone());
             network = Some(Port::Bus(slot));
         }

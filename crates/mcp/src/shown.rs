@@ -84,8 +84,7 @@ impl<'a> Shelf<'a> {
 pub fn answer(
     call: &Call,
     tool: &str,
-    collected: &Collected,
-    outcome: &CellOutcome,
+    (collected, outcome): (&Collected, &CellOutcome),
     about: Map<String, Value>,
     mut notes: Vec<String>,
 ) -> Result<Answer, ToolError> {

@@ -27,5 +27,5 @@ use x86_64 as arch;
 
 pub use arch::layout;
 pub use machine::{Machine, MachineError};
-pub use slot::{Slot, SlotError};
+pub use slot::{Slot, SlotError, Wiring};
 pub use vcpu::{Processors, Stop};

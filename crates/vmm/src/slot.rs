@@ -43,19 +43,24 @@ pub struct Slot<D> {
     token: u64,
 }
 
+/// What the devices of a virtual machine have in common.
+#[derive(Clone, Copy)]
+pub struct Wiring<'a> {
+    /// The machine.
+    pub machine: &'a Machine,
+    /// Its memory.
+    pub ram: &'a Arc<GuestRam>,
+    /// Reports the events of all devices.
+    pub epoll: &'a OwnedFd,
+}
+
 impl<D: VirtioDevice> Slot<D> {
-    /// Puts `device` into place number `index` of `machine`, and has `epoll` watch for its events.
+    /// Puts `device` into place number `index` of a machine, and watches for its events, whose tokens begin at `token`.
     ///
     /// # Errors
     /// When there is no such place, or the host refuses.
-    pub fn new(
-        device: D,
-        index: usize,
-        machine: &Machine,
-        ram: Arc<GuestRam>,
-        epoll: &OwnedFd,
-        token: u64,
-    ) -> Result<Self, SlotError> {
+    pub fn new(device: D, index: usize, token: u64, wiring: &Wiring<'_>) -> Result<Self, SlotError> {
+        let Wiring { machine, ram, epoll } = *wiring;
         let place = Some(index).filter(|index| *index < layout::MOST_DEVICES).map(u32::try_from);
         let Some(Ok(place)) = place else { return Err(SlotError::NoPlace(index)) };
         let interrupt = Arc::new(Interrupt::new().map_err(SlotError::Descriptor)?);
@@ -72,7 +77,7 @@ impl<D: VirtioDevice> Slot<D> {
             epoll::add(epoll, sys::borrow(event), EventData::new_u64(token), flags)
                 .map_err(|error| SlotError::Descriptor(error.into()))?;
         }
-        let mmio = Mutex::new(Mmio::new(device, ram, Arc::clone(&interrupt))?);
+        let mmio = Mutex::new(Mmio::new(device, Arc::clone(ram), Arc::clone(&interrupt))?);
         Ok(Self { mmio, interrupt, wake, kicks, token })
     }
 

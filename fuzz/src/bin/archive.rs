@@ -10,10 +10,10 @@ use std::path::Path;
 use bathy_fuzz::{Input, MAX_STEPS};
 use bathy_protocol::archive::{ArchiveDecoder, MAX_DATA, ArchiveRecord, encode};
 use bathy_client::transfer::unpack::TEMPORARY_PREFIX;
-use bathy_client::transfer::{Limits, Packer, Unpacker};
+use bathy_client::transfer::{Packer, UnpackLimits, Unpacker};
 use libfuzzer_sys::fuzz_target;
 
-const LIMITS: Limits = Limits { bytes: 64 << 10, entries: 40 };
+const LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 10, entries: 40 };
 
 /// The sanitizer asks this program for its options. The store's SQLite comes along with the crate under test, and it has
 /// equally named constants in several of its functions, which the sanitizer takes for one that is defined twice.

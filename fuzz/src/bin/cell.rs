@@ -8,7 +8,7 @@ use bathy_protocol::cell::{Cell, Language};
 use bathy_protocol::message::encode;
 use bathy_protocol::{Answer, Channel, Exit, frame};
 use bathy_client::connection::Connection;
-use bathy_client::interpreter::{CellEvent, CellOptions, run_cell};
+use bathy_client::interpreter::{CellEvent, CellOptions, PreparedCell, run_cell};
 use libfuzzer_sys::fuzz_target;
 
 const STREAM: u32 = 1;
@@ -39,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut connection = Connection::new(ours.into()).expect("a socket can be made non-blocking");
     let mut output = 0;
-    let _ = run_cell(&mut connection, STREAM, cell, 1, &CellOptions::default(), &mut |event| {
+    let _ = run_cell(&mut connection, STREAM, PreparedCell { cell, tag: 1 }, &CellOptions::default(), &mut |event| {
         if let CellEvent::Stdout(bytes) = event {
             output += bytes.len() as u64;
         }

@@ -10,7 +10,7 @@ use super::dialing::DIAL_TIME;
 use super::open::HALF_OPEN_TIME;
 use super::reading::READING_TIME;
 use super::resolving::QUERY_IDLE_TIME;
-use super::{Connection, TurnOutcome};
+use super::{Connection, NewStacks, TurnOutcome};
 use crate::link::Link;
 use crate::stack::{Clock, FourTuple, Stack};
 
@@ -78,7 +78,12 @@ fn each_state_has_its_timeout_and_reason() {
     for (early, expected) in [(true, false), (false, true)] {
         for ((time, reason), (name, mut connection)) in table.into_iter().zip(all(start)) {
             let now = if early { start + time - Duration::from_millis(1) } else { start + time };
-            let outcome = connection.pump(now, Clock::new(), 4096, &mut link(), &mut 1000);
+            let outcome = connection.pump(
+                now,
+                NewStacks { clock: Clock::new(), buffer_size: 4096 },
+                &mut link(),
+                &mut 1000,
+            );
             let is_over = matches!(&outcome, TurnOutcome::Ended(why) if why == reason);
             assert_eq!(is_over, expected, "{name}: {outcome:?}");
         }

@@ -104,7 +104,7 @@ fn run(call: &Call, given: Arguments) -> Result<Answer, ToolError> {
         "context_id": request.context_name(),
         "language": request.language.as_str(),
     });
-    shown::answer(call, "run_code", &collected, &outcome, shown::object(about), notes)
+    shown::answer(call, "run_code", (&collected, &outcome), shown::object(about), notes)
 }
 
 /// Reports the output of a cell as progress, and collects it.

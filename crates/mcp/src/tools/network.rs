@@ -13,7 +13,7 @@ pub struct Network {
     #[serde(default)]
     #[schemars(schema_with = "presets")]
     network: Option<Preset>,
-    /// Targets such as api.example:443, *.example.org or "GET http://api.example/v1/*"
+    /// Targets such as api.example:443, *.example.org or `GET http://api.example/v1/*`
     #[serde(default)]
     allow: Vec<String>,
     /// Targets that are denied whatever `allow` says

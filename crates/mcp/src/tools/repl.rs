@@ -114,7 +114,7 @@ fn run(call: &Call, given: Arguments) -> Result<Answer, ToolError> {
         outcome.started.lost = None;
     }
     notes.extend(done.lost.into_iter().map(|lost| text::clean(&lost)));
-    shown::answer(call, "run_python_in_repl", &collected, &outcome, shown::object(about), notes)
+    shown::answer(call, "run_python_in_repl", (&collected, &outcome), shown::object(about), notes)
 }
 
 /// The REPL that the client names, if it may use it.

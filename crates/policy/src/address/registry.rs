@@ -17,7 +17,7 @@ const fn v4(a: u8, b: u8, c: u8, d: u8) -> Ipv4Addr {
 }
 
 /// The first five groups and the last, which is all that most rows need.
-const fn v6(a: u16, b: u16, c: u16, d: u16, e: u16, last: u16) -> Ipv6Addr {
+const fn v6([a, b, c, d, e, last]: [u16; 6]) -> Ipv6Addr {
     Ipv6Addr::new(a, b, c, d, e, 0, 0, last)
 }
 
@@ -62,42 +62,42 @@ pub(super) const IPV4: [Row<Ipv4Addr>; 34] = [
 
 pub(super) const IPV6: [Row<Ipv6Addr>; 35] = [
     // Only this eighth of the IPv6 address space is assigned to hosts.
-    (v6(0, 0, 0, 0, 0, 0), 0, "not assigned", Special),
-    (v6(0x2000, 0, 0, 0, 0, 0), 3, "global unicast", Public),
-    (v6(0, 0, 0, 0, 0, 0), 128, "unspecified", Loopback),
-    (v6(0, 0, 0, 0, 0, 1), 128, "loopback", Loopback),
+    (v6([0, 0, 0, 0, 0, 0]), 0, "not assigned", Special),
+    (v6([0x2000, 0, 0, 0, 0, 0]), 3, "global unicast", Public),
+    (v6([0, 0, 0, 0, 0, 0]), 128, "unspecified", Loopback),
+    (v6([0, 0, 0, 0, 0, 1]), 128, "loopback", Loopback),
     (Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96, "IPv4-mapped", Special),
-    (v6(0x64, 0xff9b, 0, 0, 0, 0), 96, "NAT64", Special),
-    (v6(0x64, 0xff9b, 1, 0, 0, 0), 48, "NAT64 for local use", Special),
-    (v6(0x100, 0, 0, 0, 0, 0), 64, "discard only", Special),
-    (v6(0x100, 0, 0, 1, 0, 0), 64, "dummy prefix", Special),
-    (v6(0x2001, 0, 0, 0, 0, 0), 23, "IETF protocol assignments", Special),
-    (v6(0x2001, 0, 0, 0, 0, 0), 32, "Teredo", Special),
-    (v6(0x2001, 1, 0, 0, 0, 1), 128, "port control protocol anycast", Special),
-    (v6(0x2001, 1, 0, 0, 0, 2), 128, "TURN anycast", Special),
-    (v6(0x2001, 1, 0, 0, 0, 3), 128, "DNS-SD service registration anycast", Special),
-    (v6(0x2001, 2, 0, 0, 0, 0), 48, "benchmarking", Special),
-    (v6(0x2001, 3, 0, 0, 0, 0), 32, "automatic multicast tunnelling", Special),
-    (v6(0x2001, 4, 0x112, 0, 0, 0), 48, "AS112", Public),
-    (v6(0x2001, 0x10, 0, 0, 0, 0), 28, "ORCHID", Special),
-    (v6(0x2001, 0x20, 0, 0, 0, 0), 28, "ORCHIDv2", Special),
-    (v6(0x2001, 0x30, 0, 0, 0, 0), 28, "drone remote identification", Special),
-    (v6(0x2001, 0xdb8, 0, 0, 0, 0), 32, "documentation", Special),
-    (v6(0x2002, 0, 0, 0, 0, 0), 16, "6to4", Special),
-    (v6(0x2620, 0x4f, 0x8000, 0, 0, 0), 48, "AS112", Public),
-    (v6(0x3fff, 0, 0, 0, 0, 0), 20, "documentation", Special),
-    (v6(0x5f00, 0, 0, 0, 0, 0), 16, "segment routing identifiers", Special),
-    (v6(0xfc00, 0, 0, 0, 0, 0), 7, "unique local", Private),
-    (v6(0xfd00, 0x42, 0, 0, 0, 0x42), 128, "metadata of Scaleway", Metadata),
+    (v6([0x64, 0xff9b, 0, 0, 0, 0]), 96, "NAT64", Special),
+    (v6([0x64, 0xff9b, 1, 0, 0, 0]), 48, "NAT64 for local use", Special),
+    (v6([0x100, 0, 0, 0, 0, 0]), 64, "discard only", Special),
+    (v6([0x100, 0, 0, 1, 0, 0]), 64, "dummy prefix", Special),
+    (v6([0x2001, 0, 0, 0, 0, 0]), 23, "IETF protocol assignments", Special),
+    (v6([0x2001, 0, 0, 0, 0, 0]), 32, "Teredo", Special),
+    (v6([0x2001, 1, 0, 0, 0, 1]), 128, "port control protocol anycast", Special),
+    (v6([0x2001, 1, 0, 0, 0, 2]), 128, "TURN anycast", Special),
+    (v6([0x2001, 1, 0, 0, 0, 3]), 128, "DNS-SD service registration anycast", Special),
+    (v6([0x2001, 2, 0, 0, 0, 0]), 48, "benchmarking", Special),
+    (v6([0x2001, 3, 0, 0, 0, 0]), 32, "automatic multicast tunnelling", Special),
+    (v6([0x2001, 4, 0x112, 0, 0, 0]), 48, "AS112", Public),
+    (v6([0x2001, 0x10, 0, 0, 0, 0]), 28, "ORCHID", Special),
+    (v6([0x2001, 0x20, 0, 0, 0, 0]), 28, "ORCHIDv2", Special),
+    (v6([0x2001, 0x30, 0, 0, 0, 0]), 28, "drone remote identification", Special),
+    (v6([0x2001, 0xdb8, 0, 0, 0, 0]), 32, "documentation", Special),
+    (v6([0x2002, 0, 0, 0, 0, 0]), 16, "6to4", Special),
+    (v6([0x2620, 0x4f, 0x8000, 0, 0, 0]), 48, "AS112", Public),
+    (v6([0x3fff, 0, 0, 0, 0, 0]), 20, "documentation", Special),
+    (v6([0x5f00, 0, 0, 0, 0, 0]), 16, "segment routing identifiers", Special),
+    (v6([0xfc00, 0, 0, 0, 0, 0]), 7, "unique local", Private),
+    (v6([0xfd00, 0x42, 0, 0, 0, 0x42]), 128, "metadata of Scaleway", Metadata),
     (Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe), 128, "metadata of Oracle Cloud", Metadata),
     // Metadata, time, DNS and container credentials, each with an address of its own.
-    (v6(0xfd00, 0xec2, 0, 0, 0, 0), 32, "metadata of AWS", Metadata),
-    (v6(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 1), 128, "metadata of Linode", Metadata),
-    (v6(0xfd20, 0xce, 0, 0, 0, 0x254), 128, "metadata of Google Cloud", Metadata),
-    (v6(0xfe80, 0, 0, 0, 0, 0), 10, "link-local", LinkLocal),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0]), 32, "metadata of AWS", Metadata),
+    (v6([0xfd00, 0xa9fe, 0xa9fe, 0, 0, 1]), 128, "metadata of Linode", Metadata),
+    (v6([0xfd20, 0xce, 0, 0, 0, 0x254]), 128, "metadata of Google Cloud", Metadata),
+    (v6([0xfe80, 0, 0, 0, 0, 0]), 10, "link-local", LinkLocal),
     (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe), 128, "metadata of OpenStack", Metadata),
-    (v6(0xfec0, 0, 0, 0, 0, 0), 10, "site-local", Private),
-    (v6(0xff00, 0, 0, 0, 0, 0), 8, "multicast", Multicast),
+    (v6([0xfec0, 0, 0, 0, 0, 0]), 10, "site-local", Private),
+    (v6([0xff00, 0, 0, 0, 0, 0]), 8, "multicast", Multicast),
 ];
 
 pub(super) fn class_of_v4(address: Ipv4Addr) -> Class {

@@ -12,7 +12,7 @@ use super::super::dialing::DIAL_TIME;
 use super::super::open::HALF_OPEN_TIME;
 use super::super::reading::READING_TIME;
 use super::super::resolving::QUERY_IDLE_TIME;
-use super::super::{Connection, TURN, TurnOutcome};
+use super::super::{Connection, NewStacks, TURN, TurnOutcome};
 use super::tuple;
 use crate::counts::Meter;
 use crate::inspect::{AppProtocol, Inspector, ParsedTarget};
@@ -132,7 +132,8 @@ impl Scene {
     }
 
     fn pump_within(&mut self, down: &mut u64) -> TurnOutcome {
-        self.connection.pump(self.now, self.clock, BUFFER_SIZE, &mut self.link, down)
+        let new_stacks = NewStacks { clock: self.clock, buffer_size: BUFFER_SIZE };
+        self.connection.pump(self.now, new_stacks, &mut self.link, down)
     }
 
     /// What the guest received in a turn.

@@ -134,7 +134,7 @@ fn v6_every_access_in_every_state_keeps_the_rules() {
                     let after = snapshot(&guest);
                     let what = format!("{name}: {value:#x} to {offset:#x}, {width} bytes");
                     check_read(&guest, *offset, width, &what);
-                    check_effect(&before, &after, *offset, value, effect, &what);
+                    check_effect([&before, &after], (*offset, value), effect, &what);
                     if before == after {
                         continue;
                     }
@@ -167,7 +167,8 @@ fn check_read(guest: &Guest<Console>, offset: u64, width: usize, what: &str) {
 }
 
 /// Work is asked for only when the device starts or stops to run, and kicks reach only queues that run.
-fn check_effect(before: &Snapshot, after: &Snapshot, offset: u64, value: u32, effect: Effect, what: &str) {
+fn check_effect(states: [&Snapshot; 2], (offset, value): (u64, u32), effect: Effect, what: &str) {
+    let [before, after] = states;
     let runs = |snapshot: &Snapshot| snapshot.mmio.status == DRIVER_OK;
     match effect {
         Effect::None => assert_eq!(runs(before), runs(after), "{what}"),
