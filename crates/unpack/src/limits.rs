@@ -27,7 +27,7 @@ pub struct Limits {
     pub pax: usize,
     /// Data segments of a sparse file.
     pub segments: usize,
-    /// Entries of the block maps of all sparse files.
+    /// Entries of the block maps of all sparse files; no more than the default.
     pub chunks: u64,
     /// Bytes of memory for the tree.
     pub tree: u64,
@@ -47,7 +47,7 @@ impl Default for Limits {
             xattrs: 64 << 10,
             pax: 1 << 20,
             segments: 1 << 16,
-            chunks: 4 << 20,
+            chunks: crate::tree::MOST_CHUNKS,
             tree: 512 * MIB,
         }
     }

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::is_component;
 
+/// The most entries that the block maps of a layer's sparse files have together: a map is as long as its file is large.
+pub(crate) const MOST_CHUNKS: u64 = 4 << 20;
+
 /// What the file of a layer holds, beside which blocks of it are those of the image's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Layout {
@@ -200,7 +203,14 @@ impl LayerTree {
                 _ => {}
             }
         }
-        self.inodes.iter().try_for_each(|inode| self.check_inode(inode))
+        let mut chunks = 0_u64;
+        for inode in &self.inodes {
+            self.check_inode(inode)?;
+            if let Kind::Sparse { size, segments } = &inode.kind {
+                chunks = chunks.saturating_add(Kind::chunks(*size, segments, self.layout.block_bits()).1);
+            }
+        }
+        if chunks > MOST_CHUNKS { wrong("the size of its block maps") } else { Ok(()) }
     }
 
     fn check_inode(&self, inode: &Inode) -> Result<(), TreeError> {
@@ -208,6 +218,9 @@ impl LayerTree {
         check_metadata(&inode.metadata)?;
         let unaligned = |number: u64| !number.is_multiple_of(self.layout.block_size());
         match &inode.kind {
+            Kind::File { size, .. } | Kind::Sparse { size, .. } if i64::try_from(*size).is_err() => {
+                wrong("a file's size")
+            }
             Kind::File { offset, .. } if unaligned(*offset) => wrong("a file's offset"),
             Kind::Symlink(target) if target.is_empty() || target.len() > 4095 || target.contains(&0) => {
                 wrong("a symbolic link's target")

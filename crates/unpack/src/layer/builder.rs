@@ -84,18 +84,24 @@ impl<'a> Builder<'a> {
         if parents.iter().any(|name| name.starts_with(WHITEOUT)) {
             return Err(Refusal::BelowWhiteout);
         }
-        if *name == OPAQUE {
-            let parent = self.parent(parents)?;
-            return self.set_opaque(parent);
-        }
-        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
-            if matches!(hidden, b"" | b"." | b"..") {
-                return Err(Refusal::WhiteoutName);
-            }
-            let parent = self.parent(parents)?;
-            return self.hide(parent, hidden);
+        if name.starts_with(WHITEOUT) {
+            return self.add_whiteout(parents, name);
         }
         self.add_named(parents, name, entry.metadata, entry.kind)
+    }
+
+    fn add_whiteout(&mut self, parents: &[&[u8]], name: &[u8]) -> Result<(), Refusal> {
+        let hidden = name.strip_prefix(WHITEOUT).unwrap_or_default();
+        if matches!(hidden, b"" | b"." | b"..") {
+            return Err(Refusal::WhiteoutName);
+        }
+        let parent = match self.parent(parents) {
+            // Some programs add whiteouts for what was in a directory that the layer replaces by a file. The file hides
+            // all of it.
+            Err(Refusal::BelowNonDirectory(_)) => return Ok(()),
+            parent => parent?,
+        };
+        if name == OPAQUE { self.set_opaque(parent) } else { self.hide(parent, hidden) }
     }
 
     fn add_named(

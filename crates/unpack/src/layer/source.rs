@@ -1,7 +1,7 @@
 //! The decompressed bytes of a layer, counted, hashed and written while they are read.
 
 use std::cell::Cell;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::rc::Rc;
 
 use sha2::{Digest, Sha256};
@@ -21,10 +21,10 @@ const ZSTD_WINDOW: u32 = 27;
 /// The digest of a layer's archive, and the size of its file.
 pub(crate) type Finished = ([u8; 32], u64);
 
-pub(crate) struct Source<'a, W> {
+pub(crate) struct Source<'a, W: Write> {
     input: Box<dyn Read + 'a>,
     compressed: Rc<Cell<u64>>,
-    output: W,
+    output: BufWriter<W>,
     layout: Layout,
     limits: &'a Limits,
     digest: Sha256,
@@ -69,7 +69,7 @@ impl<'a, W: Write> Source<'a, W> {
         Ok(Self {
             input,
             compressed,
-            output,
+            output: BufWriter::with_capacity(BUFFER, output),
             layout: options.layout,
             limits: &options.limits,
             digest: Sha256::new(),
@@ -155,7 +155,7 @@ impl<'a, W: Write> Source<'a, W> {
     fn each_piece(
         &mut self,
         size: u64,
-        mut pass: impl FnMut(&mut W, &[u8]) -> Result<(), Refusal>,
+        mut pass: impl FnMut(&mut BufWriter<W>, &[u8]) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         // What cannot be there is not looked for: the limit is named rather than a truncated archive.
         if size > self.limits.bytes.saturating_sub(self.position) {

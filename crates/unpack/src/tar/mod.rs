@@ -34,7 +34,7 @@ pub(crate) enum EntryKind {
     Inode(Kind),
 }
 
-pub(crate) struct Archive<'a, W> {
+pub(crate) struct Archive<'a, W: Write> {
     source: Source<'a, W>,
     limits: &'a Limits,
     headers: u64,

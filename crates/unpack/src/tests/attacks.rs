@@ -63,9 +63,7 @@ fn c4_a_file_below_a_symbolic_link_is_refused() {
         ("a directory", link.clone().directory("link/new")),
         ("a symbolic link", link.clone().symlink("link/new", "x")),
         ("a hard link", link.clone().file("a", "x").link("link/new", "a")),
-        ("deeper", link.clone().file("link/a/b/c", "x")),
-        ("a whiteout", link.clone().file("link/.wh.passwd", "")),
-        ("an opaque whiteout", link.file("link/.wh..wh..opq", "")),
+        ("deeper", link.file("link/a/b/c", "x")),
         ("below a file", Archive::new().file("file", "").file("file/x", "x")),
         ("below a device", Archive::new().header(&Header::new("device", b'3')).file("device/x", "x")),
     ] {
@@ -104,6 +102,21 @@ fn c5_whiteouts_that_lead_out_are_refused() {
     assert!(matches!(refusal(&Archive::new().file("../.wh.x", "")).1, Refusal::ParentInName));
     assert!(matches!(refusal(&Archive::new().file(".wh.a/b", "")).1, Refusal::BelowWhiteout));
     assert!(matches!(refusal(&Archive::new().file(".wh.a/.wh..wh..opq", "")).1, Refusal::BelowWhiteout));
+}
+
+#[test]
+fn c5_whiteouts_do_not_go_through_symbolic_links() {
+    let lower = Archive::new().file("etc/passwd", "root").symlink("link", "etc");
+    let wanted = ["", "etc", "etc/passwd", "link"];
+    for (name, upper) in [
+        ("of the same layer", Archive::new().symlink("link", "etc").file("link/.wh.passwd", "")),
+        ("opaque, of the same layer", Archive::new().symlink("link", "etc").file("link/.wh..wh..opq", "")),
+        ("absolute", Archive::new().symlink("link", "/etc").file("link/.wh.passwd", "")),
+        ("of a lower layer", Archive::new().file("link/.wh.passwd", "")),
+        ("opaque, of a lower layer", Archive::new().file("link/.wh..wh..opq", "")),
+    ] {
+        assert_eq!(image(&[&lower, &upper]).keys().collect::<Vec<_>>(), wanted, "{name}");
+    }
 }
 
 #[test]

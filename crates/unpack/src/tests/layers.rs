@@ -78,6 +78,19 @@ fn files_and_directories_replace_each_other() {
 }
 
 #[test]
+fn a_file_hides_the_directory_whose_names_have_whiteouts() {
+    let lower = Archive::new().file("a/x", "").file("a/y/z", "");
+    for upper in [
+        Archive::new().file("a", "file").file("a/.wh.x", "").file("a/y/.wh.z", ""),
+        Archive::new().file("a/.wh.x", "").file("a/y/.wh.z", "").file("a", "file"),
+    ] {
+        let found = image(&[&lower, &upper]);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["", "a"]);
+        assert_eq!(found["a"].data, b"file");
+    }
+}
+
+#[test]
 fn a_directory_replaces_a_symbolic_link_of_a_lower_layer() {
     let lower = Archive::new().file("etc/passwd", "root").symlink("link", "etc");
     let found = image(&[&lower, &Archive::new().file("link/passwd", "x")]);

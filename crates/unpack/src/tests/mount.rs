@@ -111,7 +111,7 @@ umask 022; cd "$1"
 mkdir -p etc usr/bin empty many
 printf 'root:x:0:0\n' >etc/passwd
 head -c 511 /dev/urandom >a511; head -c 512 /dev/urandom >a512; head -c 513 /dev/urandom >a513
-head -c 4096 /dev/urandom >a4096; head -c 5000000 /dev/urandom >usr/bin/large; : >usr/bin/none
+head -c 4096 /dev/urandom >a4096; head -c 1000000 /dev/urandom >usr/bin/large; : >usr/bin/none
 chmod 4755 a511; chmod 2755 usr; chmod 1777 empty; chmod 0 a512
 chown 1000:2000 a513; chown 3000000000:70000 usr/bin
 ln a511 usr/hard; ln a511 hard2
@@ -119,10 +119,10 @@ ln -s /etc/passwd absolute; ln -s "$(printf 'x%.0s' $(seq 1 255))/$(printf 'y%.0
 ln symlinked symlinked2 2>/dev/null || { ln -s a symlinked; ln -P symlinked symlinked2; }
 mkfifo fifo; mknod character c 5 1; mknod block b 259 70000
 touch -d '1969-12-31T23:00:00.5Z' a4096; touch -d '2100-01-01T00:00:00.123456789Z' a512
-for i in $(seq 1 1500); do echo "$i" >"many/$i-$(printf 'n%.0s' $(seq 1 $((i % 200))))"; done
+for i in $(seq 1 700); do echo "$i" >"many/$i-$(printf 'n%.0s' $(seq 1 $((i % 200))))"; done
 mkdir -p "$(printf 'deep/%.0s' $(seq 1 100))"
-printf 'start' >sparse; truncate -s 3M sparse; printf 'end' >>sparse; truncate -s 5M sparse
-truncate -s 1M holes
+printf 'start' >sparse; truncate -s 600K sparse; printf 'end' >>sparse; truncate -s 1M sparse
+truncate -s 300K holes
 python3 - <<'END'
 import os, struct
 os.setxattr("etc/passwd", "user.note", b"v" * 3000)
@@ -150,7 +150,9 @@ fn linux_mounts_what_was_archived() {
         &["--format=gnu", "--sparse"],
     ];
     for (number, format) in formats.into_iter().enumerate() {
-        for layout in [Layout::Tar, Layout::Aligned] {
+        // The layouts differ in nothing that the format of the archive decides, except for the sparse ones' blocks.
+        let layouts: &[Layout] = if number == 0 { &[Layout::Tar, Layout::Aligned] } else { &[Layout::Tar] };
+        for layout in layouts.iter().copied() {
             let archive = at("archive");
             let (files, path) = (at("files"), archive.to_str().unwrap());
             let gnu = format.contains(&"--format=gnu");
