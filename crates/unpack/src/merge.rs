@@ -187,56 +187,77 @@ impl<'a> Merge<'a> {
     }
 
     /// What is reachable from the root.
-    fn finish(self) -> Image<'a> {
-        let mut all: Vec<((u32, &'a [u8]), u32)> = self.names.into_iter().collect();
-        all.sort_unstable();
-        let mut image = Image::default();
-        // The objects of leaves that already have a name.
-        let mut seen: Vec<Option<usize>> = vec![None; self.leaves.len()];
-        // The number of each object's node, for directories.
-        let mut nodes = vec![0_u32];
+    fn finish(mut self) -> Image<'a> {
+        let mut names: Vec<_> = std::mem::take(&mut self.names).into_iter().collect();
+        names.sort_unstable();
         let root = match self.nodes.first() {
             Some(Node::Directory(metadata)) => *metadata,
             _ => None,
         };
-        image.objects.push(Object::Directory { metadata: root, parent: 0, children: 0..0 });
+        let root = Object::Directory { metadata: root, parent: 0, children: 0..0 };
+        let mut listing = Listing {
+            seen: vec![None; self.leaves.len()],
+            nodes: vec![0],
+            image: Image { objects: vec![root], names: Vec::new() },
+            merge: self,
+        };
         let mut at = 0;
-        while at < image.objects.len() {
-            if let Object::Directory { .. } = image.objects[at] {
-                let first = image.names.len();
-                let directory = nodes[at];
-                let start = all.partition_point(|((parent, _), _)| *parent < directory);
-                for ((_, name), index) in
-                    all[start..].iter().take_while(|((parent, _), _)| *parent == directory)
-                {
-                    let object = match self.nodes[*index as usize] {
-                        Node::Directory(metadata) => {
-                            image.objects.push(Object::Directory { metadata, parent: at, children: 0..0 });
-                            nodes.push(*index);
-                            image.objects.len() - 1
-                        }
-                        Node::Leaf(leaf) => {
-                            let object = *seen[leaf as usize].get_or_insert_with(|| {
-                                let leaf = self.leaves[leaf as usize];
-                                image.objects.push(Object::Leaf { leaf, links: 0 });
-                                nodes.push(*index);
-                                image.objects.len() - 1
-                            });
-                            if let Object::Leaf { links, .. } = &mut image.objects[object] {
-                                *links += 1;
-                            }
-                            object
-                        }
-                    };
-                    image.names.push((name, object));
-                }
-                let end = image.names.len();
-                if let Object::Directory { children, .. } = &mut image.objects[at] {
-                    *children = first..end;
-                }
-            }
+        while at < listing.image.objects.len() {
+            listing.list(at, &names);
             at += 1;
         }
-        image
+        listing.image
+    }
+}
+
+/// An image while its directories are listed, from the root on.
+struct Listing<'a> {
+    merge: Merge<'a>,
+    image: Image<'a>,
+    /// The node of each object.
+    nodes: Vec<u32>,
+    /// The objects of leaves that already have a name.
+    seen: Vec<Option<usize>>,
+}
+
+impl<'a> Listing<'a> {
+    /// Adds what is in the directory at `at`. All names are sorted by their parents.
+    fn list(&mut self, at: usize, all: &[((u32, &'a [u8]), u32)]) {
+        let Object::Directory { .. } = self.image.objects[at] else { return };
+        let first = self.image.names.len();
+        let directory = self.nodes[at];
+        let start = all.partition_point(|((parent, _), _)| *parent < directory);
+        for ((_, name), node) in all[start..].iter().take_while(|((parent, _), _)| *parent == directory) {
+            let object = match self.merge.nodes[*node as usize] {
+                Node::Directory(metadata) => {
+                    self.add(*node, Object::Directory { metadata, parent: at, children: 0..0 })
+                }
+                Node::Leaf(leaf) => self.name_leaf(*node, leaf as usize),
+            };
+            self.image.names.push((name, object));
+        }
+        let end = self.image.names.len();
+        if let Object::Directory { children, .. } = &mut self.image.objects[at] {
+            *children = first..end;
+        }
+    }
+
+    /// The object of a leaf, which has one more name.
+    fn name_leaf(&mut self, node: u32, index: usize) -> usize {
+        let object = match self.seen[index] {
+            Some(object) => object,
+            None => self.add(node, Object::Leaf { leaf: self.merge.leaves[index], links: 0 }),
+        };
+        self.seen[index] = Some(object);
+        if let Object::Leaf { links, .. } = &mut self.image.objects[object] {
+            *links += 1;
+        }
+        object
+    }
+
+    fn add(&mut self, node: u32, object: Object<'a>) -> usize {
+        self.image.objects.push(object);
+        self.nodes.push(node);
+        self.image.objects.len() - 1
     }
 }

@@ -13,7 +13,7 @@ use crate::tree::Layout;
 /// Blocks of an archive.
 pub(crate) const BLOCK: usize = 512;
 
-const BUFFER: usize = 256 << 10;
+const BUFFER: usize = 64 << 10;
 
 /// What a zstd frame may ask to be remembered, as a power of two: the limit of the `zstd` program.
 const ZSTD_WINDOW: u32 = 27;
