@@ -39,7 +39,6 @@ TEST_PACKAGES=(
   /usr/include/libfdt.h:libfdt-dev
   /usr/bin/docker-registry:docker-registry
   /usr/bin/skopeo:skopeo
-  /usr/bin/htpasswd:apache2-utils
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

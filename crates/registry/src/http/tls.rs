@@ -42,7 +42,8 @@ impl TlsError {
         let Some(known) = known else { return Self::Ended(error) };
         match &known {
             rustls::Error::InvalidCertificate(reason) => match reason {
-                CertificateError::UnknownIssuer => Self::Issuer(known),
+                // By somebody of the same name with another key.
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::Issuer(known),
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                     Self::Name(known)
                 }
