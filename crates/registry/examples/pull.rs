@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::path::Path;
 
+use bathy_registry::http::Proxies;
 use bathy_registry::{Client, Event, Keychain, Options, Store};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -11,7 +12,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (insecure, named): (Vec<_>, Vec<_>) =
         arguments.iter().partition(|argument| *argument == "--insecure");
     let [folder, reference] = named.as_slice() else { return Err("usage: pull FOLDER REFERENCE".into()) };
-    let options = Options { insecure: !insecure.is_empty(), ..Options::default() };
+    let proxies = Proxies::of_environment();
+    let options = Options { insecure: !insecure.is_empty(), proxies, ..Options::default() };
     let client = Client::new(options, Keychain::new(None, Keychain::docker_config()));
     let store = Store::open(Path::new(folder))?;
     let pulled = client.pull(&store, &reference.parse()?, &mut |event: &Event| println!("{event:?}"))?;

@@ -25,6 +25,7 @@ pub struct Options {
     /// Certificates to trust instead of the system's.
     pub certificates: Option<PathBuf>,
     pub timeouts: Timeouts,
+    /// None by default: see [`Proxies::of_environment`].
     pub proxies: Proxies,
     pub retries: Retries,
     pub limits: Limits,

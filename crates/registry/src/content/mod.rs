@@ -150,19 +150,21 @@ impl Store {
         self.locked("in-use", FlockOperation::LockShared).map(InUse)
     }
 
-    /// Removes blobs and beginnings of blobs that `keep` does not want. Waits until no process adds any. Returns how many
-    /// bytes were freed.
+    /// Removes blobs that no reference leads to and that `keep` does not want, and beginnings of blobs. Waits until no
+    /// process adds any. Returns how many bytes were freed.
     pub fn sweep(&self, keep: impl Fn(&Digest) -> bool) -> Result<u64, ContentError> {
         let _alone = self.locked("in-use", FlockOperation::LockExclusive)?;
-        let mut freed = 0;
+        // Only now: nothing becomes reachable any more.
+        let reachable = self.reachable()?;
+        let mut freed = self.sweep_folder(&self.root.join("partial"), |_| false)?;
         for algorithm in Algorithm::ALL {
             let folder = self.root.join("blobs").join(algorithm.name());
             freed += self.sweep_folder(&folder, |name| {
-                format!("{}:{name}", algorithm.name()).parse().is_ok_and(|digest| keep(&digest))
+                let digest = format!("{}:{name}", algorithm.name()).parse();
+                digest.is_ok_and(|digest| reachable.contains(&digest) || keep(&digest))
             })?;
         }
-        let kept = |name: &str| name.replacen('-', ":", 1).parse().is_ok_and(|digest| keep(&digest));
-        Ok(freed + self.sweep_folder(&self.root.join("partial"), kept)?)
+        Ok(freed)
     }
 
     fn sweep_folder(&self, folder: &Path, keep: impl Fn(&str) -> bool) -> Result<u64, ContentError> {

@@ -1,6 +1,6 @@
 //! Which reference leads to which image: the `index.json` of the OCI layout.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ContentError, Store};
 use crate::digest::Digest;
-use crate::manifest::media;
+use crate::manifest::{Document, MAX_MANIFEST, media};
 use crate::reference::Reference;
 
 /// Far more references than a user has.
@@ -85,6 +85,28 @@ impl Store {
             records.retain(|record| record.reference != *reference);
         })?;
         Ok(was_there)
+    }
+
+    /// The digests of all parts of all images that references lead to.
+    pub fn reachable(&self) -> Result<HashSet<Digest>, ContentError> {
+        let mut found = HashSet::new();
+        for record in self.references()? {
+            match self.read(&record.manifest, MAX_MANIFEST, "A manifest") {
+                // It has to be pulled again in any case.
+                Err(ContentError::Missing(_) | ContentError::Mismatch { .. } | ContentError::Size { .. }) => {
+                }
+                read => {
+                    if let Ok(Document::Manifest(manifest)) =
+                        Document::parse(&read?, Some(&record.media_type))
+                    {
+                        found.extend(manifest.layers.into_iter().map(|layer| layer.digest));
+                        found.insert(manifest.config.digest);
+                    }
+                }
+            }
+            found.extend([record.manifest, record.pinned]);
+        }
+        Ok(found)
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<Record>)) -> Result<(), ContentError> {

@@ -173,7 +173,7 @@ fn references_set_at_once_are_all_there() {
 }
 
 #[test]
-fn a_sweep_keeps_what_is_wanted_and_waits_for_who_uses_blobs() {
+fn a_sweep_keeps_what_is_wanted_and_waits_for_who_adds_blobs() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
     let (kept, gone) = (Digest::of(b"kept"), Digest::of(b"gone"));

@@ -30,8 +30,8 @@ pub const MAX_LAYERS: usize = 128;
 /// A document that is not used.
 #[derive(Debug, Error)]
 pub enum ManifestError {
-    #[error("Its {0} cannot be read")]
-    Json(&'static str, #[source] serde_json::Error),
+    #[error("Its {0} cannot be read: {1}")]
+    Json(&'static str, String),
     #[error(
         "Its manifest is of Docker's old schema 1, which cannot be verified. Push the image again with a newer tool"
     )]
@@ -146,8 +146,7 @@ impl Document {
             return Err(ManifestError::Schema1);
         }
         check_size("manifest", text.len() as u64, MAX_MANIFEST)?;
-        let raw: Raw =
-            serde_json::from_slice(text).map_err(|error| ManifestError::Json("manifest", error))?;
+        let raw: Raw = parsed("manifest", text)?;
         if raw.schema_version == 1 || raw.fs_layers.is_some() {
             return Err(ManifestError::Schema1);
         }
@@ -171,6 +170,11 @@ impl Document {
             _ => Err(other(&media_type)),
         }
     }
+}
+
+/// The parser quotes what it does not expect, however long that is.
+fn parsed<T: for<'de> Deserialize<'de>>(what: &'static str, text: &[u8]) -> Result<T, ManifestError> {
+    serde_json::from_slice(text).map_err(|error| ManifestError::Json(what, plain(&error.to_string(), 200)))
 }
 
 /// The type that the document has by itself and by what the registry said. OCI leaves out either.
@@ -226,8 +230,7 @@ impl Manifest {
     /// Parses the image's config, which has to fit to this manifest and to the platform.
     pub fn parse_config(&self, text: &[u8], platform: &Platform) -> Result<ImageConfig, ManifestError> {
         check_size("config", text.len() as u64, MAX_CONFIG)?;
-        let config: ImageConfig =
-            serde_json::from_slice(text).map_err(|error| ManifestError::Json("config", error))?;
+        let config: ImageConfig = parsed("config", text)?;
         let found = config.platform();
         if !platform.accepts(&found) {
             return Err(ManifestError::Platform { wanted: platform.clone(), found: found.to_string() });

@@ -115,6 +115,9 @@ fn what_is_not_a_container_image_is_refused() {
     }
     let large = one.replace("\"size\": 100", "\"size\": 5000000");
     assert!(matches!(parsed(&large), Err(ManifestError::Large { what, .. }) if what == "config"));
+    let quoted = one.replace(": 2", &format!(": \"{}\u{1b}\"", "x".repeat(1 << 20)));
+    let error = parsed(&quoted).unwrap_err().to_string();
+    assert!(error.len() < 1000 && !error.contains('\u{1b}'), "{error}");
     let nested = "[".repeat(100_000);
     assert!(matches!(parsed(&nested), Err(ManifestError::Json(..))));
 }
@@ -141,10 +144,7 @@ fn a_document_means_the_same_to_everybody() {
     assert!(matches!(parse(&both, None), Err(ManifestError::Ambiguous)));
     let twice = one.replace("\"layers\"", "\"layers\": [], \"layers\"");
     let error = parse(&twice, None).unwrap_err();
-    assert!(
-        matches!(&error, ManifestError::Json(_, cause) if cause.to_string().contains("duplicate")),
-        "{error:?}"
-    );
+    assert!(error.to_string().contains("duplicate"), "{error:?}");
     let typed = format!("\"mediaType\": \"{}\",", media::OCI_MANIFEST);
     let untyped = one.replace(&typed, "");
     assert_ne!(untyped, one);

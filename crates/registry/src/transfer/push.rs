@@ -102,6 +102,10 @@ impl Session<'_> {
         loop {
             // An upload that was cut cannot be continued everywhere: it begins anew.
             match self.upload_once(digest, content, &what) {
+                // The server has forgotten it, perhaps because an earlier attempt did arrive.
+                Err(ClientError::NotFound { .. }) if failures < self.client.options.retries.count => {
+                    failures += 1
+                }
                 Err(error) => self.recover(error, &mut failures)?,
                 sent => return sent,
             }

@@ -7,6 +7,7 @@ mod broken;
 mod daemon;
 mod image;
 mod login;
+mod proxy;
 mod real;
 mod server;
 mod tls;

@@ -120,6 +120,12 @@ fn what_is_there_is_not_fetched_again_and_a_moved_tag_is_followed() {
     let second = pull(&client(), &store, &reference).unwrap();
     assert_eq!(second.record.manifest, newer.digest());
     assert_eq!(store.references().unwrap().len(), 1);
+    // What only the old image has goes: two layers, a config, a manifest.
+    let before = names(&store, "blobs/sha256").len();
+    assert!(store.sweep(|_| false).unwrap() > 0);
+    assert_eq!(names(&store, "blobs/sha256").len(), before - 4);
+    assert_complete(&store, &second);
+    pull(&client(), &store, &reference).unwrap();
     // By digest the registry is not needed at all.
     let by_digest = format!("{}@{}", daemon.reference("name"), newer.digest());
     pull(&client(), &store, &by_digest).unwrap();

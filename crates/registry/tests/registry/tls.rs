@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::run;
 
-/// A key, its certificate for 127.0.0.1, and who signed it.
+/// A key, its certificate for 127.0.0.1 and registry.test, and who signed it.
 pub struct Certificates {
     pub authority: PathBuf,
     pub certificate: PathBuf,
@@ -21,7 +21,8 @@ impl Certificates {
     pub fn new(folder: &Path) -> Self {
         let path = |name: &str| folder.join(name);
         let extensions = path("extensions");
-        fs::write(&extensions, "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n").unwrap();
+        fs::write(&extensions, "subjectAltName=IP:127.0.0.1,DNS:registry.test\nbasicConstraints=CA:FALSE\n")
+            .unwrap();
         let (authority, authority_key) = (path("authority.pem"), path("authority.key"));
         let (key, request, certificate) = (path("key.pem"), path("request.pem"), path("certificate.pem"));
         let ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
