@@ -1,6 +1,6 @@
 //! What a registry says an image consists of: indexes, manifests, configs. All of it is hostile until it was parsed here.
 //!
-//! These are structs of our own, about 100 lines: `oci-spec` would bring 22 more crates (regular expressions and three
+//! These are structs of our own, about 150 lines: `oci-spec` would bring 21 more crates (regular expressions and three
 //! families of procedural macros among them) for the same four documents, and none of the limits.
 
 mod config;

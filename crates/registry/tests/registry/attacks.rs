@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bathy_registry::manifest::media;
-use bathy_registry::{Client, Credentials, Digest, Keychain, Logins, Options, Secret};
+use bathy_registry::{Client, Credentials, Digest, Event, Keychain, Logins, Options, Secret};
 
 use crate::image::{Image, descriptor, index, layer, manifest, noise, platform_entry};
 use crate::server::{Asked, Reply, Server, Step, head, manifest_reply, reply, serve_image};
@@ -371,4 +371,42 @@ fn c5_tokens_are_not_fetched_from_anywhere() {
         let error = refused(&client(), &store, &server.reference());
         assert!(error.contains("a token that cannot be used"), "{error}");
     }
+}
+
+#[test]
+fn c5_an_upload_to_another_host_carries_no_credentials() {
+    let (image, folder) = (image(), tempfile::tempdir().unwrap());
+    let store = store_in(folder.path());
+    let source = Server::hosting(&image, |_| None);
+    let pulled = pull(&client(), &store, &source.reference()).unwrap();
+    let other = Server::start_at("127.0.0.2", None, |_| reply("201 Created", &[], b""));
+    let target = other.address;
+    let registry = Server::start(move |asked| match (asked.header("authorization"), asked.method.as_str()) {
+        (None, _) => reply("401 Unauthorized", &[("WWW-Authenticate", "Basic realm=x")], b"{}"),
+        (_, "POST") => {
+            reply("202 Accepted", &[("Location", &format!("http://{target}/upload?state=1"))], b"")
+        }
+        (_, "PUT") => reply("201 Created", &[], b""),
+        _ => reply("404 Not Found", &[], b""),
+    });
+    let logins = Logins::at(folder.path().join("logins"));
+    let password = Credentials::Password { user: "me".into(), password: Secret::new("hunter2".into()) };
+    for host in [registry.address.to_string(), target.to_string()] {
+        logins.set(&host, &password).unwrap();
+    }
+    let client = Client::new(options(), Keychain::new(Some(logins), None));
+    let to = registry.reference().parse().unwrap();
+    client.push(&store, &pulled.record, &to, &mut |_: &Event| {}).unwrap();
+    let uploaded = other.asked();
+    assert_eq!(uploaded.len(), 3);
+    for asked in &uploaded {
+        assert!(
+            asked.header("authorization").is_none()
+                && asked.target.starts_with("/upload?state=1&digest=sha256%3A")
+        );
+    }
+    let bodies: Vec<Digest> = uploaded.iter().map(|asked| Digest::of(&asked.body)).collect();
+    assert!(pulled.layers.iter().all(|layer| bodies.contains(&layer.blob.digest)));
+    let manifest = registry.asked().pop().unwrap();
+    assert_eq!((manifest.method.as_str(), Digest::of(&manifest.body)), ("PUT", image.digest()));
 }
