@@ -116,8 +116,8 @@ pub enum ClientError {
     UnknownTag { registry: String, repository: String, target: String },
     #[error("{registry} has no {what}{message}")]
     NotFound { registry: String, what: String, message: String },
-    #[error("{origin} gets too many requests from here{}", again(*.after))]
-    Busy { origin: Origin, after: Option<Duration> },
+    #[error("{origin} gets too many requests from here{message}{}", again(*.after))]
+    Busy { origin: Origin, after: Option<Duration>, message: String },
     #[error("{origin} answers with {status} when asked for {what}{message}")]
     Status { origin: Origin, status: StatusCode, what: String, message: String },
     #[error("{origin} answers a request for a part of {what} with another part")]

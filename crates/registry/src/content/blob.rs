@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -45,26 +45,19 @@ impl Store {
         mut wait: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<BlobWriter>, E> {
         let partial = self.partial_path(digest);
-        let failed = |error: io::Error| self.failed(&partial, error);
         loop {
             if self.has(digest, size)? {
                 return Ok(None);
             }
-            let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-            let file = options.custom_flags(no_links()).open(&partial).map_err(failed)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => {
-                    wait()?;
-                    continue;
-                }
-                Err(error) => return Err(failed(error.into()).into()),
-            }
-            // Whoever had the lock before may have finished the blob, or removed this file.
-            if !is_at(&file, &partial).map_err(failed)? {
+            let locked = self.lock_partial(&partial);
+            let Some(file) = locked.map_err(|error| self.failed(&partial, error))? else {
+                wait()?;
                 continue;
+            };
+            // It was finished after the look above: what was opened is a new file.
+            if self.has(digest, size)? {
+                fs::remove_file(&partial).map_err(|error| self.failed(&partial, error))?;
+                return Ok(None);
             }
             let mut writer = BlobWriter {
                 store: self.clone(),
@@ -81,10 +74,26 @@ impl Store {
             return Ok(Some(writer));
         }
     }
+
+    /// Opens and locks the beginning of a blob. None if another process has it.
+    fn lock_partial(&self, partial: &Path) -> io::Result<Option<File>> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE).custom_flags(no_links());
+        loop {
+            let file = options.open(partial)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Whoever had the lock before may have finished the blob, or removed this file.
+                Ok(()) if is_at(&file, partial)? => return Ok(Some(file)),
+                Ok(()) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
 }
 
 /// Whether the open file still has this name.
-fn is_at(file: &File, path: &std::path::Path) -> io::Result<bool> {
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let opened = file.metadata()?;
     match fs::symlink_metadata(path) {
         Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),

@@ -61,7 +61,10 @@ pub struct Store {
 /// While it exists, no blob is removed.
 #[derive(Debug)]
 #[must_use]
-pub struct InUse(#[allow(dead_code, reason = "closing the file is what ends the lock")] File);
+pub struct InUse {
+    /// Closing it ends the lock.
+    _lock: File,
+}
 
 impl Store {
     /// Opens the store in this folder, and makes it if it does not exist.
@@ -147,7 +150,7 @@ impl Store {
 
     /// Keeps blobs from being removed until the references to them are written.
     pub fn use_blobs(&self) -> Result<InUse, ContentError> {
-        self.locked("in-use", FlockOperation::LockShared).map(InUse)
+        self.locked("in-use", FlockOperation::LockShared).map(|lock| InUse { _lock: lock })
     }
 
     /// Removes blobs that no reference leads to and that `keep` does not want, and beginnings of blobs. Waits until no

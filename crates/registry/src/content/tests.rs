@@ -118,26 +118,29 @@ fn a_blob_that_the_disk_changed_is_found_and_can_be_fetched_again() {
 fn the_second_writer_waits_and_uses_what_the_first_one_wrote() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
-    let content = vec![7; 100_000];
-    let written = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let wait = || {
-                    thread::sleep(Duration::from_millis(1));
-                    Ok::<_, ContentError>(())
-                };
-                let begun = store.begin(&Digest::of(&content), content.len() as u64, "it", wait).unwrap();
-                if let Some(mut writer) = begun {
-                    content.chunks(1000).for_each(|chunk| writer.write(chunk).unwrap());
-                    writer.finish().unwrap();
-                    written.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-    });
-    assert_eq!(written.into_inner(), 1);
-    assert_eq!(store.read(&Digest::of(&content), 1 << 20, "it").unwrap(), content);
+    for round in 0..100_u8 {
+        let content = vec![round; 1000];
+        let written = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let wait = || {
+                        thread::yield_now();
+                        Ok::<_, ContentError>(())
+                    };
+                    let begun = store.begin(&Digest::of(&content), 1000, "it", wait).unwrap();
+                    if let Some(mut writer) = begun {
+                        content.chunks(100).for_each(|chunk| writer.write(chunk).unwrap());
+                        writer.finish().unwrap();
+                        written.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(written.into_inner(), 1);
+        assert_eq!(store.read(&Digest::of(&content), 1000, "it").unwrap(), content);
+    }
+    assert!(names(&store, "partial").is_empty());
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub enum TlsError {
     Name(#[source] rustls::Error),
     #[error("Its certificate is not valid at this time. Is this machine's clock right?")]
     Time(#[source] rustls::Error),
-    #[error("It does not speak TLS")]
+    #[error("It does not speak TLS. A registry on this machine can be reached without (`--insecure`)")]
     NotTls(#[source] rustls::Error),
     #[error("It ended the connection instead")]
     Ended(#[source] io::Error),

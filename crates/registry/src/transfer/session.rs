@@ -162,7 +162,7 @@ impl<'a> Session<'a> {
                     }
                     is_answered = true;
                 }
-                429 | 500 | 502 | 503 | 504 => self.back_off(response, &mut failures)?,
+                429 | 500 | 502 | 503 | 504 => self.back_off(call, response, &mut failures)?,
                 _ => return Ok(response),
             }
         }
@@ -215,7 +215,7 @@ impl<'a> Session<'a> {
     }
 
     /// Pauses as long as a busy server asks for, within limits.
-    fn back_off(&mut self, response: Response, failures: &mut u32) -> Result<(), ClientError> {
+    fn back_off(&mut self, call: &Call, response: Response, failures: &mut u32) -> Result<(), ClientError> {
         *failures += 1;
         let (status, origin) = (response.status, response.url.origin.clone());
         let asked = retry_after(&response.headers);
@@ -226,10 +226,10 @@ impl<'a> Session<'a> {
                 self.link.discard(response)?;
                 self.pause(format!("{origin} answers with {status}"), pause)
             }
-            None if status == StatusCode::TOO_MANY_REQUESTS => {
-                Err(ClientError::Busy { origin, after: asked })
+            None => {
+                let what = call.url.target.split('?').next().unwrap_or_default();
+                Err(self.read_refusal(response, what)?)
             }
-            None => Err(self.read_refusal(response, "this")?),
         }
     }
 
@@ -257,6 +257,10 @@ impl<'a> Session<'a> {
         let is_registry = fetched.origin == self.scope.origin;
         match (fetched.status.as_u16(), first.code.as_str()) {
             (401 | 403, _) if is_registry => ClientError::Denied { registry, message },
+            (429, _) => {
+                let (origin, after) = (fetched.origin.clone(), retry_after(&fetched.headers));
+                ClientError::Busy { origin, after, message }
+            }
             (404, "NAME_UNKNOWN") => ClientError::UnknownRepository { registry, repository },
             (404, "MANIFEST_UNKNOWN") => {
                 ClientError::UnknownTag { registry, repository, target: what.to_owned() }

@@ -173,13 +173,18 @@ fn a_busy_server_is_left_alone_as_long_as_it_asks() {
     assert!(began.elapsed() >= Duration::from_secs(1));
 }
 
+const LIMIT: &[u8] = br#"{"errors":[{"code":"TOOMANYREQUESTS","message":"your limit"}]}"#;
+
 #[test]
 fn too_many_requests_for_too_long_is_said_at_once() {
-    let server = Server::start(|_| reply("429 Too Many Requests", &[("Retry-After", "3600")], b"{}"));
+    let server = Server::start(|_| reply("429 Too Many Requests", &[("Retry-After", "3600")], LIMIT));
     let folder = tempfile::tempdir().unwrap();
     let began = Instant::now();
     let error = refused(&client(), &store_in(folder.path()), &server.reference());
-    assert!(error.ends_with("gets too many requests from here. It asks to try again in 3600 s"), "{error}");
+    assert!(
+        error.ends_with("gets too many requests from here: \"your limit\". It asks to try again in 3600 s"),
+        "{error}"
+    );
     assert_eq!(server.asked().len(), 1);
     let server = Server::start(|_| {
         reply(
@@ -189,7 +194,13 @@ fn too_many_requests_for_too_long_is_said_at_once() {
         )
     });
     let error = refused(&client(), &store_in(folder.path()), &server.reference());
-    assert!(error.contains("500") && error.contains("order") && !error.contains('\u{1b}'), "{error}");
+    assert!(
+        error.contains("500")
+            && error.contains("asked for /v2/name/manifests/tag")
+            && error.contains("order")
+            && !error.contains('\u{1b}'),
+        "{error}"
+    );
     assert_eq!(server.asked().len(), 5);
     assert!(began.elapsed() < Duration::from_secs(30));
 }

@@ -263,7 +263,7 @@ fn a_full_disk_leaves_a_beginning_that_is_continued() {
     let digest = Digest::of(&image.layers[1]);
     assert_eq!(store.references().unwrap(), []);
     assert!(!store.has(&digest, 6 << 20).unwrap());
-    assert_eq!(names(&store, "partial"), [format!("sha256-{}", digest.hex())]);
+    assert!(names(&store, "partial").contains(&format!("sha256-{}", digest.hex())));
     disk.resize("16m");
     let mut first = None;
     let on_event = &mut |event: &Event| {
