@@ -1,6 +1,6 @@
 //! The client of OCI registries, and the store of what it fetched: images arrive verified by digest, or not at all.
 //!
-//! * [`reference`]: what images are called.
+//! * [`mod@reference`]: what images are called.
 //! * [`client`]: what callers use. Everything blocks; threads and the asynchronous part are inside.
 //! * [`content`]: blobs by digest, and which reference leads to which image.
 //! * [`manifest`]: what a registry says an image consists of.
