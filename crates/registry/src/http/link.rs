@@ -275,3 +275,20 @@ impl Drop for Link<'_> {
 fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::{Proxies, Timeouts};
+
+    /// Whatever the callers let through.
+    #[test]
+    fn nothing_is_sent_without_tls_but_to_this_machine_and_if_asked_for() {
+        for (insecure, url) in [(false, "http://127.0.0.1:1/"), (true, "http://registry.example.com/")] {
+            let net = Net::new(Timeouts::default(), Proxies::default(), Cancel::default(), insecure);
+            let mut link = Link::new(&net, Cancel::default()).unwrap();
+            let error = link.send(&Call::get(Url::parse(url).unwrap())).err().unwrap();
+            assert!(matches!(error, HttpError::Plain(_)), "{error:?}");
+        }
+    }
+}
