@@ -62,13 +62,6 @@ pub struct Response {
     pace: Pace,
 }
 
-impl Response {
-    /// The value of a header that is there at most once.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name).and_then(|value| value.to_str().ok())
-    }
-}
-
 /// How much came in which time.
 struct Pace {
     since: Instant,
@@ -228,7 +221,8 @@ impl<'a> Link<'a> {
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
         let idle = self.net.timeouts.idle;
         let response = self.wait(async {
-            sender.ready().await.map_err(cut)?;
+            let ready = timeout(idle, sender.ready()).await;
+            ready.map_err(|_| HttpError::Stalled(origin.to_string(), idle))?.map_err(cut)?;
             let answer = sender.send_request(request);
             tokio::pin!(answer);
             let mut before = 0;

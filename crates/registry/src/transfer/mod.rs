@@ -6,7 +6,7 @@ mod parallel;
 pub mod progress;
 pub mod pull;
 pub mod push;
-pub mod session;
+pub(crate) mod session;
 
 use thiserror::Error;
 

@@ -105,10 +105,6 @@ impl<'a> Session<'a> {
         self.credentials = Some(Some(credentials));
     }
 
-    pub fn origin(&self) -> &Origin {
-        &self.scope.origin
-    }
-
     /// Below the repository: `manifests/TAG`, `blobs/DIGEST`.
     pub fn url(&self, path: &str) -> Url {
         let target = format!("/v2/{}/{path}", self.repository);

@@ -10,7 +10,7 @@ use bathy_registry::{Cancel, Client, Digest, Event, Keychain, Options};
 
 use crate::image::{Image, layer, noise};
 use crate::server::{Asked, Reply, Server, Step, head, reply};
-use crate::{assert_nothing, client, names, options, pull, refused, store_in};
+use crate::{assert_nothing, client, example, names, options, pull, refused, store_in};
 
 const SIZE: usize = 3 << 20;
 const CUT: usize = 1 << 20;
@@ -114,9 +114,7 @@ fn a_killed_pull_is_continued_by_the_next() {
     let store = store_in(folder.path());
     let digest = Digest::of(&image.layers[1]);
     let partial = store.root().join("partial").join(format!("sha256-{}", digest.hex()));
-    let program = std::env::current_exe().unwrap();
-    let program = program.parent().unwrap().with_file_name("examples").join("pull");
-    let mut child = std::process::Command::new(program)
+    let mut child = std::process::Command::new(example())
         .args([store.root().to_str().unwrap(), &server.reference(), "--insecure"])
         .stdout(std::process::Stdio::null())
         .spawn()

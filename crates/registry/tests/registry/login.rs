@@ -1,13 +1,15 @@
 //! A registry with TLS that wants a user and a password.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use bathy_registry::{Client, Credentials, Keychain, Logins, Options, Secret};
 
 use crate::daemon::Daemon;
 use crate::image::{Image, layer};
 use crate::tls::Certificates;
-use crate::{chain, options, pull, refused, run, store_in};
+use crate::{chain, example, options, pull, refused, run, store_in};
 
 /// `user`, whose password is `secret`, as htpasswd writes it.
 const USERS: &str = "user:$2y$05$dCqGHDJloJ48xFkA0JoTjO.PNVfxxpbFBJQ1Ta4rrSFxc9q9dNBzu\n";
@@ -82,7 +84,7 @@ fn a_login_is_wanted_checked_and_used() {
 fn the_logins_of_docker_are_used() {
     let (daemon, certificates) = started();
     let store = store_in(daemon.folder.path());
-    let file = daemon.folder.path().join("auth.json");
+    let file = daemon.folder.path().join("config.json");
     let file_text = file.to_str().unwrap();
     let authority = certificates.authority.parent().unwrap();
     // As another program writes it.
@@ -94,6 +96,21 @@ fn the_logins_of_docker_are_used() {
         "skopeo",
         &["login", "--cert-dir", folder, "--authfile", file_text, "-u", "user", "-p", "secret", address],
     );
-    let keychain = Keychain::new(None, Some(file));
+    let keychain = Keychain::new(None, Some(file.clone()));
     pull(&with(&certificates, keychain), &store, &daemon.reference("name:tag")).unwrap();
+    // Found by the environment, as is whom to trust.
+    let reference = daemon.reference("name:tag");
+    let try_with = |config: &Path, trusted: &Path| {
+        let store = tempfile::tempdir().unwrap();
+        let mut command = Command::new(example());
+        command.env("DOCKER_CONFIG", config).env("SSL_CERT_FILE", trusted).env_remove("SSL_CERT_DIR");
+        let output = command.arg(store.path()).arg(&reference).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let config = file.parent().unwrap();
+    assert_eq!(try_with(config, &certificates.authority), (true, String::new()));
+    let (is_pulled, errors) = try_with(Path::new(&folder), &certificates.authority);
+    assert!(!is_pulled && errors.contains("Login"), "{errors}");
+    let (is_pulled, errors) = try_with(config, &certificates.key);
+    assert!(!is_pulled && errors.contains("NoRoots"), "{errors}");
 }

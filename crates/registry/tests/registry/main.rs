@@ -14,7 +14,7 @@ mod tls;
 mod tokens;
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bathy_registry::{Client, Event, Keychain, Options, PullError, Pulled, Store};
@@ -50,6 +50,12 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {errors}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The program in `examples/pull.rs`, which is built with the tests.
+pub fn example() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().unwrap().with_file_name("examples").join("pull")
 }
 
 /// The names in a folder of a store.
