@@ -37,6 +37,8 @@ TEST_PACKAGES=(
   /usr/include/glib-2.0/glib.h:libglib2.0-dev
   /usr/include/pixman-1/pixman.h:libpixman-1-dev
   /usr/include/libfdt.h:libfdt-dev
+  /usr/bin/docker-registry:docker-registry
+  /usr/bin/skopeo:skopeo
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes everything that reads bytes of a guest or of an image, each target for a bounded time.
+# Fuzzes everything that reads bytes of a guest, an image or a registry, each target for a bounded time.
 #
 #   fuzz/run.sh SECONDS_PER_TARGET [TARGET...]
 #

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::rc::Rc;
 
-use sha2::{Digest, Sha256};
+use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 
 use super::{Compression, LayerError, Options, Refusal};
 use crate::limits::Limits;
@@ -27,7 +27,7 @@ pub(crate) struct Source<'a, W: Write> {
     output: BufWriter<W>,
     layout: Layout,
     limits: &'a Limits,
-    digest: Sha256,
+    digest: Context,
     buffer: Vec<u8>,
     /// What of the buffer was not consumed yet.
     start: usize,
@@ -72,7 +72,7 @@ impl<'a, W: Write> Source<'a, W> {
             output: BufWriter::with_capacity(BUFFER, output),
             layout: options.layout,
             limits: &options.limits,
-            digest: Sha256::new(),
+            digest: Context::new(&SHA256),
             buffer: vec![0; BUFFER],
             start: 0,
             end: 0,
@@ -149,7 +149,10 @@ impl<'a, W: Write> Source<'a, W> {
     pub(crate) fn finish(mut self) -> Result<Finished, Refusal> {
         while !self.piece(BUFFER)?.is_empty() {}
         self.output.flush().map_err(Refusal::Write)?;
-        Ok((self.digest.finalize().into(), self.written))
+        let digest = self.digest.finish();
+        let mut diff_id = [0; SHA256_OUTPUT_LEN];
+        diff_id.copy_from_slice(digest.as_ref());
+        Ok((diff_id, self.written))
     }
 
     fn each_piece(
