@@ -48,7 +48,8 @@ fn archive(program: &File, size: u64, out: &mut File) -> io::Result<()> {
     if io::copy(&mut program.take(size), out)? != size {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let mut text = vec![0; length.next_multiple_of(4) - length];
+    out.write_all(&vec![0; length.next_multiple_of(4) - length])?;
+    text.clear();
     entry(&mut text, "TRAILER!!!", 0, (0, 0), 0);
     out.write_all(&text)
 }
@@ -84,6 +85,8 @@ mod tests {
         (&file).read_to_end(&mut archive).unwrap();
         assert!(archive.starts_with(b"070701"));
         assert_eq!(archive.len() % 4, 0);
+        let headers = archive.chunks(4).filter(|word| *word == b"0707").count();
+        assert_eq!(headers, 4, "each at a multiple of four");
         let text = String::from_utf8_lossy(&archive);
         assert!(text.contains("init\0") && text.contains("abc") && text.contains("TRAILER!!!"));
     }

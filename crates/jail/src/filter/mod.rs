@@ -374,8 +374,8 @@ mod tests {
         let expected =
             [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_futex, libc::SYS_arch_prctl, libc::SYS_rt_sigreturn];
         assert_eq!(calls, expected);
-        // Shared, at a fixed address, and of a file.
-        assert_eq!(form(&stub(), libc::SYS_mmap), [is(3, 0x11)]);
+        // Shared, at a fixed address, of a file, and mapped with the call.
+        assert_eq!(form(&stub(), libc::SYS_mmap), [is(3, 0x8011)]);
         // A process that is killed is a line in the host's audit log (U10).
         assert_eq!(stub().otherwise, Otherwise::Refuse);
     }
