@@ -174,7 +174,7 @@ fn an_older_store_that_was_brought_back_takes_no_disk_with_it() {
     assert_eq!(listed(&home, &young).unwrap()["status"], "orphaned");
     assert_eq!(listed(&home, &gone).unwrap()["status"], "lost");
     let refused = home.fails(&["start", "gone"], 125);
-    assert!(refused.contains("is not there any more") && refused.contains("bathy rm gone"), "{refused}");
+    assert!(refused.contains("is missing") && refused.contains("bathy rm gone"), "{refused}");
     home.ok(&["rm", "gone"]);
     home.ok(&["adopt", "young"]);
     home.ok(&["start", "young"]);

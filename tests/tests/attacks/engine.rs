@@ -58,7 +58,7 @@ fn u4_a_kernel_that_sends_half_a_message_is_ended() {
 fn u4_a_kernel_that_sends_garbage_to_a_device_is_ended_at_once() {
     for device in 0..4 {
         let ran = ends(&format!("garbage-{device}"), 10);
-        assert_says(&ran, "the guest broke the rules and was ended");
+        assert_says(&ran, "the guest violated the protocol and was killed");
         assert!(ran.took < promptly(GRACE), "device {device}: {:?}", ran.took);
     }
 }

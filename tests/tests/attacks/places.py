@@ -10,7 +10,7 @@ import sys
 START, END, STUB = (int(word, 16) for word in sys.argv[1:])
 PAGE = 4096
 READ, WRITE, EXECUTE = 1, 2, 4
-SHARED, PRIVATE, FIXED, ANONYMOUS, LOW, NO_REPLACE = 1, 2, 0x10, 0x20, 0x40, 0x100000
+SHARED, PRIVATE, FIXED, ANONYMOUS, LOW, POPULATE, NO_REPLACE = 1, 2, 0x10, 0x20, 0x40, 0x8000, 0x100000
 MAY_MOVE, MOVE_FIXED = 1, 2
 libc = ctypes.CDLL(None, use_errno=True)
 for name in ("mmap", "mremap", "shmat"):
@@ -152,7 +152,7 @@ GUEST_MEMORY = 3
 
 
 def through_the_stub(address, size=PAGE):
-    words = (ctypes.c_ulong * 8)(9, address, size, READ | EXECUTE, SHARED | FIXED, GUEST_MEMORY, 0, gate)
+    words = (ctypes.c_ulong * 8)(9, address, size, READ | EXECUTE, SHARED | FIXED | POPULATE, GUEST_MEMORY, 0, gate)
     return call_at(ctypes.addressof(words)) == address
 
 

@@ -11,7 +11,7 @@ use bathy_tests::{Ran, patient_seconds, promptly, run};
 const SOURCE: &str = include_str!("storm.S");
 /// What a keeper says of a guest that it had to end: anything else would be about the keeper itself.
 const LATE: &str = "the guest was not ready after";
-const WRONG: &str = "the guest broke the rules and was ended";
+const WRONG: &str = "the guest violated the protocol and was killed";
 
 /// What a kernel does; the numbers are the source's.
 #[derive(Clone, Copy)]
