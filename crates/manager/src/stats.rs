@@ -43,7 +43,7 @@ pub struct Stats {
 
 impl Stats {
     /// Reads the processes of a running sandbox and adds the keeper's statistics.
-    pub fn gather(record: &Record, usage: &Usage) -> Self {
+    pub(crate) fn gather(record: &Record, usage: &Usage) -> Self {
         // If they cannot be read, their figures are left out.
         let processes = record.keeper_pid.zip(HostProcesses::read().ok());
         let processes =

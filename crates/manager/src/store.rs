@@ -175,7 +175,7 @@ impl Store {
     }
 
     /// Makes a change; on a full disk, with the reserved space.
-    pub fn with_reserve<T>(
+    pub(crate) fn with_reserve<T>(
         &mut self,
         mut change: impl FnMut(&mut Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
@@ -186,17 +186,17 @@ impl Store {
     }
 
     /// Whether other processes can use the store at the same time.
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.locking == Locking::Shared
     }
 
     /// Fails if the disk is too full for other processes to use the store at the same time.
-    pub fn require_shared(&self) -> Result<(), StoreError> {
+    pub(crate) fn require_shared(&self) -> Result<(), StoreError> {
         if self.is_shared() { Ok(()) } else { Err(StoreError::Full(self.path.clone())) }
     }
 
     /// On a full disk, releases the reserved space.
-    pub fn release_reserve(&self) {
+    pub(crate) fn release_reserve(&self) {
         if let Some(state) = self.path.parent().filter(|_| ballast::is_full(&self.path)) {
             ballast::release(state);
         }
@@ -208,7 +208,7 @@ impl Store {
     }
 
     /// Inserts the record of a new sandbox, unless there are `most` already.
-    pub fn insert_at_most(&mut self, new: &NewRecord, most: Option<u32>) -> Result<(), StoreError> {
+    pub(crate) fn insert_at_most(&mut self, new: &NewRecord, most: Option<u32>) -> Result<(), StoreError> {
         if let Some(name) = &new.name {
             name::check(name)?;
         }
@@ -235,7 +235,11 @@ impl Store {
 
     /// Runs `run` for one more ephemeral sandbox, unless there are `most` sandboxes already. The store stays
     /// locked meanwhile, so no other process can add one.
-    pub fn while_fewer_than<T>(&mut self, most: u32, run: impl FnOnce() -> T) -> Result<T, StoreError> {
+    pub(crate) fn while_fewer_than<T>(
+        &mut self,
+        most: u32,
+        run: impl FnOnce() -> T,
+    ) -> Result<T, StoreError> {
         let change = self.change()?;
         change.fewer_than(most)?;
         Ok(run())
@@ -329,7 +333,7 @@ impl Store {
 
     /// Updates a sandbox's specification in one transaction, so that concurrent updates do not overwrite each
     /// other. None if the sandbox was removed.
-    pub fn change_spec<E: From<StoreError>>(
+    pub(crate) fn change_spec<E: From<StoreError>>(
         &mut self,
         id: &str,
         change: impl FnOnce(SandboxSpec) -> Result<SandboxSpec, E>,
@@ -358,7 +362,7 @@ impl Store {
     /// Deletes the record of a sandbox that is being removed; `rest` is its folder. If the host's disk is
     /// full, the sandbox's disk is deleted first. False if another process deleted the record: that process
     /// records the removal.
-    pub fn delete_removed(&mut self, id: &str, rest: &Folder) -> Result<bool, StoreError> {
+    pub(crate) fn delete_removed(&mut self, id: &str, rest: &Folder) -> Result<bool, StoreError> {
         match self.delete(id) {
             Err(StoreError::Full(_)) => {
                 // The folder stays until the record is deleted: the next command completes the removal by it.

@@ -465,7 +465,9 @@ impl fmt::Display for Cause {
             Self::NotReady(ms) => {
                 write!(formatter, "the guest was not ready after {} s", *ms as f64 / 1000.0)
             }
-            Self::Violation(what) => write!(formatter, "the guest violated the protocol and was killed: {what}"),
+            Self::Violation(what) => {
+                write!(formatter, "the guest violated the protocol and was killed: {what}")
+            }
             Self::Failed(what) => write!(formatter, "the sandbox's keeper failed: {what}"),
         }
     }

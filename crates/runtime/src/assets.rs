@@ -11,7 +11,7 @@ use bathy_spec::Chosen;
 use thiserror::Error;
 
 /// The kernel's file name in its artifact.
-pub const KERNEL_FILE: &str = "linux";
+pub(crate) const KERNEL_FILE: &str = "linux";
 /// An image's file name in its artifact.
 pub const IMAGE_FILE: &str = "root.erofs";
 /// An image's configuration in its artifact.
@@ -96,7 +96,7 @@ pub fn ensure_image(
 }
 
 /// The recipe of an engine's guest kernel.
-pub fn kernel_recipe(engine: Chosen) -> Recipe {
+pub(crate) fn kernel_recipe(engine: Chosen) -> Recipe {
     match engine {
         Chosen::Kvm => Recipe::kvm_kernel(),
         Chosen::Uml => Recipe::uml_kernel(),

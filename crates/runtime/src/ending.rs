@@ -35,7 +35,7 @@ pub fn kill(process: &Spawned) -> Result<(), NotEnded> {
 }
 
 /// Like [`kill`], but logs the error to standard error.
-pub fn kill_or_log(process: &Spawned) {
+pub(crate) fn kill_or_log(process: &Spawned) {
     if let Err(error) = kill(process) {
         // Standard error may be closed.
         let _ = writeln!(io::stderr(), "bathysphere: {error}");

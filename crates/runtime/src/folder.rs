@@ -257,7 +257,7 @@ pub fn make_durable_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Flushes the directory entries of a folder.
-pub fn sync_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 

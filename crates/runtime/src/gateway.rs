@@ -34,7 +34,7 @@ use crate::ledger::Ledger;
 use crate::resource_group::ResourceGroup;
 
 /// Overrides the file with the host's resolvers.
-pub const RESOLVERS_VARIABLE: &str = "BATHY_RESOLV_CONF";
+pub(crate) const RESOLVERS_VARIABLE: &str = "BATHY_RESOLV_CONF";
 const RESOLVERS_FILE: &str = "/etc/resolv.conf";
 /// As many as the C library uses.
 const MAX_RESOLVERS: usize = 3;
@@ -191,7 +191,7 @@ impl RunningGateway {
     }
 
     /// Kills the gateway. Returns the messages that it had sent but that were not read.
-    pub fn end_now(self) -> Vec<FromGateway> {
+    pub(crate) fn end_now(self) -> Vec<FromGateway> {
         ending::kill_or_log(&self.process);
         let mut messages = Vec::new();
         // At most what fits into a socket, because nothing more is sent.
@@ -221,7 +221,7 @@ impl Drop for RunningGateway {
 }
 
 /// How long a gateway may take to exit by itself.
-pub const LEAVE_TIME: Duration = Duration::from_millis(1500);
+pub(crate) const LEAVE_TIME: Duration = Duration::from_millis(1500);
 
 /// How long a gateway's process takes to exit after its socket was closed.
 const TIMEOUT: Duration = Duration::from_millis(20);
@@ -261,7 +261,7 @@ fn policies_text(policies: &Policies) -> Result<String, NetworkError> {
 
 /// Binds published ports before anything of the sandbox runs, so that a port in use is an error at once.
 /// Where any free port was requested, the answer has the assigned one.
-pub fn bind_ports(ports: &[PublishedPort]) -> Result<Vec<(PublishedPort, OwnedFd)>, NetworkError> {
+pub(crate) fn bind_ports(ports: &[PublishedPort]) -> Result<Vec<(PublishedPort, OwnedFd)>, NetworkError> {
     ports.iter().map(|port| bind_port(*port)).collect()
 }
 

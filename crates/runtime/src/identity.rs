@@ -23,7 +23,7 @@ const IDS_PER_SANDBOX: u32 = 3;
 
 /// The user ids of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identities {
+pub(crate) struct Identities {
     /// The ids of the keeper, and of the guest if it has its own.
     pub keeper: Identity,
     pub gateway: Identity,
@@ -42,7 +42,7 @@ impl Identities {
     }
 
     /// The fallback when these ids cannot be mapped. Root has none: a guest must not have its id.
-    pub fn fallback(&self) -> Option<Self> {
+    pub(crate) fn fallback(&self) -> Option<Self> {
         matches!(self.keeper, Identity::Subordinate { .. }).then(Self::own)
     }
 
@@ -54,20 +54,20 @@ impl Identities {
     }
 
     /// Whether the guest has an id of its own besides the keeper's.
-    pub fn guest_has_its_own(&self) -> bool {
+    pub(crate) fn guest_has_its_own(&self) -> bool {
         matches!(self.keeper, Identity::Pair { .. } | Identity::Subordinate { .. })
     }
 }
 
 /// The ids of root's sandboxes that this user namespace lacks, as text. A container often has only 65,536 ids
 /// in all.
-pub fn missing_of_root() -> Option<String> {
+pub(crate) fn missing_of_root() -> Option<String> {
     let map = |file: &str| fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
     (!has_all_of_root(&map("uid_map")) || !has_all_of_root(&map("gid_map"))).then(range_of_root)
 }
 
 /// The id range of root's sandboxes.
-pub fn range_of_root() -> String {
+pub(crate) fn range_of_root() -> String {
     format!("{FIRST_SANDBOX_USER} to {}", FIRST_GATEWAY_USER + slot::SLOTS - 1)
 }
 

@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::sys::GuestPage;
 
-pub const DEVICE: &str = "/dev/kvm";
+pub(crate) const DEVICE: &str = "/dev/kvm";
 /// The hidden subcommand of `bathy` that runs the probe guest.
 pub const VERB: &str = "probe-kvm";
 /// The iterations of the loop. Hardware takes well under a tenth of the limit, emulation ten times the limit.
@@ -79,12 +79,12 @@ pub enum KvmSupport {
 
 impl KvmSupport {
     /// Whether guests run at full speed.
-    pub fn is_hardware(&self) -> bool {
+    pub(crate) fn is_hardware(&self) -> bool {
         matches!(self, Self::Hardware { .. })
     }
 
     /// Whether a guest was run and timed. A failure may have had any cause, including a temporary one.
-    pub fn is_measurement(&self) -> bool {
+    pub(crate) fn is_measurement(&self) -> bool {
         matches!(self, Self::Hardware { .. } | Self::NotHardware { .. })
     }
 

@@ -67,7 +67,7 @@ impl Ledger {
     }
 
     /// The budget that the next gateway starts with; none for the first one.
-    pub fn carried_over(&self, now: Instant) -> Option<Spent> {
+    pub(crate) fn carried_over(&self, now: Instant) -> Option<Spent> {
         let spent = self.spent.map(|(spent, began)| {
             let age = now.saturating_duration_since(began).as_millis();
             Spent { age_ms: u64::try_from(age).unwrap_or(u64::MAX), ..spent }

@@ -44,7 +44,12 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
 
 /// The end of a connection or flow that its gateway could not report, with the bytes from and to the guest if
 /// known.
-pub fn closed_by_failure(peer: NetPeer, moved: Option<(u64, u64)>, took_ms: u64, reason: &str) -> What {
+pub(crate) fn closed_by_failure(
+    peer: NetPeer,
+    moved: Option<(u64, u64)>,
+    took_ms: u64,
+    reason: &str,
+) -> What {
     let (sent, received) = moved.unzip();
     What::NetClosed { peer, sent, received, took_ms, reason: reason.to_owned() }
 }

@@ -118,7 +118,7 @@ impl ResourceGroup {
     ///
     /// # Errors
     /// The group was removed.
-    pub fn keeper_entrance(&self) -> Result<Entrance, CgroupError> {
+    pub(crate) fn keeper_entrance(&self) -> Result<Entrance, CgroupError> {
         self.cgroup.guest_entrance()
     }
 
@@ -127,19 +127,19 @@ impl ResourceGroup {
     ///
     /// # Errors
     /// The group was removed.
-    pub fn gateway_entrance(&self) -> io::Result<Entrance> {
+    pub(crate) fn gateway_entrance(&self) -> io::Result<Entrance> {
         self.cgroup.host_side_entrance().map_err(io::Error::other)
     }
 
     /// Sets the scheduling priority that replaces a group.
-    pub fn set_priority(&self, pid: u32) -> io::Result<()> {
+    pub(crate) fn set_priority(&self, pid: u32) -> io::Result<()> {
         self.priority.apply(pid)
     }
 
     /// Moves the keeper out of the guest's freezer and weight, once the guest has inherited its place.
     ///
     /// With kvm they stay together, because virtual processors are threads of the keeper.
-    pub fn part_keeper(&self, pid: u32) {
+    pub(crate) fn part_keeper(&self, pid: u32) {
         // If the keeper cannot be moved, it serves its guest all the same.
         let _ = self.cgroup.leave_guest(pid);
     }

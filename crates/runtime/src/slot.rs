@@ -22,7 +22,7 @@ use crate::sys;
 /// The most sandboxes on one processor.
 const DEPTH: u64 = 4096;
 /// Slots of a machine with 8192 processors.
-pub const SLOTS: u32 = 1 << 25;
+pub(crate) const SLOTS: u32 = 1 << 25;
 const FILE: &str = "slots";
 /// The folder of root's file. Like the locks in it, it does not survive a reboot.
 const RUN_FOLDER: &str = "/run";
@@ -57,7 +57,7 @@ pub struct CpuSlot {
 
 impl CpuSlot {
     /// The slot's rank when slots are counted processor by processor: a small number while few sandboxes run.
-    pub fn rank_among(&self, processors: u32) -> u32 {
+    pub(crate) fn rank_among(&self, processors: u32) -> u32 {
         let depth = u32::try_from(DEPTH).unwrap_or(u32::MAX);
         (self.number % depth).saturating_mul(processors).saturating_add(self.number / depth)
     }

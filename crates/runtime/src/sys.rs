@@ -13,13 +13,13 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Locks one byte of `file` exclusively, unless it is locked. The lock belongs to the open file description
 /// and is released with its last descriptor, in whatever process.
-pub fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
+pub(crate) fn lock_byte(file: &File, byte: u64) -> io::Result<bool> {
     set_lock(file, byte, WRITE_LOCK)
 }
 
 /// Takes a shared lock, for a read-only descriptor. Several can share the byte, but not with [`lock_byte`].
 /// An exclusive lock of the same open file description is downgraded.
-pub fn share_byte(file: &File, byte: u64) -> io::Result<bool> {
+pub(crate) fn share_byte(file: &File, byte: u64) -> io::Result<bool> {
     set_lock(file, byte, READ_LOCK)
 }
 
@@ -37,7 +37,7 @@ fn set_lock(file: &File, byte: u64, kind: i16) -> io::Result<bool> {
 
 /// How many of the first `length` bytes of `file` are locked by other open file descriptions, each by
 /// [`lock_byte`].
-pub fn count_locked_bytes(file: &File, length: u64) -> io::Result<u32> {
+pub(crate) fn count_locked_bytes(file: &File, length: u64) -> io::Result<u32> {
     let mut count = 0;
     // The kernel reports any one of several locks, so both sides of it are searched.
     let mut ranges = vec![(0, i64::try_from(length).map_err(io::Error::other)?)];
@@ -75,7 +75,7 @@ fn lock(kind: i16, begin: i64, length: i64) -> libc::flock {
 
 /// Runs work that starts a thread, with all signals blocked: the main thread handles signals where it waits
 /// for them.
-pub fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
+pub(crate) fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: both sets are initialized before use, by sigfillset and by the first call; masks are of this thread alone.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
@@ -89,7 +89,7 @@ pub fn apart_from_signals<R>(work: impl FnOnce() -> R) -> R {
 }
 
 /// Makes the kernel honour all fields of a routing request, such as the table.
-pub fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
+pub(crate) fn set_strict_requests(socket: &OwnedFd) -> io::Result<()> {
     let on: c_int = 1;
     let length = libc::socklen_t::try_from(size_of::<c_int>()).map_err(io::Error::other)?;
     // SAFETY: the value is an integer of the given size for the duration of the call.
@@ -115,7 +115,7 @@ const UNLOCKED: i16 = 2;
 const FROM_START: i16 = 0;
 
 /// One page of memory for a guest.
-pub struct GuestPage {
+pub(crate) struct GuestPage {
     address: *mut c_void,
 }
 
@@ -143,7 +143,11 @@ impl GuestPage {
     }
 
     /// Maps the page into a guest. It must outlive the guest, which it does as long as the caller holds both.
-    pub fn give_to(&self, vm: &VmFd, region: kvm_userspace_memory_region) -> Result<(), kvm_ioctls::Error> {
+    pub(crate) fn give_to(
+        &self,
+        vm: &VmFd,
+        region: kvm_userspace_memory_region,
+    ) -> Result<(), kvm_ioctls::Error> {
         // SAFETY: the region describes this page, which is mapped until it is dropped.
         unsafe { vm.set_user_memory_region(region) }
     }
@@ -157,7 +161,7 @@ impl Drop for GuestPage {
 }
 
 /// The version of Landlock that the kernel offers, if any.
-pub fn landlock_version() -> Option<u32> {
+pub(crate) fn landlock_version() -> Option<u32> {
     const VERSION_REQUEST: libc::c_uint = 1;
     // SAFETY: with this flag the call takes no attributes and only answers.
     let version = unsafe {
@@ -167,7 +171,7 @@ pub fn landlock_version() -> Option<u32> {
 }
 
 /// Whether the processor supports virtualization; true if that cannot be determined.
-pub fn processor_offers_virtualization() -> bool {
+pub(crate) fn processor_offers_virtualization() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__cpuid;

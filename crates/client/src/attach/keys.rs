@@ -5,13 +5,13 @@ const CTRL_Q: u8 = 0x11;
 
 /// Detects the two keys in typed bytes.
 #[derive(Debug, Default)]
-pub struct DetachKeys {
+pub(crate) struct DetachKeys {
     held: bool,
 }
 
 /// The result of one batch of typed bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Typed {
+pub(crate) struct Typed {
     /// Bytes to pass on.
     pub bytes: Vec<u8>,
     /// The user pressed the keys; later bytes are dropped.

@@ -24,13 +24,13 @@ pub use collect::{CapturedOutput, Collected};
 pub use run::{CellOptions, PreparedCell, run_cell, run_contexts};
 
 /// The default time limit of a cell.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The default time between an interrupt and killing the interpreter.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(3);
+pub(crate) const DEFAULT_GRACE: Duration = Duration::from_secs(3);
 /// The default limit of each output in bytes.
-pub const DEFAULT_OUTPUT: u64 = 8 << 20;
+pub(crate) const DEFAULT_OUTPUT: u64 = 8 << 20;
 /// The longest name of a context.
-pub const MAX_CONTEXT_NAME: usize = 64;
+pub(crate) const MAX_CONTEXT_NAME: usize = 64;
 
 /// A cell did not run, or its result is invalid.
 #[derive(Debug, Error)]

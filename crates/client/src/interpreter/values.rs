@@ -22,7 +22,7 @@ const MAX_ERROR: usize = 512 << 10;
 
 /// The remaining JSON, other than text, that may be parsed for one cell.
 #[derive(Debug)]
-pub struct JsonBudget(usize);
+pub(crate) struct JsonBudget(usize);
 
 impl Default for JsonBudget {
     fn default() -> Self {

@@ -16,7 +16,7 @@ use super::tally::Tally;
 use crate::connection::Connection;
 
 /// The most bytes of a file that are read or written at once.
-pub const MAX_CONTENT: usize = 64 * 1024 * 1024;
+pub(crate) const MAX_CONTENT: usize = 64 * 1024 * 1024;
 /// The longest path that Linux accepts, without the terminating NUL.
 pub const MAX_PATH: usize = 4095;
 

@@ -22,7 +22,7 @@ pub use run::{TransferError, TransferOptions, TransferSession, into_guest, out_o
 pub use unpack::{UnpackError, UnpackLimits, Unpacker};
 
 /// The most omitted entries that are listed.
-pub const MAX_SKIPPED: usize = 100;
+pub(crate) const MAX_SKIPPED: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {

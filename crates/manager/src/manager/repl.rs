@@ -14,7 +14,7 @@ use super::{KILLED, Manager, ManagerError, NewSandbox, Sandboxed, Status};
 use crate::store::ReplRow;
 
 /// The default idle time after which a REPL is paused.
-pub const PAUSE_IDLE: Seconds = Seconds::from_millis(60_000);
+pub(crate) const PAUSE_IDLE: Seconds = Seconds::from_millis(60_000);
 /// The label that marks a sandbox as a REPL; its value is the language.
 pub const LABEL: &str = "repl";
 /// The only stream of a connection that is opened for one cell.

@@ -24,7 +24,7 @@ impl Warnings {
 
 impl Manager {
     /// Whether a pool may hold this manager: other processes can use the store meanwhile.
-    pub fn is_reusable(&self) -> bool {
+    pub(crate) fn is_reusable(&self) -> bool {
         self.store.is_shared()
     }
 

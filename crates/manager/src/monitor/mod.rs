@@ -41,7 +41,7 @@ use crate::store::{Change, Record, State, Store, StoreError};
 pub use serve::POWER_OFF;
 
 /// The prefix of the end cause when the keeper exited by itself.
-pub const KEEPER_FAILED: &str = "its keeper ";
+pub(crate) const KEEPER_FAILED: &str = "its keeper ";
 /// The actor name in the audit log.
 const PROGRAM: &str = "bathy monitor";
 /// How long another process that checks the disk's lock may hold it.
@@ -79,7 +79,7 @@ pub enum MonitorError {
 
 /// What a monitor reports to the command that started it, as one line of JSON on its standard output.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum StartReport {
+pub(crate) enum StartReport {
     Running,
     Failed(String),
 }

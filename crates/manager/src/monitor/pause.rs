@@ -67,7 +67,7 @@ impl Pause {
         matches!(self.motion, Motion::Parking | Motion::Unparking)
     }
 
-    pub fn on_client(&mut self) {
+    pub(crate) fn on_client(&mut self) {
         self.failed = false;
     }
 }

@@ -32,7 +32,7 @@ pub struct Job {
 
 impl Store {
     /// Inserts a new job and returns its number.
-    pub fn next_job(
+    pub(crate) fn next_job(
         &mut self,
         sandbox: &str,
         argv: &[Vec<u8>],
@@ -54,7 +54,7 @@ impl Store {
     }
 
     /// Inserts the main command as job 0 and replaces that of an earlier start.
-    pub fn main_job(
+    pub(crate) fn main_job(
         &mut self,
         sandbox: &str,
         argv: &[Vec<u8>],
@@ -68,7 +68,7 @@ impl Store {
     }
 
     /// Records how a job ended. False if that was recorded before or there is no such job.
-    pub fn end_job(&mut self, sandbox: &str, number: u32, exit: &str) -> Result<bool, StoreError> {
+    pub(crate) fn end_job(&mut self, sandbox: &str, number: u32, exit: &str) -> Result<bool, StoreError> {
         let change = self.change()?;
         let end =
             "UPDATE jobs SET ended_ns = ?, exit = ? WHERE sandbox = ? AND number = ? AND ended_ns IS NULL";
@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Records this end for every job of a sandbox that is still open.
-    pub fn end_all_jobs(&mut self, sandbox: &str, exit: &str) -> Result<usize, StoreError> {
+    pub(crate) fn end_all_jobs(&mut self, sandbox: &str, exit: &str) -> Result<usize, StoreError> {
         let change = self.change()?;
         let end = "UPDATE jobs SET ended_ns = ?, exit = ? WHERE sandbox = ? AND ended_ns IS NULL";
         let ended = change.run(end, (signed(unix_ns()), exit, sandbox))?;

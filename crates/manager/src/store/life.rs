@@ -28,7 +28,7 @@ const MAX_CAUSE: usize = 512;
 
 /// How a sandbox ended, as its monitor saw it. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ending {
+pub(crate) struct Ending {
     /// The start time of the run that ended.
     pub started_ns: Option<u64>,
     pub at_ns: u64,
@@ -53,17 +53,17 @@ enum Content {
 }
 
 /// Clears the lock file and allocates its space for the next end.
-pub fn forget_ending(life: &File) -> io::Result<()> {
+pub(crate) fn forget_ending(life: &File) -> io::Result<()> {
     life.write_all_at(&[b' '; SIZE], 0)
 }
 
 /// Records that the sandbox is running. Called once the guest answers.
-pub fn write_running(life: &File, run: Run) -> io::Result<()> {
+pub(crate) fn write_running(life: &File, run: Run) -> io::Result<()> {
     write(life, serde_json::to_vec(&Content::Running(run))?)
 }
 
 /// Records how the sandbox ended, in space that was allocated before.
-pub fn write_ending(life: &File, ending: &Ending) -> io::Result<()> {
+pub(crate) fn write_ending(life: &File, ending: &Ending) -> io::Result<()> {
     let mut text = serde_json::to_vec(&Content::Ended(ending.clone()))?;
     if text.len() > SIZE {
         // A cause may hold text from the guest in which every byte needs an escape.
@@ -79,7 +79,7 @@ fn write(life: &File, mut text: Vec<u8>) -> io::Result<()> {
 }
 
 /// How the sandbox in this folder ended, if its monitor recorded that.
-pub fn read_ending(folder: &Path) -> Option<Ending> {
+pub(crate) fn read_ending(folder: &Path) -> Option<Ending> {
     match read(folder)? {
         Content::Ended(ending) => Some(ending),
         Content::Running(_) => None,

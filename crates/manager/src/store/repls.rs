@@ -26,7 +26,7 @@ pub struct ReplRow {
 
 impl Store {
     /// Inserts a new REPL for an existing sandbox.
-    pub fn insert_repl(&mut self, new: &ReplRow) -> Result<(), StoreError> {
+    pub(crate) fn insert_repl(&mut self, new: &ReplRow) -> Result<(), StoreError> {
         name::check(&new.name)?;
         let change = self.durable_change()?;
         if change.number("SELECT count(*) FROM repls WHERE name = ?", [&new.name])? > 0 {
@@ -69,7 +69,7 @@ impl Store {
     }
 
     /// The REPL of the sandbox with this id.
-    pub fn repl_of(&self, sandbox: &str) -> Result<Option<ReplRow>, StoreError> {
+    pub(crate) fn repl_of(&self, sandbox: &str) -> Result<Option<ReplRow>, StoreError> {
         Ok(self.repl_rows(&format!("SELECT {COLUMNS} FROM repls WHERE sandbox = ?"), [sandbox])?.pop())
     }
 

@@ -9,7 +9,7 @@ use super::{Store, StoreError, TIMEOUT, failure};
 
 /// The migrations from an empty file to the present schema. A database stores how many were applied.
 /// Migrations are only appended; a published one is never changed.
-pub const STEPS: &[&str] = &[
+pub(crate) const STEPS: &[&str] = &[
     "
     CREATE TABLE sandboxes (
         id TEXT NOT NULL PRIMARY KEY,
@@ -57,7 +57,7 @@ pub const STEPS: &[&str] = &[
 ];
 
 /// Applies the missing migrations in one transaction.
-pub fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreError> {
+pub(crate) fn bring_up_to_date(store: &mut Store, steps: &[&str]) -> Result<(), StoreError> {
     let taken = steps_taken(&store.connection).map_err(|error| failure(&store.path, error))?;
     if taken == steps.len() {
         return Ok(());

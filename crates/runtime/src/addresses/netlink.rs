@@ -11,9 +11,9 @@ const NOTHING: u16 = 1;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 const NEW_ADDRESS: u16 = 20;
-pub const GET_ADDRESS: u16 = 22;
+pub(crate) const GET_ADDRESS: u16 = 22;
 const NEW_ROUTE: u16 = 24;
-pub const GET_ROUTE: u16 = 26;
+pub(crate) const GET_ROUTE: u16 = 26;
 /// The flags `NLM_F_REQUEST` and `NLM_F_DUMP`.
 const DUMP: u16 = 0x301;
 /// `NLM_F_DUMP_INTR`: the table changed during the dump.
@@ -49,12 +49,12 @@ pub enum NetlinkError {
 
 impl NetlinkError {
     /// Whether a retry may help.
-    pub fn is_temporary(&self) -> bool {
+    pub(crate) fn is_temporary(&self) -> bool {
         *self == Self::Interrupted || *self == Self::Refused(libc::EBUSY)
     }
 
     /// Whether there is nothing to list.
-    pub fn is_absence(&self) -> bool {
+    pub(crate) fn is_absence(&self) -> bool {
         *self == Self::Refused(libc::ENOENT)
     }
 }

@@ -61,7 +61,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
-pub struct ProbeCache {
+pub(crate) struct ProbeCache {
     state: PathBuf,
     path: PathBuf,
 }

@@ -54,7 +54,7 @@ impl<W> Changes<W> {
     }
 
     /// Removes the waiters that have timed out.
-    pub fn take_late(&mut self, now: Instant) -> Vec<W> {
+    pub(crate) fn take_late(&mut self, now: Instant) -> Vec<W> {
         self.0
             .iter_mut()
             .filter(|change| change.until <= now)

@@ -72,7 +72,7 @@ impl<S: Sink> Journal<S> {
     }
 
     /// Like [`Self::note`], for several events.
-    pub fn note_all(&mut self, what: impl IntoIterator<Item = What>) {
+    pub(crate) fn note_all(&mut self, what: impl IntoIterator<Item = What>) {
         let events: Vec<_> = what.into_iter().map(|what| self.subject.event(what)).collect();
         events.iter().for_each(|event| self.observer.on_event(event));
         let was_empty = self.spool.is_empty();

@@ -121,7 +121,7 @@ impl Gateways for SandboxGateways {
 }
 
 #[derive(Debug)]
-pub struct NetworkWatch<W, G = SandboxGateways> {
+pub(crate) struct NetworkWatch<W, G = SandboxGateways> {
     gateways: G,
     restarts: Restarts,
     changes: Changes<W>,
@@ -154,7 +154,7 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
     }
 
     /// For an owner without access to the keeper's connection: every gateway uses the same link.
-    pub fn without_keeper(self) -> Self {
+    pub(crate) fn without_keeper(self) -> Self {
         Self { can_relink: false, ..self }
     }
 
@@ -163,7 +163,8 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
         self.is_ending = true;
     }
 
-    pub fn has_gateway(&self) -> bool {
+    #[cfg(test)]
+    fn has_gateway(&self) -> bool {
         self.gateways.control().is_some()
     }
 
@@ -185,7 +186,7 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
     }
 
     /// Handles the messages that the gateway has sent.
-    pub fn on_messages<S: Sink>(&mut self, journal: &mut Journal<S>) -> Vec<SettledChange<W>> {
+    pub(crate) fn on_messages<S: Sink>(&mut self, journal: &mut Journal<S>) -> Vec<SettledChange<W>> {
         let (mut events, mut settled, mut loss) = (Vec::new(), Vec::new(), None);
         for _ in 0..AT_ONCE {
             let Some(control) = self.gateways.control().filter(|_| loss.is_none()) else { break };

@@ -19,7 +19,7 @@ pub struct Restarts {
 
 impl Restarts {
     /// A gateway failed or could not be started.
-    pub fn on_failure(&mut self, now: Instant) {
+    pub(crate) fn on_failure(&mut self, now: Instant) {
         let pause = match self.last {
             Some((at, pause)) if now.saturating_duration_since(at) < RESET_AFTER => {
                 (pause * 2).min(MAX_PAUSE)
@@ -31,7 +31,7 @@ impl Restarts {
     }
 
     /// Schedules a start, unless one is scheduled already.
-    pub fn schedule(&mut self, at: Instant) {
+    pub(crate) fn schedule(&mut self, at: Instant) {
         self.at.get_or_insert(at);
     }
 
@@ -41,7 +41,7 @@ impl Restarts {
     }
 
     /// Whether a start is due. If so, the caller must start a gateway.
-    pub fn take_due(&mut self, now: Instant) -> bool {
+    pub(crate) fn take_due(&mut self, now: Instant) -> bool {
         self.at.take_if(|at| *at <= now).is_some()
     }
 }

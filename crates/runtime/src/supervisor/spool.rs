@@ -44,7 +44,7 @@ impl Sink for Log {
 }
 
 #[derive(Debug)]
-pub struct Spool<S = Log> {
+pub(crate) struct Spool<S = Log> {
     sink: S,
     waiting: VecDeque<Event>,
     /// When the log is retried, and the present interval.
@@ -80,7 +80,7 @@ impl<S: Sink> Spool<S> {
     ///
     /// # Errors
     /// None was recorded.
-    pub fn append_now(&mut self, events: &[Event]) -> Result<(), LogError> {
+    pub(crate) fn append_now(&mut self, events: &[Event]) -> Result<(), LogError> {
         self.write_some(AT_ONCE, S::append)?;
         self.sink.append(events)
     }

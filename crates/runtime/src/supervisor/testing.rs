@@ -24,7 +24,7 @@ pub struct Disk(Arc<Mutex<(bool, Vec<u64>)>>, Arc<Mutex<Vec<What>>>);
 
 impl Disk {
     /// Makes the log full or not.
-    pub fn set_full(&self, is_full: bool) {
+    pub(crate) fn set_full(&self, is_full: bool) {
         self.0.lock().unwrap().0 = is_full;
     }
 
@@ -137,7 +137,7 @@ impl Observer for NoObserver {
 }
 
 /// Sends a message as the gateway.
-pub fn send_as_gateway(gateway: &OwnedFd, message: &FromGateway) {
+pub(crate) fn send_as_gateway(gateway: &OwnedFd, message: &FromGateway) {
     send(gateway, &encode(message).unwrap(), SendFlags::NOSIGNAL).unwrap();
 }
 
@@ -147,7 +147,7 @@ pub fn event(count: u64) -> FromGateway {
 }
 
 /// The next message to the gateway.
-pub fn next_to_gateway(gateway: &OwnedFd) -> ToGateway {
+pub(crate) fn next_to_gateway(gateway: &OwnedFd) -> ToGateway {
     assert!(is_readable_before(gateway.as_fd(), Instant::now() + Duration::from_secs(10)));
     let mut message = [0; 64];
     let (count, _) = recv(gateway, &mut message, RecvFlags::empty()).unwrap();
