@@ -131,7 +131,7 @@ class Checks:
 
     async def times_out(self):
         await self.refused(
-            "run_code", "time limit", "kept",
+            "run_code", "time limit", "preserved",
             language="python", code=ENDLESS, sandbox_id=self.sandbox, timeout_seconds=2 * LIMIT,
         )
         require("still here" in text_of(await self.python("survivor")), "the state is lost")

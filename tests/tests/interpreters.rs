@@ -308,8 +308,6 @@ fn a_damaged_interpreter_says_so_and_is_restarted() {
     };
     sandbox.python("import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))");
     sandbox.python("x = list(range(10_000_000))");
-    let broken = sandbox.python("6 * 7");
-    assert!(text_of(&broken) == "42" || damaged(&broken), "{broken:#}");
     let restarted = sandbox.cell("python", &["--restart"], "6 * 7");
     assert_eq!((text_of(&restarted).as_str(), &restarted["fresh"]), ("42", &json!(true)), "{restarted:#}");
     assert!(restarted["lost"].as_str().unwrap().contains("restarted"), "{restarted:#}");

@@ -19,17 +19,18 @@ pub fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<u
     }
 }
 
-/// Waits until the descriptor is readable, which includes end of file and errors. False on timeout.
+/// Waits until the descriptor is readable, which includes end of file and errors. False once the deadline has
+/// passed, also for a readable descriptor: a peer that sends without end cannot extend it.
 pub fn is_readable_before(fd: BorrowedFd<'_>, deadline: Instant) -> bool {
-    loop {
+    while Instant::now() < deadline {
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         match poll_until(&mut fds, Some(deadline)) {
-            Ok(0) if Instant::now() < deadline => {}
-            Ok(ready) => return ready > 0,
+            Ok(0) => {}
             // The following read returns the error.
-            Err(_) => return true,
+            Ok(_) | Err(_) => return true,
         }
     }
+    false
 }
 
 /// Converts a duration to the kernel's format.
@@ -37,5 +38,22 @@ pub fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::pipe::pipe;
+
+    use super::*;
+
+    #[test]
+    fn a_readable_descriptor_does_not_extend_a_deadline() {
+        let (read, write) = pipe().unwrap();
+        rustix::io::write(&write, b"x").unwrap();
+        assert!(is_readable_before(read.as_fd(), Instant::now() + Duration::from_secs(60)));
+        assert!(!is_readable_before(read.as_fd(), Instant::now()));
     }
 }

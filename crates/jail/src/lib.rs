@@ -4,6 +4,11 @@
 //! that nothing has to be looked up afterwards.
 #![deny(missing_docs)]
 
+#[cfg(all(feature = "log-filter", not(debug_assertions)))]
+compile_error!(
+    "log-filter is for developers' builds: with it the filters of a release would let everything pass"
+);
+
 pub mod cgroup;
 pub mod filter;
 pub mod limits;

@@ -128,6 +128,14 @@ impl Ephemeral {
         self.sandbox.failure()
     }
 
+    /// Why the sandbox ends if its work failed with `error`: because its keeper did, or for that reason.
+    pub fn cause_of(&self, error: &dyn std::error::Error) -> String {
+        match self.sandbox.exited_keepers_end() {
+            Some(end) => format!("its keeper {end}"),
+            None => bathy_protocol::chain(error),
+        }
+    }
+
     /// Ends the sandbox and records that. The sandbox has ended when this returns, even if the end cannot be
     /// recorded. In that case the returned sentence is for the user.
     #[must_use]
@@ -176,9 +184,8 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The outcome when nothing is known but that the keeper exited.
-    pub fn unknown() -> Self {
-        let cause = "its keeper exited".to_owned();
+    /// The outcome when only the sandbox's end is known, with its cause.
+    pub fn without_result(cause: String) -> Self {
         Self { exit: "the sandbox ended".to_owned(), cause, timed_out: false }
     }
 

@@ -288,7 +288,7 @@ impl ServerHandler for Server {
         let capabilities = ServerCapabilities::builder().enable_tools().enable_resources().build();
         let server = Implementation::new("bathysphere", env!("CARGO_PKG_VERSION"))
             .with_title("Bathysphere")
-            .with_description("Sandboxes with their own Linux kernel for code that nobody should trust");
+            .with_description("Sandboxes with their own Linux kernel for untrusted code");
         ServerConfig::new(capabilities).with_server_info(server).with_instructions(INSTRUCTIONS)
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use bathy_client::wait::is_readable_before;
 use bathy_jail::Spawned;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
@@ -58,17 +59,22 @@ fn collect(pidfd: BorrowedFd<'_>, pid: u32, timeout: Duration) -> Result<(), Not
     }
 }
 
-/// Describes how a process of ours ended, as a clause. Does not wait: a process that closed its connection
-/// may still be running.
-pub fn of_process(pidfd: BorrowedFd<'_>) -> String {
+/// The end of a process that closed its socket and still runs.
+pub(crate) const HUNG_UP: &str = "hung up";
+/// How long a process takes to exit after it closed its socket: the status is available a moment later.
+const EXIT_STATUS_DELAY: Duration = Duration::from_millis(20);
+
+/// Describes how a process of ours ended that has closed its socket, as a clause. None if it still runs.
+pub(crate) fn of_process(pidfd: BorrowedFd<'_>) -> Option<String> {
+    is_readable_before(pidfd, Instant::now() + EXIT_STATUS_DELAY);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let status = waitid(WaitId::PidFd(pidfd), options).ok().flatten();
     let signal = status.as_ref().and_then(|status| status.terminating_signal());
     match (signal, status.and_then(|status| status.exit_status())) {
-        (Some(libc::SIGSYS), _) => "violated its seccomp filter and was killed".to_owned(),
-        (Some(signal), _) => format!("was killed by signal {signal}"),
-        (None, Some(code)) => format!("exited with code {code}"),
-        (None, None) => "hung up".to_owned(),
+        (Some(libc::SIGSYS), _) => Some("violated its seccomp filter and was killed".to_owned()),
+        (Some(signal), _) => Some(format!("was killed by signal {signal}")),
+        (None, Some(code)) => Some(format!("exited with code {code}")),
+        (None, None) => None,
     }
 }
 

@@ -206,8 +206,8 @@ impl RunningGateway {
         match self.process.failure() {
             Some(reason) => format!("it could not {reason}"),
             None => {
-                std::thread::sleep(TIMEOUT);
-                format!("it {}", ending::of_process(self.process.pidfd.as_fd()))
+                let end = ending::of_process(self.process.pidfd.as_fd());
+                format!("it {}", end.as_deref().unwrap_or(ending::HUNG_UP))
             }
         }
     }
@@ -222,9 +222,6 @@ impl Drop for RunningGateway {
 
 /// How long a gateway may take to exit by itself.
 pub(crate) const LEAVE_TIME: Duration = Duration::from_millis(1500);
-
-/// How long a gateway's process takes to exit after its socket was closed.
-const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Holds or releases a gateway: while it is held, because events cannot be recorded, it begins nothing new.
 ///

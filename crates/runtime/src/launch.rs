@@ -224,9 +224,13 @@ impl Sandbox {
         self.keeper.pid
     }
 
-    /// Describes how the keeper's process ended. Does not wait: a keeper that closed its connection may still
-    /// be running.
+    /// Describes how the keeper ended that closed its connection.
     pub fn keepers_end(&self) -> String {
+        self.exited_keepers_end().unwrap_or_else(|| ending::HUNG_UP.to_owned())
+    }
+
+    /// Describes how the keeper ended. None if it still runs.
+    pub fn exited_keepers_end(&self) -> Option<String> {
         ending::of_process(self.keeper.pidfd.as_fd())
     }
 

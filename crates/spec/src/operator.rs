@@ -171,9 +171,10 @@ impl Operator {
         spec
     }
 
-    /// Sentences on those defaults of `spec` that a ceiling has lowered.
-    pub fn lowered(&self, spec: &SandboxSpec) -> Vec<String> {
-        self.limits.lowered(spec)
+    /// Sentences on those defaults of `spec` that a ceiling has lowered. `asked` is the same without the
+    /// operator: what differs from the defaults there is not a default.
+    pub fn lowered(&self, asked: &SandboxSpec, spec: &SandboxSpec) -> Vec<String> {
+        self.limits.lowered(asked, spec)
     }
 
     /// Refuses values above a ceiling, raises those below the floor, and fills in open limits.

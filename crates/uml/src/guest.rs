@@ -98,12 +98,14 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
 const DESCRIPTION_SHARE: u64 = 4096 / 64;
 /// What its allocators take beside that before anything else runs.
 const BOOT_TABLES: u64 = 2 << 20;
+/// No more than this: a large guest's tables are not worth the time before its start.
+const MOST_PREPARED: u64 = 32 << 20;
 /// What the host can map at once.
 const LARGE_PAGE: u64 = 2 << 20;
 
 /// The part of `memory` bytes that every guest kernel writes to while it boots: it describes its pages at the end.
 pub fn used_at_boot(memory: u64) -> Range<u64> {
-    let start = memory.saturating_sub(memory / DESCRIPTION_SHARE + BOOT_TABLES);
+    let start = memory.saturating_sub((memory / DESCRIPTION_SHARE + BOOT_TABLES).min(MOST_PREPARED));
     start / LARGE_PAGE * LARGE_PAGE..memory
 }
 
@@ -158,7 +160,7 @@ mod tests {
     #[test]
     fn the_end_of_memory_is_used_at_boot() {
         const MIB: u64 = 1 << 20;
-        for (memory, start) in [(64, 60), (128, 124), (512, 502), (1024, 1006)] {
+        for (memory, start) in [(64, 60), (128, 124), (512, 502), (1024, 1006), (65_536, 65_504)] {
             assert_eq!(used_at_boot(memory * MIB), start * MIB..memory * MIB);
         }
         assert_eq!(used_at_boot(MIB), 0..MIB);

@@ -122,7 +122,8 @@ impl SpecArgs {
         let command = command_texts(command)?;
         let command = if command.is_empty() { spec.command.clone() } else { command };
         let allowed = operator.apply(SandboxSpec { command, ..spec })?;
-        for note in operator.lowered(&allowed.spec).iter().chain(&allowed.notes) {
+        let asked = self.layered(Layers::over(&SandboxSpec::default()), file.as_ref())?;
+        for note in operator.lowered(&asked, &allowed.spec).iter().chain(&allowed.notes) {
             output::note(escape::text(note));
         }
         Ok(allowed.spec.checked()?)

@@ -290,7 +290,13 @@ fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Resul
         Ok(CellResult { outcome: Err(InterpreterError::Connection(_)), code: Err(_) }) => sandbox.failure(),
         _ => None,
     };
-    let ended = result.as_ref().map_or_else(|_| Ended::unknown(), |result| Ended::of_cell(&result.outcome));
+    let ended = match &result {
+        Ok(CellResult { outcome: Err(error @ InterpreterError::Connection(_)), .. }) => {
+            Ended::without_result(sandbox.cause_of(error))
+        }
+        Ok(result) => Ended::of_cell(&result.outcome),
+        Err(error) => Ended::without_result(sandbox.cause_of(error.as_ref())),
+    };
     // The sandbox has ended before anything is reported about it.
     sandbox.end(ended).into_iter().for_each(output::note);
     match keeper_failure {

@@ -54,6 +54,10 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
             Ok(summary) if args.quiet => drop(summary),
             Ok(summary) => report(&summary, started.elapsed()),
             Err(error) => {
+                if !summaries.is_empty() {
+                    // What was copied before the failure.
+                    output::json(&summaries)?;
+                }
                 output::failure(error.as_ref());
                 // There is a signal to read only if the caller interrupted the copy.
                 let signal = sys::read_signal(&stop);

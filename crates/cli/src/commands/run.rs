@@ -143,7 +143,10 @@ impl Ephemeral {
         let mut sandbox = ephemeral::Ephemeral::start(new, &work, Box::new(Narrator::new(denials.clone())))?;
         let (id, spawned) = (sandbox.id().to_owned(), sandbox.spawned_unix_ns());
         if let Err(error) = stdio.enter() {
-            sandbox.end(Ended::unknown()).into_iter().for_each(output::note);
+            sandbox
+                .end(Ended::without_result(format!("the caller's terminal cannot be used: {error}")))
+                .into_iter()
+                .for_each(output::note);
             return Err(error.into());
         }
         let what = AttachRequest::Start { exec, tag: sandbox.tag(), job: None, leave: false };
@@ -152,8 +155,10 @@ impl Ephemeral {
         let keeper_failure = if finished.is_err() { sandbox.failure() } else { None };
         let finished =
             finished.map(|mut finished| (std::mem::take(&mut finished.times), Done::new(finished)));
-        let ended =
-            finished.as_ref().map_or_else(|_| Ended::unknown(), |(_, done)| Ended::of_command(&done.outcome));
+        let ended = match &finished {
+            Ok((_, done)) => Ended::of_command(&done.outcome),
+            Err(error) => Ended::without_result(sandbox.cause_of(error)),
+        };
         // The sandbox has ended before anything is reported about it.
         let unrecorded = sandbox.end(ended);
         let stop = stdio.close();

@@ -54,11 +54,29 @@ const LONGEST_SEQUENCE: usize = 64;
 /// Resets all attributes of text.
 const PLAIN: &str = "\u{1b}[0m";
 
-/// Whether attributes leave text visible: all but 8, which conceals it. As part of a colour, 8 is only a number.
+/// Whether attributes leave text visible: all but 8, which conceals it. In a colour (`38;5;n`, `38;2;r;g;b`, and the same
+/// behind 48 and 58) an 8 is only a number.
 fn is_harmless(sequence: &str) -> bool {
-    let numbers = sequence.trim_start_matches("\u{1b}[");
-    let is_colour = numbers.split(';').any(|number| matches!(number, "38" | "48" | "58"));
-    is_colour || numbers.split(';').all(|number| number.trim_start_matches('0') != "8")
+    let mut numbers =
+        sequence.trim_start_matches("\u{1b}[").split(';').map(|text| text.trim_start_matches('0'));
+    while let Some(number) = numbers.next() {
+        match number {
+            "8" => return false,
+            "38" | "48" | "58" => {
+                let parts = match numbers.next() {
+                    Some("5") => 1,
+                    Some("2") => 3,
+                    // No colour: what follows it is read differently by different terminals.
+                    _ => return false,
+                };
+                if numbers.by_ref().take(parts).count() < parts {
+                    return false;
+                }
+            }
+            _ => {}
+        }
+    }
+    true
 }
 
 /// How carriage returns are written to a terminal.
@@ -263,6 +281,11 @@ mod tests {
         for (hostile, shown) in [
             (&b"\x1b[8mhidden"[..], "\\u{1b}[8mhidden"),
             (b"\x1b[1;08mhidden", "\\u{1b}[1;08mhidden"),
+            (b"\x1b[8;38;5;1mx", "\\u{1b}[8;38;5;1mx"),
+            (b"\x1b[38;5;1;8mx", "\\u{1b}[38;5;1;8mx"),
+            (b"\x1b[48;2;1;2;3;08mx", "\\u{1b}[48;2;1;2;3;08mx"),
+            (b"\x1b[38;8mx", "\\u{1b}[38;8mx"),
+            (b"\x1b[38;5mx", "\\u{1b}[38;5mx"),
             (b"\x1b[2J", "\\u{1b}[2J"),
             (b"\x1b[31", "\\u{1b}[31"),
             (b"\x1b\x1b[2K", "\\u{1b}\\u{1b}[2K"),

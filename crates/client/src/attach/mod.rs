@@ -367,7 +367,7 @@ impl<'c, 'a> Attach<'c, 'a> {
     }
 }
 
-/// AttachRequest can be done without blocking.
+/// What can be done without blocking.
 struct Ready {
     interrupt: bool,
     resized: bool,

@@ -56,7 +56,7 @@ pub enum DirectError {
     Truncated,
 }
 
-/// ItemPart of a file.
+/// Part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileContent {
     pub bytes: Vec<u8>,

@@ -1,5 +1,6 @@
 //! Runs code in the interpreters of a running sandbox and records each cell.
 
+use bathy_audit::What;
 use bathy_client::command;
 use bathy_client::interpreter::{self, CellRequest, ContextInfo, InterpreterError, Language, PreparedCell};
 use bathy_protocol::Restriction;
@@ -12,7 +13,7 @@ use super::{Manager, ManagerError, Sandboxed};
 const STREAM: u32 = 1;
 
 impl Manager {
-    /// Records a cell and builds its request, after a restart of its interpreter if the request asks for one.
+    /// Records a cell and builds its request, then restarts its interpreter if the request asks for that.
     /// [`interpreter::run_cell`] sends it on any connection.
     pub fn begin_cell(
         &mut self,
@@ -20,9 +21,6 @@ impl Manager {
         request: &CellRequest,
     ) -> Result<PreparedCell, ManagerError> {
         request.check()?;
-        if request.restart {
-            self.restart_context(sandbox, request.context_name())?;
-        }
         // A context that was created explicitly has its environment already.
         let make = match request.context {
             None => Some(self.surroundings(sandbox, None)?),
@@ -31,6 +29,13 @@ impl Manager {
         let cell = request.cell(make, self.floor(sandbox));
         let tag = self.new_tag()?;
         self.note(&sandbox.record, command::code_started(&cell, tag))?;
+        if request.restart
+            && let Err(error) = self.restart_context(sandbox, request.context_name())
+        {
+            let exit = "not started: its interpreter could not be restarted".to_owned();
+            self.note(&sandbox.record, What::ExecEnded { exec: command::tag_text(tag), job: None, exit })?;
+            return Err(error);
+        }
         Ok(PreparedCell { cell, tag })
     }
 

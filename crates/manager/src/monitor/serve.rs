@@ -31,8 +31,6 @@ const OVERDUE: &str =
 const LIMIT_GRACE_MS: u32 = 2000;
 /// How long a client waits for the keeper's statistics.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a keeper takes to exit after its connection closed.
-const KEEPERS_END: Duration = Duration::from_millis(20);
 /// The most clients that wait for the keeper's answer, and the most keeper warnings that are recorded.
 pub(super) const MAX_WAITING: usize = 64;
 const MAX_WARNINGS: u32 = 16;
@@ -296,8 +294,6 @@ impl Monitor {
         let arrivals = match self.supervisor.sandbox.connection.receive() {
             Ok(arrivals) => arrivals,
             Err(ConnectionError::KeeperExited) => {
-                // The connection closes a moment before the exit status is available.
-                std::thread::sleep(KEEPERS_END);
                 let ended = || format!("{KEEPER_FAILED}{}", self.supervisor.sandbox.keepers_end());
                 state.ended.get_or_insert_with(ended);
                 return;

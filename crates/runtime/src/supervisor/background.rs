@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -87,9 +87,7 @@ impl<S: Sink + Send + 'static> BackgroundSupervisor<S> {
             // A panic would have ended the program.
             let _ = thread.join();
         }
-        let mut journal = lock(&self.journal);
-        journal.note_all(last);
-        journal.finish()
+        lock(&self.journal).finish_with(last)
     }
 }
 
@@ -133,25 +131,31 @@ impl<S: Sink, G: Gateways> Work<S, G> {
             let now = Instant::now();
             journal.retry(now);
             self.network.keep_time(&mut journal, None, now);
-            self.wait(&journal);
+            let (due, fd) = (self.due(&journal), self.network.fd(&journal));
+            drop(journal);
+            wait(&self.end, fd, due);
         }
         self.network.drain(&mut lock(&self.journal));
     }
 
-    /// Waits for the gateway, the next retry or the sandbox's end.
-    fn wait(&self, journal: &Journal<S>) {
-        // Besides this thread only `finish` uses the journal, and wakes this thread first.
-        let mut due = [journal.due(), self.network.due(journal)].into_iter().flatten().min();
-        if !journal.is_empty() {
-            // An expected end is found by polling.
-            let next_poll = Instant::now() + POLL_INTERVAL;
-            due = Some(due.map_or(next_poll, |due| due.min(next_poll)));
+    /// When something is to be done without a wake-up.
+    fn due(&self, journal: &Journal<S>) -> Option<Instant> {
+        let due = [journal.due(), self.network.due(journal)].into_iter().flatten().min();
+        if journal.is_empty() {
+            return due;
         }
-        let mut fds = vec![PollFd::new(&self.end.wake, PollFlags::IN)];
-        fds.extend(self.network.fd(journal).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        // Whatever woke it, everything is checked again.
-        let _ = poll_until(&mut fds, due);
+        // An expected end is found by polling.
+        let next_poll = Instant::now() + POLL_INTERVAL;
+        Some(due.map_or(next_poll, |due| due.min(next_poll)))
     }
+}
+
+/// Waits for the gateway, the next retry or the sandbox's end.
+fn wait(end: &End, gateway: Option<BorrowedFd<'_>>, due: Option<Instant>) {
+    let mut fds = vec![PollFd::new(&end.wake, PollFlags::IN)];
+    fds.extend(gateway.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    // Whatever woke it, everything is checked again.
+    let _ = poll_until(&mut fds, due);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -210,6 +214,20 @@ mod tests {
         let unrecorded = background.finish([]);
         assert_eq!(unrecorded.events, 40);
         assert!(unrecorded.failure.contains("full"), "{unrecorded:?}");
+    }
+
+    #[test]
+    fn f1_the_end_of_an_ephemeral_sandbox_is_recorded_before_its_oldest_queued_events() {
+        const QUEUED: u64 = 600;
+        let disk = Disk::default();
+        disk.set_full(true);
+        disk.reserve(300);
+        let mut journal = journal(&disk);
+        journal.note_all((0..QUEUED).map(|count| What::NetDropped { reason: String::new(), count }));
+        let background = BackgroundSupervisor::new(journal);
+        let unrecorded = background.finish([What::SandboxRemoved]);
+        assert!(matches!(disk.events()[..], [.., What::SandboxRemoved]), "{:?}", disk.events());
+        assert_eq!(usize::try_from(unrecorded.events).unwrap(), 601 - disk.events().len());
     }
 
     #[test]

@@ -23,7 +23,7 @@ impl Subject {
     }
 }
 
-/// Is notified of recorded events.
+/// Is notified of events when they happen, whether or not they can be recorded at once.
 pub trait Observer: Send {
     fn on_event(&mut self, event: &Event);
     /// The log cannot be written, for this reason: from now on events are queued.
@@ -105,6 +105,13 @@ impl<S: Sink> Journal<S> {
     /// Why the log could not be written the last time.
     pub fn failure(&self) -> &str {
         self.spool.failure()
+    }
+
+    /// Like [`Self::finish`], with the sandbox's final events behind the queued ones.
+    pub(crate) fn finish_with(&mut self, last: impl IntoIterator<Item = What>) -> Unrecorded {
+        let last: Vec<_> = last.into_iter().map(|what| self.subject.event(what)).collect();
+        last.iter().for_each(|event| self.observer.on_event(event));
+        Unrecorded { events: self.spool.finish_with(last), failure: self.spool.failure().to_owned() }
     }
 
     /// Records the queued events of a sandbox that has ended, with the reserved space if necessary. May be

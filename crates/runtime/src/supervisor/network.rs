@@ -336,7 +336,9 @@ impl<W, G: Gateways> NetworkWatch<W, G> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Disk, Sockets, event, journal, next_to_gateway, send_as_gateway};
+    use super::super::testing::{
+        Disk, Sockets, event, journal, next_to_gateway, send_as_gateway, try_send_as_gateway,
+    };
     use super::*;
     use bathy_protocol::network::ToGateway;
 
@@ -391,6 +393,22 @@ mod tests {
         send_as_gateway(&gateways[0], &FromGateway::Changed { closed: 3 });
         assert_eq!(watch.on_messages(&mut journal), [SettledChange { waiter: "client", result: Ok(3) }]);
         assert!(watch.fd(&journal).is_none());
+    }
+
+    #[test]
+    fn a_gateway_that_reports_without_end_is_not_read_for_ever() {
+        let disk = Disk::default();
+        let (mut watch, mut gateways) = watch(1);
+        let gateway = gateways.remove(0);
+        let sender = std::thread::spawn(move || {
+            let end = Instant::now() + LEAVE_TIME * 20;
+            // Until nobody reads any more.
+            while Instant::now() < end && try_send_as_gateway(&gateway, &event(1)) {}
+            Instant::now() < end
+        });
+        watch.drain(&mut journal(&disk));
+        drop(watch);
+        assert!(sender.join().unwrap(), "it was read for as long as it sent");
     }
 
     #[test]

@@ -135,6 +135,15 @@ impl<S: Sink> Spool<S> {
         self.dropped + u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
     }
 
+    /// Records the final events of a sandbox that has ended behind its queued events, and without those that
+    /// cannot be recorded. Returns how many events are not recorded.
+    pub fn finish_with(&mut self, last: impl IntoIterator<Item = Event>) -> u64 {
+        self.finish();
+        self.dropped += u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+        self.waiting = last.into_iter().collect();
+        self.finish()
+    }
+
     fn write(&mut self, now: Instant) {
         self.retry = match self.write_some(AT_ONCE, S::append) {
             Ok(()) => None,

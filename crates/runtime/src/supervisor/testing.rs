@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,12 +21,17 @@ use crate::ledger::Ledger;
 
 /// A log that can be full.
 #[derive(Clone, Default)]
-pub struct Disk(Arc<Mutex<(bool, Vec<u64>)>>, Arc<Mutex<Vec<What>>>);
+pub struct Disk(Arc<Mutex<(bool, Vec<u64>)>>, Arc<Mutex<Vec<What>>>, Arc<AtomicUsize>);
 
 impl Disk {
     /// Makes the log full or not.
     pub(crate) fn set_full(&self, is_full: bool) {
         self.0.lock().unwrap().0 = is_full;
+    }
+
+    /// Reserves space for so many events of sandboxes that end.
+    pub(crate) fn reserve(&self, events: usize) {
+        self.2.store(events, Ordering::Relaxed);
     }
 
     /// The counts of the recorded events, in order.
@@ -42,20 +48,33 @@ impl Disk {
 
 impl Sink for Disk {
     fn append(&self, events: &[Event]) -> Result<(), LogError> {
-        let (is_full, recorded) = &mut *self.0.lock().unwrap();
-        if *is_full {
+        if self.0.lock().unwrap().0 {
             return Err(LogError::Full(PathBuf::new()));
         }
-        self.1.lock().unwrap().extend(events.iter().map(|event| event.what.clone()));
-        recorded.extend(events.iter().map(|event| match event.what {
-            What::NetDropped { count, .. } => count,
-            _ => u64::MAX,
-        }));
+        self.write(events);
         Ok(())
     }
 
     fn append_last(&self, events: &[Event]) -> Result<(), LogError> {
-        self.append(events)
+        let is_full = self.0.lock().unwrap().0;
+        let left = self.2.load(Ordering::Relaxed).checked_sub(events.len());
+        match left.filter(|_| is_full) {
+            Some(left) => self.2.store(left, Ordering::Relaxed),
+            None => return self.append(events),
+        }
+        self.write(events);
+        Ok(())
+    }
+}
+
+impl Disk {
+    fn write(&self, events: &[Event]) {
+        self.1.lock().unwrap().extend(events.iter().map(|event| event.what.clone()));
+        let counts = events.iter().map(|event| match event.what {
+            What::NetDropped { count, .. } => count,
+            _ => u64::MAX,
+        });
+        self.0.lock().unwrap().1.extend(counts);
     }
 }
 
@@ -139,6 +158,18 @@ impl Observer for NoObserver {
 /// Sends a message as the gateway.
 pub(crate) fn send_as_gateway(gateway: &OwnedFd, message: &FromGateway) {
     send(gateway, &encode(message).unwrap(), SendFlags::NOSIGNAL).unwrap();
+}
+
+/// Sends a message as the gateway, or waits a moment if there is no space; false if the other end is closed.
+pub(crate) fn try_send_as_gateway(gateway: &OwnedFd, message: &FromGateway) -> bool {
+    match send(gateway, &encode(message).unwrap(), SendFlags::NOSIGNAL) {
+        Ok(_) => true,
+        Err(rustix::io::Errno::AGAIN) => {
+            std::thread::yield_now();
+            true
+        }
+        Err(_) => false,
+    }
 }
 
 /// An event that is recorded with this count.

@@ -184,14 +184,19 @@ impl Limits {
         }
     }
 
-    /// Sentences on those defaults of `spec` that [`Self::defaults`] has lowered.
-    pub fn lowered(&self, spec: &SandboxSpec) -> Vec<String> {
+    /// Sentences on those defaults of `spec` that [`Self::defaults`] has lowered; `asked` is the same over the
+    /// product's own defaults.
+    pub fn lowered(&self, asked: &SandboxSpec, spec: &SandboxSpec) -> Vec<String> {
         let usual = SandboxSpec::default();
         [
-            lowered("memory", usual.memory, spec.memory, self.memory.as_ref()),
-            lowered("disk", usual.disk, spec.disk, self.disk.as_ref()),
-            lowered("process limit", usual.processes, spec.processes, self.processes.as_ref()),
-            lowered("log size", usual.log_size, spec.log_size, self.log_size.as_ref()),
+            lowered("memory", [usual.memory, asked.memory, spec.memory], self.memory.as_ref()),
+            lowered("disk", [usual.disk, asked.disk, spec.disk], self.disk.as_ref()),
+            lowered(
+                "process limit",
+                [usual.processes, asked.processes, spec.processes],
+                self.processes.as_ref(),
+            ),
+            lowered("log size", [usual.log_size, asked.log_size, spec.log_size], self.log_size.as_ref()),
         ]
         .into_iter()
         .flatten()
@@ -254,8 +259,12 @@ fn least<T: Copy + Ord>(value: T, limit: Option<&Limit<T>>) -> T {
     limit.map_or(value, |limit| value.min(limit.value))
 }
 
-fn lowered<T: Ord + ToString>(what: &str, usual: T, value: T, limit: Option<&Limit<T>>) -> Option<String> {
-    let limit = limit.filter(|limit| limit.value < usual && value == limit.value)?;
+fn lowered<T: Ord + ToString>(
+    what: &str,
+    [usual, asked, value]: [T; 3],
+    limit: Option<&Limit<T>>,
+) -> Option<String> {
+    let limit = limit.filter(|_| asked == usual && value < usual)?;
     Some(format!("The default {what} is {} instead of {}, by {limit}", value.to_string(), usual.to_string()))
 }
 

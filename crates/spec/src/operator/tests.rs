@@ -81,13 +81,16 @@ fn what_was_left_open_gets_the_ceiling_and_is_reported() {
 #[test]
 fn a_default_that_a_ceiling_lowers_is_reported() {
     let policy = policy(&["[ceiling]\nmemory = \"256M\"\nprocesses = 99\ndisk = \"900G\""]).unwrap();
-    let notes = policy.lowered(&policy.defaults());
+    let notes = policy.lowered(&SandboxSpec::default(), &policy.defaults());
     assert_eq!(notes.len(), 2, "{notes:?}");
     assert!(notes[0].starts_with("The default memory is 256M instead of 512M, by `memory` in [ceiling] of"));
     assert!(notes[1].starts_with("The default process limit is 99 instead of 1024"), "{notes:?}");
     let asked = SandboxSpec { memory: Size(128 << 20), processes: 10, ..policy.defaults() };
-    assert_eq!(policy.lowered(&asked), Vec::<String>::new());
-    assert_eq!(Operator::default().lowered(&SandboxSpec::default()), Vec::<String>::new());
+    assert_eq!(policy.lowered(&asked, &asked), Vec::<String>::new());
+    assert_eq!(
+        Operator::default().lowered(&SandboxSpec::default(), &SandboxSpec::default()),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
