@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::thread::{self, sleep};
 use std::time::Duration;
@@ -140,12 +141,16 @@ fn bash_completes_the_names_of_sandboxes() {
     let home = Home::new();
     home.create("web", &[]);
     home.create("worker", &[]);
-    let script = "source <(\"$1\" completion bash)\n\
+    // Whatever was typed, it is the installed program that completes: `./bathy` may be any file.
+    let script = "source <(bathy completion bash)\n\
         try() { COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _bathy \"$1\"; echo \"${COMPREPLY[*]}\"; }\n\
         try \"$1\" exec ''; try \"$1\" policy deny wo; try \"$1\" run --net = pub";
     let completed = |home: &Home| {
         let mut bash = Command::new("bash");
-        bash.args(["-c", script, "bash"]).arg(bathy()).env("XDG_STATE_HOME", home.path());
+        let program = bathy();
+        let folder = Path::new(&program).parent().unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        bash.args(["-c", script, "bash", "./bathy"]).env("XDG_STATE_HOME", home.path()).env("PATH", path);
         finish(&mut bash, b"").stdout
     };
     assert_eq!(completed(&home), "web worker\nworker\npublic\n");

@@ -326,7 +326,7 @@ fn what_is_lost_is_told_once_and_files_are_kept() {
         let ran = cell(&home, name, "'x' in globals(), open('file').read()");
         assert_eq!(ran.stdout.trim(), "(False, 'kept')", "{ran:?}");
         assert!(
-            ran.stderr.contains(why) && ran.stderr.contains("files in the sandbox are kept"),
+            ran.stderr.contains(why) && ran.stderr.contains("files in the sandbox are preserved"),
             "{why}: {ran:?}"
         );
         let next = cell(&home, name, "x = 2");

@@ -100,7 +100,7 @@ pub enum SpecError {
     Processes(u32),
     /// The text is not a duration.
     #[error(
-        "{0:?} is not a length of time. Write a number of seconds, or a number with ms, s, m, h or d, such as 15m"
+        "{0:?} is not a length of time. Write a number of seconds, or numbers with ms, s, m, h or d, such as 15m or 1m30s"
     )]
     Seconds(String),
     /// Not a number of processors.

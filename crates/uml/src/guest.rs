@@ -89,6 +89,9 @@ pub fn limits(launch: &Launch) -> Vec<Limit> {
         // What it writes, and does not map, is its stub program and one page of its own code in guest memory.
         Limit { resource: Resource::Fsize, value: 16 * MIB },
         Limit { resource: Resource::Data, value: 16 * MIB },
+        // The kernel maps guest memory once whole and again in pieces, a program of the guest no more than that. Without a
+        // limit a program could have the host make tables of pages for its whole address space.
+        Limit { resource: Resource::As, value: launch.memory.saturating_mul(2).saturating_add(256 * MIB) },
         Limit { resource: Resource::Stack, value: 8 * MIB },
         Limit { resource: Resource::Sigpending, value: 4096 },
     ]

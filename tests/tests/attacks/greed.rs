@@ -55,6 +55,9 @@ fn assert_nothing_of_the_hosts_memory(start: impl Fn(&[&str]) -> Run) {
     let ran = run.finish(patience(Duration::from_secs(60)));
     let refused = ran.stdout.lines().filter(|line| line.starts_with("refused: ")).count();
     assert_eq!(refused, ATTACKS, "{}\n{}", ran.stdout, ran.stderr);
+    // 64 MiB each time, of twice the memory and 256 MiB.
+    let mapped = ran.stdout.lines().find_map(|line| line.strip_prefix("mapped: ")?.parse::<u32>().ok());
+    assert!(matches!(mapped, Some(1..=8)), "{}\n{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.ends_with(&format!("{LAST_LINE}\n")), "{}", ran.stdout);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }

@@ -72,4 +72,14 @@ for name, attack in ATTACKS.items():
         print("refused:" if result == -errno.EPERM else "answered:", name, result, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
+
+
+# Guest memory again and again: of all of it, the host makes tables of pages each time.
+GUEST_MEMORY, READ, POPULATE, TIMES, WHOLE = 3, 1, 0x8000, 200, 64 << 20
+if os.fork() == 0:
+    places = range(FREE, FREE + 2 * TIMES * WHOLE, 2 * WHOLE)
+    mapped = sum(call(9, at, WHOLE, READ, SHARED | FIXED | POPULATE, GUEST_MEMORY, 0) == at for at in places)
+    print("mapped:", mapped, flush=True)
+    os._exit(0)
+os.wait()
 print("the guest goes on", flush=True)

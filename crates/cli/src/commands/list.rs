@@ -72,7 +72,7 @@ impl FromStr for Filter {
             }),
             Some(("status", status)) if STATUSES.contains(&status) => Ok(Self::Status(status.to_owned())),
             Some(("status", _)) => Err(format!("the statuses are {}", STATUSES.join(", "))),
-            Some(("name", prefix)) => Ok(Self::Name(prefix.to_owned())),
+            Some(("name", prefix)) if !prefix.is_empty() => Ok(Self::Name(prefix.to_owned())),
             _ => Err("filters are label=KEY, label=KEY=VALUE, status=STATUS and name=PREFIX".to_owned()),
         }
     }

@@ -54,26 +54,27 @@ const LONGEST_SEQUENCE: usize = 64;
 /// Resets all attributes of text.
 const PLAIN: &str = "\u{1b}[0m";
 
-/// Whether attributes leave text visible: all but 8, which conceals it. In a colour (`38;5;n`, `38;2;r;g;b`, and the same
-/// behind 48 and 58) an 8 is only a number.
+/// Whether all attributes change only how the guest's own text looks, and are undone by a reset: weight, style and colours.
+/// Not 8, which conceals text, nor 10 to 20, which choose fonts and character sets.
 fn is_harmless(sequence: &str) -> bool {
-    let mut numbers =
-        sequence.trim_start_matches("\u{1b}[").split(';').map(|text| text.trim_start_matches('0'));
-    while let Some(number) = numbers.next() {
+    let mut numbers = sequence.trim_start_matches("\u{1b}[").split(';');
+    while let Some(text) = numbers.next() {
+        let number = if text.is_empty() { Some(0) } else { text.parse::<u8>().ok() };
         match number {
-            "8" => return false,
-            "38" | "48" | "58" => {
+            Some(0..=7 | 9 | 21..=37 | 39..=47 | 49 | 53 | 55 | 59 | 90..=97 | 100..=107) => {}
+            // `38;5;n` and `38;2;r;g;b`: their numbers are colours.
+            Some(38 | 48 | 58) => {
                 let parts = match numbers.next() {
                     Some("5") => 1,
                     Some("2") => 3,
-                    // No colour: what follows it is read differently by different terminals.
                     _ => return false,
                 };
-                if numbers.by_ref().take(parts).count() < parts {
+                let colours = numbers.by_ref().take(parts).filter(|part| part.parse::<u8>().is_ok());
+                if colours.count() < parts {
                     return false;
                 }
             }
-            _ => {}
+            _ => return false,
         }
     }
     true
@@ -155,6 +156,10 @@ impl Stream {
             }
             if c == '\n' {
                 self.held_return = false;
+                // A line of a log does not colour what is printed between it and the next.
+                if self.returns == Returns::Show && std::mem::take(&mut self.is_coloured) {
+                    out.push_str(PLAIN);
+                }
             } else {
                 self.settle(out);
             }
@@ -277,6 +282,13 @@ mod tests {
     }
 
     #[test]
+    fn c1_a_colour_ends_with_its_line_in_a_log() {
+        let colour = b"\x1b[31mred\nnext\n";
+        assert_eq!(in_chunks(colour, 3, Returns::Show), "\u{1b}[31mred\u{1b}[0m\nnext\n");
+        assert_eq!(in_chunks(colour, 3, Returns::Pass), "\u{1b}[31mred\nnext\n\u{1b}[0m");
+    }
+
+    #[test]
     fn c1_what_only_begins_like_a_colour_is_shown() {
         for (hostile, shown) in [
             (&b"\x1b[8mhidden"[..], "\\u{1b}[8mhidden"),
@@ -286,6 +298,9 @@ mod tests {
             (b"\x1b[48;2;1;2;3;08mx", "\\u{1b}[48;2;1;2;3;08mx"),
             (b"\x1b[38;8mx", "\\u{1b}[38;8mx"),
             (b"\x1b[38;5mx", "\\u{1b}[38;5mx"),
+            (b"\x1b[11mx", "\\u{1b}[11mx"),
+            (b"\x1b[38;5;999mx", "\\u{1b}[38;5;999mx"),
+            (b"\x1b[9999999mx", "\\u{1b}[9999999mx"),
             (b"\x1b[2J", "\\u{1b}[2J"),
             (b"\x1b[31", "\\u{1b}[31"),
             (b"\x1b\x1b[2K", "\\u{1b}\\u{1b}[2K"),

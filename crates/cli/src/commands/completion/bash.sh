@@ -12,6 +12,6 @@ _bathy() {
         value=${line%%$'\t'*}
         [[ $value == *[:=] ]] && compopt -o nospace
         COMPREPLY+=("$value")
-    done < <("$1" complete "$COMP_CWORD" -- "${COMP_WORDS[@]}" 2>/dev/null)
+    done < <(command bathy complete "$COMP_CWORD" -- "${COMP_WORDS[@]}" 2>/dev/null)
 }
 complete -F _bathy bathy

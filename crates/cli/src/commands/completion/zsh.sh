@@ -9,7 +9,7 @@ _bathy() {
             *[:=]$'\t'*) begun+=("${line%%$'\t'*}") ;;
             *) whole+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}") ;;
         esac
-    done < <("${(Q)words[1]}" complete "$((CURRENT - 1))" -- "${(@Q)words}" 2>/dev/null)
+    done < <(command bathy complete "$((CURRENT - 1))" -- "${(@Q)words}" 2>/dev/null)
     (( ${#whole} )) && _describe 'bathy' whole
     (( ${#begun} )) && compadd -S '' -a begun
     (( files )) && _files
