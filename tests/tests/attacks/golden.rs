@@ -139,6 +139,9 @@ fn describe_filter(filter: &Filter) -> String {
         Test::Masked { mask, value } => {
             format!("argument {} has {value:#x} of {mask:#x}", condition.argument)
         }
+        Test::Wide { mask, value } => {
+            format!("argument {} has {value:#x} of {mask:#x}, in 64 bits", condition.argument)
+        }
     };
     // A build that logs instead of killing differs in the first line of every table that kills.
     let otherwise = match filter.otherwise {
