@@ -299,7 +299,8 @@ fn a_guest_that_does_not_answer_is_reported_and_can_be_killed() {
         ran.took
     );
     assert_eq!(home.status("deaf"), "running");
-    home.ok(&["kill", "deaf"]);
+    let killed = home.json(&["kill", "--json", "deaf"])[0].take();
+    assert_eq!((&killed["id"], &killed["name"]), (&home.inspect("deaf")["id"], &"deaf".into()), "{killed}");
     assert!(!is_alive(guest));
     home.ok(&["start", "deaf"]);
     assert_eq!(home.exec("deaf", &["true"]).code, Some(0));

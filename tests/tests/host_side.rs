@@ -107,6 +107,23 @@ fn of_several_at_once_one_takes_the_last_place() {
 }
 
 #[test]
+fn the_operators_processor_quota_holds_for_ephemeral_sandboxes_too() {
+    let limited = Limited::to(9);
+    fs::write(&limited.file, "[ceiling]\ncpu_quota = 0.7\n").unwrap();
+    for arguments in [&["run", "true"][..], &["code", "-c", "1"]] {
+        let ran = limited.run(arguments);
+        assert!(
+            ran.code == Some(0) && ran.stderr.contains("quota of 0.7 is set by"),
+            "{arguments:?}: {ran:?}"
+        );
+    }
+    let log = fs::read_to_string(limited.home.state().join("audit/audit.jsonl")).unwrap();
+    assert_eq!(log.matches("\"cpu\":\"0.7\"").count(), 2, "{log}");
+    let ran = limited.run(&["run", "--cpu-quota", "0.8", "true"]);
+    assert!(ran.code == Some(125) && ran.stderr.contains("operator.toml"), "{ran:?}");
+}
+
+#[test]
 fn the_operators_ceiling_holds_at_each_start() {
     let limited = Limited::to(9);
     limited.allows(&["create", "--name", "older", "--memory", "256M", "--disk", "64M", "--net", "none"]);
@@ -163,8 +180,9 @@ fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
         let ran = limited.run(arguments);
         assert!(ran.code == Some(0) && ran.stderr.contains("operator.toml"), "{arguments:?}: {ran:?}");
     }
-    limited.allows(&["stop", "one"]);
-    limited.allows(&["rm", "one"]);
+    for verb in ["pause", "resume", "stop", "rm"] {
+        limited.allows(&[verb, "one"]);
+    }
     limited.allows(&["rm", "--force", "two"]);
     let ran = limited.run(&["doctor"]);
     assert!(ran.code != Some(0) && ran.stdout.contains("operator's settings"), "{ran:?}");

@@ -376,7 +376,8 @@ fn a_repl_has_a_name_and_an_end() {
     assert!(home.fails(&["repl", "run", "plain", "-c", "1"], 125).contains("a sandbox without one"));
     home.ok(&["pause", "named"]);
     assert!(home.fails(&["repl", "run", "named", "-c", "1"], 125).contains("is paused"), "by hand");
-    home.ok(&["repl", "rm", "named"]);
+    let removed = home.json(&["repl", "rm", "--json", "named"])[0].take();
+    assert_eq!((&removed["name"], &removed["error"]), (&"named".into(), &Value::Null), "{removed}");
     home.ok(&["rm", "-f", &id]);
     assert_eq!(
         home.json(&["repl", "ls", "--json"]),
