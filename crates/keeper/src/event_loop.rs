@@ -455,10 +455,8 @@ fn watch_nic_link(epoll: &OwnedFd, nic_link: &NicLink) -> Result<(), Errno> {
 
 /// Waits for events, at most for `timeout`.
 pub(crate) fn wait(epoll: &OwnedFd, timeout: Option<Duration>) -> Result<Vec<(u64, EventFlags)>, Errno> {
-    let timeout = timeout.map(|left| Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(left.subsec_nanos()),
-    });
+    // A time that does not fit is none.
+    let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
     let mut events = [MaybeUninit::<Event>::uninit(); 32];
     match epoll::wait(epoll, &mut events, timeout.as_ref()) {
         Ok((events, _)) => Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect()),
