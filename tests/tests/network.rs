@@ -583,7 +583,7 @@ fn n9_a_command_whose_gateway_dies_gets_another_and_its_connections_an_end_in_th
     let [told, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     let told = parsed(&told);
     assert_eq!(output.status.code(), Some(0), "{told} {said}");
-    let expected = ["lost its network: its gateway is gone", "the sandbox has a network again"];
+    let expected = ["lost its network: its gateway failed", "the sandbox has a network again"];
     assert!(expected.iter().all(|words| said.contains(words)), "{said}");
     let lines = told["stdout"]["text"].as_str().unwrap();
     assert!(lines.contains("second 0") && lines.ends_with("alive\n"), "{told}");

@@ -112,7 +112,7 @@ impl Network {
             resolvers: resolvers(),
             limits: self.limits,
             ports: self.ports.iter().map(bound).collect(),
-            cure: self.allow_command.clone(),
+            allow_command: self.allow_command.clone(),
             spent: self.ledger.carried_over(Instant::now()),
             own: own.clone(),
         };

@@ -151,7 +151,7 @@ fn words(event: &Map<String, Value>) -> String {
         "gateway_lost" if event.get("restarted") == Some(&Value::Bool(true)) => {
             write!(line, " gateway is back")
         }
-        "gateway_lost" => write!(line, " gateway is gone: {}", text("reason")),
+        "gateway_lost" => write!(line, " gateway failed: {}", text("reason")),
         _ => match list("rules", ", ").as_str() {
             "" => write!(line, " policy is {}", text("preset")),
             rules => write!(line, " policy is {rules}, otherwise {}", text("preset")),
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_denial_tells_rule_and_cure() {
+    fn a_denial_has_its_rule_and_a_hint() {
         let event = json!({
             "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "name": "web", "protocol": "tcp",
             "direction": "out", "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_not_told_to_be_changed_and_lines_of_all_tell_whose_they_are() {
+    fn ephemeral_sandboxes_get_the_option_and_lines_of_several_have_names() {
         let event = json!({
             "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "protocol": "tcp", "direction": "out",
             "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cure_for_a_rule_stands_before_it() {
+    fn a_hint_inserts_its_rule_before_the_one_that_denies() {
         let mut event = json!({
             "event": "net_denied", "protocol": "tcp", "direction": "out", "address": "10.0.0.5", "port": 22,
             "rule": "deny private", "cure": "tcp://10.0.0.5:22", "actor": {"program": "bathy run"},
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denied_name_and_a_limit_are_told() {
+    fn a_denied_name_and_a_limit_are_described() {
         let name = json!({
             "time_unix_ns": 0, "event": "name_unresolved", "name": "web", "host": "a.example", "kind": "A",
             "reason": "preset allow-list", "denied": true, "cure": "a.example",
@@ -239,12 +239,12 @@ mod tests {
             "{line}"
         );
         let mut limit = json!({
-            "time_unix_ns": 0, "event": "limit_hit", "limit": "connections at once", "detail": "7 turned away",
+            "time_unix_ns": 0, "event": "limit_hit", "limit": "connections at once", "detail": "7 rejected",
             "turned_away": 7,
         });
         let limit = limit.as_object_mut().unwrap();
         assert!(is_of_network(limit));
-        assert!(sentence(limit).ends_with(" limited: connections at once: 7 turned away"));
+        assert!(sentence(limit).ends_with(" limited: connections at once: 7 rejected"));
         limit.remove("turned_away");
         assert!(!is_of_network(limit), "the sandbox's time, say");
     }
