@@ -111,7 +111,7 @@ impl<'mem> Driver<'mem> {
         (self.available_ring() + 6 + 2 * u64::from(self.size)).next_multiple_of(4)
     }
 
-    /// Writes one descriptor, whatever it says.
+    /// Writes one descriptor, valid or not.
     pub fn write_descriptor(&self, index: u16, part: Part, flags: u16, next: u16) {
         let flags = flags | if part.writable { F_WRITE } else { 0 };
         let descriptor = Descriptor::new(part.address, part.length, flags, next);
