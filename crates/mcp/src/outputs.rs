@@ -101,7 +101,7 @@ fn describe(entry: &Entry) -> Resource {
     Resource::new(entry.uri.clone(), entry.title.clone())
         .with_title(entry.title.clone())
         .with_description(
-            "The whole output of a call, as far as it was kept. It is gone when newer ones need the room.",
+            "The whole output of a call, as far as it was stored. It is evicted when newer outputs need the space.",
         )
         .with_mime_type("text/plain")
         .with_size(u64::try_from(entry.text.len()).unwrap_or(u64::MAX))

@@ -40,7 +40,7 @@ pub struct Reporter(pub SyncSender<Event>);
 
 impl Reporter {
     pub fn report(&self, event: Event) {
-        // Nobody listens any more when the transfer has failed.
+        // The receiver is dropped when the transfer has failed.
         let _ = self.0.send(event);
     }
 }
