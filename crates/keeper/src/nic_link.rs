@@ -68,7 +68,7 @@ impl NicLink {
             let Some(space) = nic.space() else { break };
             match recv(&self.socket, space, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Moved::Closed,
-                // What the device rejects is no frame, and a mistake of the gateway.
+                // The device rejects only data that is not a frame, which a working gateway never sends.
                 Ok((length, _)) => drop(nic.commit(length)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.readable = false,

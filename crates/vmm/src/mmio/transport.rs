@@ -43,7 +43,7 @@ pub enum Effect {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmioState {
     pub status: u32,
-    /// What the driver says it accepts of the device's features.
+    /// The features of the device that the driver accepts.
     pub driver_features: u64,
     /// Which half of the device's features the driver reads.
     pub device_features_select: u32,
