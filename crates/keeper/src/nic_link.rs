@@ -1,5 +1,5 @@
-//! The link of the network card: frames between the card and the gateway. No frame is lost while both ends are open. When the
-//! gateway has exited, the card's link is down and the guest's frames are dropped.
+//! The link of the network device: frames between the device and the gateway. No frame is lost while both ends are open. When the
+//! gateway has exited, the device's link is down and the guest's frames are dropped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -100,6 +100,6 @@ mod tests {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
         assert!(status.is_err(), "it was collected: {status:?}");
         assert_eq!(collect(pidfd.as_fd(), child.id(), timeout), Ok(()), "and need not be again");
-        assert!(child.wait().is_err(), "by nobody else either");
+        assert!(child.wait().is_err(), "it is reaped already");
     }
 }
