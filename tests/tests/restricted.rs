@@ -26,15 +26,15 @@ impl Place<'_> {
 
     /// The hexadecimal or decimal number behind a word of `/proc/self/status`.
     fn status(&self, word: &str) -> u64 {
-        let said = self.run(&[], &["cat", "/proc/self/status"]).stdout;
-        let line = said.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(":\t"));
+        let message = self.run(&[], &["cat", "/proc/self/status"]).stdout;
+        let line = message.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(":\t"));
         u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
     }
 
     /// Every mount point with its options, the mount's own.
     fn mounts(&self) -> Vec<(String, Vec<String>)> {
-        let said = self.run(&[], &["cat", "/proc/self/mountinfo"]).stdout;
-        let fields = said.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let message = self.run(&[], &["cat", "/proc/self/mountinfo"]).stdout;
+        let fields = message.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         fields.map(|f| (f[4].to_owned(), f[5].split(',').map(str::to_owned).collect())).collect()
     }
 }
@@ -194,8 +194,8 @@ fn a_restricted_sandbox_keeps_its_users_apart() {
     ]);
     let spy = "pid=$(pgrep -u 2001 sleep) && ! cat /tmp/own && ! head -c 1 /proc/$pid/mem && ! ls /proc/$pid/root/ \
         && ! kill $pid && echo apart";
-    let said = home.ok(&["exec", "-u", "2002:2002", "strict", "--", "sh", "-c", spy]);
-    assert_eq!(said, "apart\n");
+    let message = home.ok(&["exec", "-u", "2002:2002", "strict", "--", "sh", "-c", spy]);
+    assert_eq!(message, "apart\n");
     // A user namespace would give anybody every capability in it.
     assert_ne!(home.exec("strict", &["unshare", "-Ur", "true"]).code, Some(0));
     assert_eq!(home.exec("open", &["unshare", "-Ur", "true"]).code, Some(0));

@@ -33,7 +33,7 @@ impl<'a> Terminal<'a> {
         let folder = home.path().display().to_string();
         let size = ["new-session", "-d", "-x", "100", "-y", "30", "-c", &folder];
         terminal.tmux(&[&["-f", "/dev/null"], size.as_slice(), &shell].concat());
-        // The whole window is the pane's, and one that nobody looks at keeps the size that it is given.
+        // The whole window is the pane's, and one without a viewer keeps the size that it is given.
         terminal.tmux(&["set-option", "-g", "status", "off"]);
         terminal.tmux(&["set-option", "-g", "window-size", "manual"]);
         terminal.resize(100, 30);
