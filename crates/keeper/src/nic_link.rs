@@ -18,7 +18,7 @@ pub struct NicLink {
     writable: bool,
 }
 
-/// What a round of work left.
+/// The state of the link after a round of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// Nothing can be moved now.

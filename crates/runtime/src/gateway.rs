@@ -66,7 +66,7 @@ pub enum NetworkError {
     /// The policies are too long for a message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The sandbox was started without a network.
+    /// The sandbox has no network: it was started without one.
     #[error("The sandbox was started without a network (preset none). Restart it to give it one")]
     NoNetwork,
     /// The gateway does not accept messages.

@@ -28,7 +28,7 @@ pub(crate) fn event() -> io::Result<EventFd> {
     EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
 }
 
-/// An event counter's descriptor, for those who watch it.
+/// The descriptor of an event counter, to be polled.
 pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open for as long as the counter is borrowed.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }

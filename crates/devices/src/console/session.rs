@@ -48,7 +48,7 @@ impl Session {
 
     /// Whether another control message of the guest's can be handled now.
     pub(super) fn accepts_control(&self) -> bool {
-        // While old data is being thrown away, an opening by the guest must wait: what it writes next is new data.
+        // While old data is being discarded, an opening by the guest must wait: what it writes next is new data.
         self.hangup != Hangup::Drain && self.waiting.len() <= MAX_BEFORE_ANSWERING
     }
 

@@ -24,7 +24,7 @@ pub struct ConsoleState {
     pub guest_open: bool,
     /// Whether the host's end was open according to the last control message.
     pub host_open: bool,
-    /// How far a hang-up has come.
+    /// The progress of a hang-up.
     pub hangup: Hangup,
     /// How often a guest process has opened the port.
     pub sessions: u64,

@@ -52,7 +52,7 @@ pub enum FilterError {
     Install(seccompiler::Error),
 }
 
-/// What a condition demands of an argument. Arguments are compared in the width that the kernel reads.
+/// The comparison that a condition makes with an argument. Arguments are compared in the width that the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Exactly this 32-bit value.

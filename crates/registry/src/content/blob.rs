@@ -174,7 +174,7 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Verifies the blob and gives it its name. If it is not what it should be, nothing of it stays.
+    /// Verifies the blob and moves it to its final name. If its digest is wrong, it is removed.
     pub fn finish(self) -> Result<(), ContentError> {
         if self.length != self.size {
             return Err(ContentError::Size { what: self.what, expected: self.size, found: self.length });

@@ -88,7 +88,7 @@ async fn dial(origin: &Origin, only_loopback: bool) -> Result<TcpStream, HttpErr
         let connected = if is_last { Ok(attempt.await) } else { timeout(NEXT_ADDRESS, attempt).await };
         match connected {
             Ok(Ok(stream)) => {
-                // Requests are small and waited for.
+                // Requests are small, and each waits for its response.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }

@@ -1,4 +1,4 @@
-//! Good messages at the wrong moment.
+//! Valid messages at the wrong moment.
 
 use super::*;
 
