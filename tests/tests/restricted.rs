@@ -9,13 +9,13 @@ use bathy_tests::{Engine, Ran, engine, finish};
 use serde_json::Value;
 
 /// What a command is asked to run as: in which sandbox, and with which options of `exec`.
-struct Place<'a> {
+struct Target<'a> {
     home: &'a Home,
     name: &'a str,
     options: &'a [&'a str],
 }
 
-impl Place<'_> {
+impl Target<'_> {
     fn run(&self, options: &[&str], command: &[&str]) -> Ran {
         self.home.run(&[&["exec"], self.options, options, &[self.name, "--"], command].concat())
     }
@@ -39,14 +39,14 @@ impl Place<'_> {
     }
 }
 
-/// The places where a command is restricted, each with its home, beside one where it is not.
-fn restricted_and_not(test: impl Fn(&Place<'_>, &Place<'_>)) {
+/// The targets where a command is restricted, each with its home, beside one where it is not.
+fn restricted_and_not(test: impl Fn(&Target<'_>, &Target<'_>)) {
     let home = Home::new();
     home.started("open", &[]);
     home.started("strict", &["--security", "restricted"]);
-    let open = Place { home: &home, name: "open", options: &[] };
-    test(&Place { home: &home, name: "strict", options: &[] }, &open);
-    test(&Place { home: &home, name: "open", options: &["--security", "restricted"] }, &open);
+    let open = Target { home: &home, name: "open", options: &[] };
+    test(&Target { home: &home, name: "strict", options: &[] }, &open);
+    test(&Target { home: &home, name: "open", options: &["--security", "restricted"] }, &open);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn no_capability_is_left() {
             assert_eq!(restricted.status(set), 0, "{set} in {}", restricted.name);
         }
         assert_ne!(open.status("CapBnd"), 0);
-        let root = Place { options: &["-u", "root"], ..*open };
+        let root = Target { options: &["-u", "root"], ..*open };
         assert_ne!(root.status("CapEff"), 0);
         // What capabilities are for: each works for root, and fails here.
         for needs_one in
@@ -118,7 +118,8 @@ fn mounts_give_neither_owners_nor_devices() {
             // Devices are for the folder that is made for them, and terminals.
             assert!(has("nodev") || ["/dev", "/dev/pts"].contains(&point.as_str()), "{point}: {options:?}");
         }
-        let root = |place: &Place<'_>| place.mounts().into_iter().find(|(point, _)| point == "/").unwrap().1;
+        let root =
+            |target: &Target<'_>| target.mounts().into_iter().find(|(point, _)| point == "/").unwrap().1;
         assert!(root(restricted).contains(&"ro".to_owned()));
         assert!(!root(open).iter().any(|option| ["ro", "nosuid", "nodev"].contains(&option.as_str())));
         // They cannot be taken back, also not from a user namespace where one can be had.

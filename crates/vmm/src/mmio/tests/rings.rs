@@ -175,7 +175,7 @@ fn v4_indirect_descriptors_and_wrong_order_are_refused() {
 
 #[test]
 fn v4_buffers_of_the_wrong_direction_end_the_device() {
-    let block = |parts: &[Part]| {
+    let block = |parts: &[DriverBuffer]| {
         let ram = ram();
         let mut drivers = drivers(&ram, 1, SIZE);
         let mut guest = Guest::started(disk(BlockConfig::default()).0, &ram, &drivers);
