@@ -1,4 +1,4 @@
-//! The record of events: nobody changes it unnoticed, and nothing in it talks to a terminal.
+//! The audit log: changes are detected, and its text cannot control a terminal.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -106,7 +106,7 @@ fn removed_moved_and_inserted_lines_are_found() {
     write(&lines);
     home.ok(&["audit", "verify"]);
 
-    // Its head says how long it is: it is not done without.
+    // The head has its length: the file has to be there.
     let head = home.state().join("audit/head.json");
     let kept = fs::read(&head).unwrap();
     fs::remove_file(&head).unwrap();

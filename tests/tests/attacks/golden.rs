@@ -1,4 +1,4 @@
-//! J1, J4, J8: what the host's kernel says about each process of a sandbox, compared with what was agreed on.
+//! J1, J4, J8: the state of each process of a sandbox in /proc, compared with the golden files.
 //!
 //! After a deliberate change, `BATHY_BLESS=1` writes the files in tests/golden anew; the difference is then reviewed.
 
@@ -101,7 +101,7 @@ fn j1_j4_j8_processes_of_a_kept_sandbox_are_confined_as_agreed() {
     }
 }
 
-/// The description of a process that nobody confined differs everywhere: the files above can fail.
+/// The description of an unconfined process differs everywhere: the files above can fail.
 #[test]
 fn j1_an_unconfined_process_is_noticed() {
     let mut run = Run::of(std::process::Command::new("sh").args(["-c", "echo up; sleep 60; :"]));

@@ -254,11 +254,11 @@ pub fn probe_on_host(arguments: &[&str]) -> Ran {
 }
 
 /// The numbers in the probe's last line: how many attempts held, and how many did not.
-pub fn verdict(text: &str) -> (u32, u32) {
+pub fn held_and_failed(text: &str) -> (u32, u32) {
     let line = text.lines().rev().find_map(|line| line.trim_start_matches([' ', '|']).strip_prefix("HELD "));
     let parse = |line: &str| {
         let (held, failed) = line.split_once(" FAILED ")?;
         Some((held.parse().ok()?, failed.parse().ok()?))
     };
-    line.and_then(parse).unwrap_or_else(|| panic!("no verdict in:\n{text}"))
+    line.and_then(parse).unwrap_or_else(|| panic!("no result in:\n{text}"))
 }

@@ -152,14 +152,14 @@ pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
 }
 
 /// The result of a verb for each of several sandboxes.
-struct Results {
+pub struct Results {
     /// The results so far, if JSON is requested.
     json: Option<Vec<Value>>,
     code: u8,
 }
 
 impl Results {
-    fn new(json: bool) -> Self {
+    pub fn new(json: bool) -> Self {
         Self { json: json.then(Vec::new), code: 0 }
     }
 
@@ -181,7 +181,11 @@ impl Results {
     }
 
     /// Reports one result: the name that was given, or the error.
-    fn add(&mut self, wanted: &str, result: Result<(String, Sandboxed), Box<dyn Error>>) -> io::Result<()> {
+    pub fn add(
+        &mut self,
+        wanted: &str,
+        result: Result<(String, Sandboxed), Box<dyn Error>>,
+    ) -> io::Result<()> {
         match (&mut self.json, result) {
             (Some(all), Ok((_, Sandboxed { record, .. }))) => {
                 all.push(json!({ "id": record.id, "name": record.name, "error": null }));
@@ -199,7 +203,7 @@ impl Results {
         Ok(())
     }
 
-    fn finish(self) -> Result<u8, Box<dyn Error>> {
+    pub fn finish(self) -> Result<u8, Box<dyn Error>> {
         if let Some(all) = self.json {
             output::json(&Value::from(all))?;
         }
@@ -228,7 +232,10 @@ pub fn pause(args: &PauseArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 pub fn resume(names: &Names) -> Result<u8, Box<dyn Error>> {
-    each("bathy resume", names, |manager, sandbox| Ok(manager.resume(sandbox)?))
+    // What runs already is not started: it goes on as the operator's settings were at its start.
+    each_found("bathy resume", names, Manager::open_to_end, Manager::find, |manager, sandbox| {
+        Ok(manager.resume(sandbox)?)
+    })
 }
 
 /// Waits until every sandbox has ended, and prints the exit codes of their main commands.

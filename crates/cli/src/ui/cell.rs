@@ -140,7 +140,7 @@ impl Screen {
             CellEvent::Started(started) => {
                 if let Some(lost) = started.lost {
                     output::note(format_args!(
-                        "{}. All variables of this context are gone; files are kept",
+                        "{}. All variables of this context are lost; files are kept",
                         escape::text(&lost)
                     ));
                 }

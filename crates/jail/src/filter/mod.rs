@@ -52,8 +52,8 @@ pub enum FilterError {
     Install(seccompiler::Error),
 }
 
-/// What a condition demands of an argument. Arguments are compared in the width that the kernel reads: 32 bits but for
-/// addresses and lengths.
+/// The comparison that a condition makes with an argument. Arguments are compared in the width that the kernel reads: 32 bits
+/// but for addresses and lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Exactly this 32-bit value.

@@ -540,6 +540,6 @@ mod tests {
             collect_ended();
             sleep(POLL_INTERVAL);
         }
-        assert!(other.wait().unwrap().success(), "somebody else waits for it");
+        assert!(other.wait().unwrap().success(), "its parent waits for it");
     }
 }

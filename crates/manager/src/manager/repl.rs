@@ -181,7 +181,7 @@ impl Manager {
     }
 
     /// Runs a cell in a REPL and starts or resumes it as needed. Concurrent cells run one after the other.
-    /// The language and context are the REPL's, whatever the request says.
+    /// The language and context are the REPL's; those of the request are ignored.
     pub fn run_in_repl(
         &mut self,
         repl: &Repl,

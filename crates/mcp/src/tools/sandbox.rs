@@ -220,8 +220,8 @@ fn sandbox_delete() -> Spec {
         "sandbox_delete",
         "Delete a sandbox",
         SETTLES,
-        "Ends a sandbox or REPL at once and removes it with its files, variables and logs; nothing can be brought back. Do this \
-         when you are done, so that others have room.",
+        "Ends a sandbox or REPL at once and removes it with its files, variables and logs; nothing can be restored. Do this \
+         when you are done, because the number of sandboxes is limited.",
         delete,
     )
 }
