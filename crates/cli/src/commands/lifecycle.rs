@@ -125,15 +125,18 @@ pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 /// The ids of the sandboxes to remove, if they are not named.
-fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, ManagerError> {
-    let fits = |sandbox: &Sandboxed| {
-        (args.force || !sandbox.is_alive()) && args.filter.iter().all(|filter| filter.fits(sandbox))
-    };
-    let (fitting, others): (Vec<_>, Vec<_>) = manager.list()?.into_iter().partition(fits);
-    let running = others.iter().filter(|sandbox| sandbox.is_alive()).count();
-    if args.all && running > 0 {
+fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, Box<dyn Error>> {
+    if args.filter.iter().any(Filter::is_for_orphans) {
+        return Err("What the store does not know is removed by name only: `bathy ls` shows the names".into());
+    }
+    let mut fitting = manager.list()?;
+    fitting.retain(|sandbox| args.filter.iter().all(|filter| filter.fits(sandbox)));
+    let all = fitting.len();
+    fitting.retain(|sandbox| args.force || !sandbox.is_alive());
+    let running = all - fitting.len();
+    if running > 0 {
         output::note(format_args!(
-            "sandboxes that are running and stay: {running}; `bathy rm --all --force` ends them, too"
+            "sandboxes that are running and stay: {running}; the same with --force ends them, too"
         ));
     }
     Ok(fitting.into_iter().map(|sandbox| sandbox.record.id).collect())

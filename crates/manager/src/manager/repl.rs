@@ -194,8 +194,8 @@ impl Manager {
         let sandbox = self.wake(&found, &mut |_| {})?;
         // Without a name the default context is created on demand.
         let request = CellRequest { language: repl.language, context: None, ..request };
-        let cell = self.begin_cell(&sandbox, &request)?;
         let mut connection = self.connect(&sandbox)?;
+        let cell = self.begin_cell(&sandbox, &request)?;
         let result = interpreter::run_cell(&mut connection, STREAM, cell, options, on_event);
         let boot = host::boot_id();
         self.store.use_repl(&before.name, unix_ns(), &boot)?;
