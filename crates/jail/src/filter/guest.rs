@@ -40,6 +40,8 @@ const PRIVATE: Test =
 /// The address is in the 16 MiB that the guest kernel's program is in.
 const IN_THE_PROGRAM: Condition =
     Condition { argument: 0, test: Test::Wide { mask: !0xff_ffff, value: KERNEL_TEXT.start as u64 } };
+/// The length is below 2 MiB.
+const LESS_THAN_2_MIB: Condition = Condition { argument: 1, test: Test::Wide { mask: !0x1f_ffff, value: 0 } };
 /// The length is below 64 KiB.
 const LESS_THAN_64_KIB: Condition = Condition { argument: 1, test: Test::Wide { mask: !0xffff, value: 0 } };
 
@@ -52,9 +54,16 @@ const MEMORY: Group = Group {
             &[&[without(3, UNCOUNTED | MAP_ANONYMOUS)], &[Condition { argument: 3, test: PRIVATE }]],
         ),
         any!(SYS_munmap),
-        // A limit of the address space keeps the host's kernel from counting memory that becomes writable after it was mapped
-        // (attack U6), so only what is in the guest kernel's program may.
-        only!(SYS_mprotect, &[&[without(2, PROT_WRITE)], &[IN_THE_PROGRAM, LESS_THAN_64_KIB]]),
+        // The host's kernel does not count as data what is made read-only after it was written, nor, under a limit of the
+        // address space, what becomes writable after it was mapped (attack U6). So only the guest kernel's program changes:
+        // its constants, and its signal stacks.
+        only!(
+            SYS_mprotect,
+            &[
+                &[IN_THE_PROGRAM, LESS_THAN_2_MIB, without(2, PROT_WRITE)],
+                &[IN_THE_PROGRAM, LESS_THAN_64_KIB]
+            ],
+        ),
         any!(SYS_madvise),
         any!(SYS_brk),
     ],

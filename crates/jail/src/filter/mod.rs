@@ -365,13 +365,16 @@ mod tests {
             let private = Condition { argument: 3, test: Test::Masked { mask: 0x4_010f, value: 2 } };
             let expected: [&[Condition]; 2] = [&[of_a_file], &[private]];
             assert_eq!(mmap.forms, expected, "{}", filter.name);
-            // 64 KiB within the 16 MiB from the kernel's address on, of which it makes its signal stack writable.
+            // Within the 16 MiB from the kernel's address on, of which it makes its constants read-only and its signal stacks
+            // writable.
             let image = Condition {
                 argument: 0,
                 test: Test::Wide { mask: 0xffff_ffff_ff00_0000, value: 0x6000_0000 },
             };
-            let small = Condition { argument: 1, test: Test::Wide { mask: 0xffff_ffff_ffff_0000, value: 0 } };
-            let expected: [&[Condition]; 2] = [&[without(2, libc::PROT_WRITE)], &[image, small]];
+            let below = |mask| Condition { argument: 1, test: Test::Wide { mask, value: 0 } };
+            let (constants, small) = (below(0xffff_ffff_ffe0_0000), below(0xffff_ffff_ffff_0000));
+            let read_only = without(2, libc::PROT_WRITE);
+            let expected: [&[Condition]; 2] = [&[image, constants, read_only], &[image, small]];
             let mprotect = filter.rules().find(|rule| rule.call == libc::SYS_mprotect).unwrap();
             assert_eq!(mprotect.forms, expected, "{}", filter.name);
             assert!(!filter.rules().any(|rule| rule.call == libc::SYS_setsid), "U8: {}", filter.name);

@@ -38,6 +38,7 @@ const CHECKS: &[(&str, Check, bool)] = &[
     ("signals by descriptor", no_foreign_owner, true),
     ("private memory", private_memory_is_limited, true),
     ("private memory that becomes writable", private_memory_does_not_become_writable, true),
+    ("private memory that becomes constant", private_memory_does_not_become_constant, true),
     ("shared memory", shared_memory_is_limited, true),
     ("guest memory grows", || refuses_to_grow(RAM), false),
     ("initramfs written", || refuses_to_grow(INITRAMFS), false),
@@ -121,6 +122,12 @@ fn private_memory_does_not_become_writable() -> Result<(), String> {
         demand(mapped.is_err(), || format!("{mib} MiB: {mapped:?}"))?;
     }
     Ok(())
+}
+
+/// What was written and is read-only then counts for no limit.
+fn private_memory_does_not_become_constant() -> Result<(), String> {
+    let kept = sys::keep_constant(1 << 20);
+    demand(kept == Err(libc::EPERM), || format!("1 MiB: {kept:?}"))
 }
 
 /// Shared memory counts for no limit of a process: it must not be had at all.

@@ -292,6 +292,22 @@ pub fn map_memory(length: usize, flags: i32, first: i32) -> Result<(), i32> {
     }
 }
 
+/// Whether memory that can be written can be made read-only, with what was written to it. It is given back.
+pub fn keep_constant(length: usize) -> Result<(), i32> {
+    // SAFETY: as above.
+    unsafe {
+        let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let start = libc::mmap(ptr::null_mut(), length, both, flags, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        let result = libc::mprotect(start, length, libc::PROT_READ);
+        let error = errno();
+        libc::munmap(start, length);
+        if result < 0 { Err(error) } else { Ok(()) }
+    }
+}
+
 /// Creates processes that do `work`, and then wait, until it is refused or `most` exist. Returns how many there are.
 pub fn fork_each(most: usize, work: impl Fn()) -> usize {
     for count in 0..most {
