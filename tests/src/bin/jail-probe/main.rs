@@ -3,6 +3,9 @@
 //!
 //! The jail fixes the command line, so each copy of this file contains its role, in [`ROLE`].
 
+// The standard library's own `main` protects a page of a signal stack, which the jail refuses.
+#![no_main]
+
 mod attempts;
 mod checks;
 mod filters;
@@ -12,18 +15,25 @@ mod roles;
 mod rules;
 mod sys;
 
-use std::process::ExitCode;
-
 use bathy_jail::filter::{Filter, GUEST_PTRACE, GUEST_SECCOMP};
 
 use crate::report::Report;
 use crate::sys::Fate;
 
+/// Exit codes.
+pub const SUCCESS: i32 = 0;
+pub const FAILURE: i32 = 1;
+
 /// Tests write the role's name over the dots of a copy.
 #[used]
 static ROLE: [u8; 48] = *b"jail-probe's role is: ..........................";
 
-fn main() -> ExitCode {
+#[unsafe(no_mangle)]
+extern "C" fn main() -> i32 {
+    run()
+}
+
+fn run() -> i32 {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
@@ -49,10 +59,10 @@ fn main() -> ExitCode {
             eprintln!(
                 "jail-probe: usage: jail-probe outside | crash | filter TABLE INSTALLED | trapped INSTALLED"
             );
-            return ExitCode::FAILURE;
+            return FAILURE;
         }
     }
-    ExitCode::SUCCESS
+    SUCCESS
 }
 
 /// A host may start a program for each core dump, which every process has that a filter kills. A limit of 1 prevents that.
@@ -61,27 +71,27 @@ fn without_core_dumps() -> Result<(), String> {
     rustix::process::setrlimit(rustix::process::Resource::Core, none).map_err(|error| error.to_string())
 }
 
-fn finish(report: Result<Report, String>) -> ExitCode {
+fn finish(report: Result<Report, String>) -> i32 {
     match report {
         Ok(report) => {
             report.finish();
-            ExitCode::SUCCESS
+            SUCCESS
         }
         Err(error) => {
             eprintln!("jail-probe: {error}");
-            ExitCode::FAILURE
+            FAILURE
         }
     }
 }
 
-fn as_guest(words: &[&str]) -> ExitCode {
+fn as_guest(words: &[&str]) -> i32 {
     let role = std::hint::black_box(&ROLE).split(|byte| *byte == b':').next_back().unwrap_or_default();
     let role = String::from_utf8_lossy(role);
     match role.trim_matches(['.', ' ']) {
         "" => escape(words),
         role => return roles::play(role),
     }
-    ExitCode::SUCCESS
+    SUCCESS
 }
 
 /// Everything of J3 and U1, from inside.

@@ -1,23 +1,22 @@
 //! Bad guest kernels (U2, U4, U5, U7 to U9, J9).
 
-use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::{greed, sys};
+use crate::{FAILURE, greed, sys};
 
 /// The first device's socket.
 const DEVICES: std::ops::Range<i32> = 6..10;
 
 /// Behaves as the named role does. Returns if that one ends.
-pub fn play(role: &str) -> ExitCode {
+pub fn play(role: &str) -> i32 {
     // Outside a pid namespace of its own this program would end, stop or fill the whole machine.
     if std::process::id() != 1 {
         println!("roles are only played by the first process of a pid namespace");
-        return ExitCode::FAILURE;
+        return FAILURE;
     }
     match role {
         "silent" => wait(),
-        "exits" => ExitCode::from(3),
+        "exits" => 3,
         "floods" => loop {
             let _ = sys::write(1, &[b'x'; 4096]);
         },
@@ -41,7 +40,7 @@ pub fn play(role: &str) -> ExitCode {
             let count = sys::fork_until_refused(5).len();
             println!("to everybody: {:?}", sys::signal(-1, libc::SIGKILL));
             println!("to its group of {}: {:?}", count + 1, sys::signal(0, libc::SIGKILL));
-            ExitCode::from(9)
+            9
         }
         "stops" => {
             sys::fork_until_refused(5);
@@ -55,7 +54,7 @@ pub fn play(role: &str) -> ExitCode {
 }
 
 /// A role whose name ends with a number.
-fn numbered(role: &str) -> ExitCode {
+fn numbered(role: &str) -> i32 {
     let (name, number) = role.rsplit_once('-').unwrap_or((role, ""));
     match (name, number.parse::<u16>()) {
         ("garbage", Ok(device)) => {
@@ -66,7 +65,7 @@ fn numbered(role: &str) -> ExitCode {
         ("tables", Ok(limit)) => greed::tables(limit.into()),
         _ => {
             println!("there is no role {role:?}");
-            return ExitCode::from(2);
+            return 2;
         }
     }
     sys::rename_child(greed::DONE);

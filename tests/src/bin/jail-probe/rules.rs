@@ -127,9 +127,9 @@ fn holds(condition: &Condition, args: &Args) -> bool {
     // Most conditions look at the lower half only, as the kernel does.
     let arg = whole & u64::from(u32::MAX);
     match condition.test {
-        Test::Is(value) => arg == value.into(),
+        Test::Is(value) => arg == u64::from(value),
         Test::Without(mask) => arg & u64::from(mask) == 0,
-        Test::Masked { mask, value } => arg & u64::from(mask) == value.into(),
+        Test::Masked { mask, value } => arg & u64::from(mask) == u64::from(value),
         Test::Wide { mask, value } => whole & mask == value,
     }
 }
