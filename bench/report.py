@@ -3,7 +3,7 @@
 import math
 
 PHASES = ["prepare", "spawn", "jail", "kernel", "mounts", "ready", "first_byte", "exit", "cleanup", "total"]
-PYTHON_GOAL = 0.6
+PYTHON_GOAL = 0.5
 KERNEL_GOAL_MS = 60
 
 
