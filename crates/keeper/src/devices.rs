@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bathy_devices::block::{Backing, Block, BlockConfig, BlockError, BlockLimits, Part};
+use bathy_devices::block::{Backing, Block, BlockConfig, BlockError, BlockLimits, DiskPart};
 use bathy_devices::console::Console;
 use bathy_devices::entropy::Entropy;
 use bathy_devices::net::Net;
@@ -63,8 +63,8 @@ impl Models {
             read_bandwidth: wanted.read_bandwidth,
             flushes: Some(wanted.flushes.into()),
         };
-        let parts: Vec<Part> =
-            launch.image.iter().zip(image).map(|(offset, file)| Part { offset: *offset, file }).collect();
+        let parts: Vec<DiskPart> =
+            launch.image.iter().zip(image).map(|(offset, file)| DiskPart { offset: *offset, file }).collect();
         let block = |backing: Backing, name, read_only, volatile, id: &str| {
             Block::new(backing, BlockConfig { read_only, volatile, id: id.to_owned(), limits })
                 .map_err(|error| DevicesError::Disk(name, error))

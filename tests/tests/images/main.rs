@@ -23,8 +23,8 @@ use crate::daemon::Daemon;
 use crate::image::Image;
 
 const BUSYBOX: &str = "/bin/busybox";
-const APPLETS: [&str; 12] =
-    ["sh", "cat", "echo", "id", "ls", "sleep", "env", "pwd", "rm", "true", "touch", "mount"];
+const APPLETS: [&str; 13] =
+    ["sh", "cat", "echo", "id", "ls", "sleep", "env", "pwd", "rm", "true", "touch", "mount", "wc"];
 
 /// Runs a program that has to succeed, and returns its output. The shared parts use it as well.
 fn run(program: &str, arguments: &[&str]) -> String {

@@ -88,6 +88,22 @@ fn an_image_needs_nothing_of_ours() {
 }
 
 #[test]
+fn an_image_of_as_many_layers_as_there_can_be() {
+    let scene = Scene::new();
+    let small = |number: usize| layer(|folder| file(folder, &format!("n/{number}"), &format!("{number}\n")));
+    let layers: Vec<_> = std::iter::once(busybox()).chain((1..128).map(small)).collect();
+    let one_more: Vec<_> = layers.iter().cloned().chain([small(128)]).collect();
+    let reference =
+        scene.put("many:128", layers, r#"{"Cmd":["sh","-c","cat /n/1 /n/64 /n/127; ls /n | wc -l"]}"#);
+    assert_eq!(scene.pull(&reference)["layers"], 128);
+    assert_eq!(scene.home.ok(&["run", "--image", &reference]), "1\n64\n127\n127\n");
+    scene.home.started("kept", &["--image", &reference]);
+    assert_eq!(scene.home.sh("kept", "cat /n/127"), "127\n");
+    let refused = scene.put("many:129", one_more, "{}");
+    assert!(scene.home.fails(&["pull", "--insecure", &refused], 125).contains("at most 128"));
+}
+
+#[test]
 fn what_is_in_the_place_of_a_mount_point_is_replaced() {
     let scene = Scene::new();
     let odd = layer(|folder| {

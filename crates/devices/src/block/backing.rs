@@ -10,7 +10,7 @@ use super::{BlockError, MAX_PARTS, PART_ALIGNMENT, SECTOR};
 
 /// A file that is a part of a read-only disk.
 #[derive(Debug)]
-pub struct Part {
+pub struct DiskPart {
     /// Where on the disk it begins, a multiple of [`PART_ALIGNMENT`].
     pub offset: u64,
     /// The part has the size that the file has when the disk is made.
@@ -24,7 +24,7 @@ pub enum Backing {
     File(File),
     /// In several files. The disk ends with the last one, at a multiple of [`PART_ALIGNMENT`]. What is in none of them is
     /// zeros.
-    Parts(Vec<Part>),
+    Parts(Vec<DiskPart>),
 }
 
 impl From<File> for Backing {
@@ -33,8 +33,8 @@ impl From<File> for Backing {
     }
 }
 
-impl From<Vec<Part>> for Backing {
-    fn from(parts: Vec<Part>) -> Self {
+impl From<Vec<DiskPart>> for Backing {
+    fn from(parts: Vec<DiskPart>) -> Self {
         Self::Parts(parts)
     }
 }
@@ -121,12 +121,12 @@ pub(super) struct Run<'a> {
 }
 
 impl Parts {
-    fn new(parts: Vec<Part>) -> Result<Self, BlockError> {
+    fn new(parts: Vec<DiskPart>) -> Result<Self, BlockError> {
         if parts.len() > MAX_PARTS {
             return Err(BlockError::Parts(parts.len()));
         }
         let mut placed: Vec<Placed> = Vec::with_capacity(parts.len());
-        for Part { offset, file } in parts {
+        for DiskPart { offset, file } in parts {
             let follows = placed.last().is_none_or(|before| before.end <= offset);
             match offset.checked_add(length(&file)?) {
                 Some(end) if follows && offset.is_multiple_of(PART_ALIGNMENT) => {

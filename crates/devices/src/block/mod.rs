@@ -17,7 +17,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use backing::{Backing, Part};
+pub use backing::{Backing, DiskPart};
 pub use device::{Block, Traffic};
 pub use state::{BlockState, ThrottleState};
 

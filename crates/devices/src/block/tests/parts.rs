@@ -1,7 +1,7 @@
 //! A disk made of several files, each at an offset, with zeros between them.
 
 use super::*;
-use crate::block::{MAX_PARTS, Part as DiskPart};
+use crate::block::{DiskPart, MAX_PARTS};
 
 const READ_ONLY: BlockConfig = BlockConfig {
     read_only: true,
