@@ -170,6 +170,11 @@ def machine(load_before):
             "load_before": load_before, "load_after": load()}
 
 
+def add_old_option(parser):
+    parser.add_argument("--old", metavar="PROGRAM", type=Path,
+                        help="another build's bathy, as one more contender, to see what a change has done")
+
+
 def add_json_option(parser):
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE",
                         help="write JSON to FILE; without FILE, to the standard output instead of the table")

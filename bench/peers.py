@@ -61,18 +61,18 @@ def first_line(argv):
     return output.splitlines()[0]
 
 
-def bathy(program, state):
+def bathy(program, state, name="bathy"):
     """The product, as its users start it."""
     def prepare(command):
         return [str(program), "run", "--", *command.argv]
-    return Peer("bathy", first_line([program, "--version"]), prepare, environment=with_state(state))
+    return Peer(name, first_line([program, "--version"]), prepare, environment=with_state(state))
 
 
-def bathy_exec(program, state, sandbox):
+def bathy_exec(program, state, sandbox, name="bathy"):
     """Commands in a sandbox that runs."""
     def prepare(command):
         return [str(program), "exec", sandbox, "--", *command.argv]
-    return Peer("bathy", first_line([program, "--version"]), prepare, environment=with_state(state))
+    return Peer(name, first_line([program, "--version"]), prepare, environment=with_state(state))
 
 
 def with_state(state):

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use bathy_devices::GuestMemory;
 use bathy_devices::block::{Block, BlockConfig, BlockLimits};
-use bathy_devices::testing::{Driver, Part, readable, writable};
+use bathy_devices::testing::{Driver, DriverBuffer, readable, writable};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -88,7 +88,7 @@ pub fn push_request(input: &mut Input<'_>, mem: &GuestMemory, driver: &mut Drive
     let mut parts = vec![readable(HEADER, 16)];
     match kind {
         11 | 13 => parts.push(readable(HEADER + 16, 16 * u32::from(ranges))),
-        _ => parts.extend((0..input.u8() % 4).map(|_| Part { writable: kind != 1, ..input.part() })),
+        _ => parts.extend((0..input.u8() % 4).map(|_| DriverBuffer { writable: kind != 1, ..input.part() })),
     }
     parts.push(writable(0xf000, 1));
     driver.push(&parts);

@@ -12,7 +12,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use bathy_devices::GuestRam;
-use bathy_devices::testing::{Driver, Part};
+use bathy_devices::testing::{Driver, DriverBuffer};
 use vm_memory::{Bytes, GuestAddress};
 
 /// How much memory the guests of the fuzz targets have.
@@ -104,15 +104,15 @@ impl<'a> Input<'a> {
     }
 
     /// One buffer of a chain.
-    pub fn part(&mut self) -> Part {
+    pub fn part(&mut self) -> DriverBuffer {
         let kind = self.u8();
-        Part { address: self.address(), length: self.length(), writable: kind & 1 != 0 }
+        DriverBuffer { address: self.address(), length: self.length(), writable: kind & 1 != 0 }
     }
 
     /// Up to five buffers, readable ones first more often than not.
-    pub fn parts(&mut self) -> Vec<Part> {
+    pub fn parts(&mut self) -> Vec<DriverBuffer> {
         let shape = self.u8();
-        let mut parts: Vec<Part> = (0..1 + shape % 5).map(|_| self.part()).collect();
+        let mut parts: Vec<DriverBuffer> = (0..1 + shape % 5).map(|_| self.part()).collect();
         if shape & 0x80 == 0 {
             parts.sort_by_key(|part| part.writable);
         }

@@ -154,6 +154,7 @@ fn a_command_that_fails_for_want_of_a_file_of_the_hosts_is_told_so() {
     let ran = finish(Command::new(bathy()).args(["run", "python3", "s.py"]).current_dir(folder.path()), b"");
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(ran.stderr.contains("s.py is a file of this machine"), "{ran:?}");
+    assert!(ran.stderr.contains("`bathy run python3 - < FILE`"), "{ran:?}");
     let ran = finish(Command::new(bathy()).args(["run", "true", "s.py"]).current_dir(folder.path()), b"");
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bathy_tests::{Engine, at_once, bathy, engine, patience, promptly};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A home of its own for a test's sandboxes, so that its traces can be told from those of other tests.
+/// A home of its own for a test's sandboxes, so that its traces can be distinguished from those of other tests.
 struct Home {
     folder: tempfile::TempDir,
 }

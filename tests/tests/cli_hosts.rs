@@ -188,8 +188,8 @@ fn a_user_who_may_not_use_kvm_is_told_the_group_that_may() {
     assert!(ran.stderr.contains(who) && ran.stderr.contains(cure), "{}", ran.stderr);
     let ran = in_private_mounts(&script("run --json -- true"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let told: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!((&told["engine"], &told["engine_reason"]), (&"uml".into(), &who.into()), "{told}");
+    let reported: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&reported["engine"], &reported["engine_reason"]), (&"uml".into(), &who.into()), "{reported}");
     let ran = in_private_mounts(&script("doctor"));
     assert!(ran.stdout.contains(who) && ran.stdout.contains(cure), "{}", ran.stdout);
 }
@@ -209,9 +209,9 @@ fn a_machine_without_kvm_is_told_so() {
     assert_eq!(ran.code, Some(125), "{}", ran.stderr);
     assert!(ran.stderr.contains("The kvm engine cannot be used: there is no /dev/kvm."), "{}", ran.stderr);
     let ran = in_private_mounts(&script("doctor --json"));
-    let told: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-    let (engine, verdict) = (&told["engine"], &told["kvm"]["verdict"]);
-    assert_eq!((engine, verdict), (&"uml".into(), &"absent".into()), "{told}");
+    let reported: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let (engine, verdict) = (&reported["engine"], &reported["kvm"]["verdict"]);
+    assert_eq!((engine, verdict), (&"uml".into(), &"absent".into()), "{reported}");
 }
 
 /// A shell in a mount namespace of its own, so that its mounts end with it.
@@ -295,15 +295,15 @@ fn a_damaged_kernel_is_noticed_before_it_runs() {
     let stderr = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut lines = std::io::BufRead::lines(stderr);
     let started = Instant::now();
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     let noticed = lines
         .by_ref()
         .map_while(Result::ok)
         .take_while(|_| started.elapsed() < patience(Duration::from_secs(20)))
-        .inspect(|line| said.push(line.clone()))
+        .inspect(|line| message.push(line.clone()))
         .any(|line| line.contains("kernel is damaged: building it again"));
     let group = rustix::process::Pid::from_child(&child);
     let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     child.wait().unwrap();
-    assert!(noticed, "the damage was not noticed: {said:?}");
+    assert!(noticed, "the damage was not noticed: {message:?}");
 }

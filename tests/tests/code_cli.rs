@@ -27,7 +27,7 @@ fn shown(ran: &Ran, code: i32, stdout: &str) {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), stdout), "{}", ran.stderr);
 }
 
-/// Starts a command and waits until it says that it has begun.
+/// Starts a command and waits for the output that shows that it has begun.
 fn begun(mut command: Command) -> Child {
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
@@ -132,9 +132,9 @@ fn json_has_everything_that_came_of_it() {
 fn pictures_are_saved_told_or_shown() {
     let home = Home::new();
     home.started("box", &[]);
-    let told = home.run(&["code", "--sandbox", "box", "-c", DOT]);
-    assert_eq!((told.code, told.stdout.as_str()), (Some(0), ""));
-    assert!(told.stderr.contains("1 picture (PNG, 1×1, 70 B): use --save-dir"), "{told:?}");
+    let reported = home.run(&["code", "--sandbox", "box", "-c", DOT]);
+    assert_eq!((reported.code, reported.stdout.as_str()), (Some(0), ""));
+    assert!(reported.stderr.contains("1 picture (PNG, 1×1, 70 B): use --save-dir"), "{reported:?}");
     for name in ["bathy-1.png", "bathy-2.png"] {
         let saved = home.run(&["code", "--sandbox", "box", "--save-dir", "shots", "-c", DOT]);
         assert!(saved.stderr.contains(name), "{saved:?}");
@@ -226,7 +226,7 @@ fn repls_remember_until_they_are_removed() {
         (&"calc".into(), &4.into(), &Value::Null)
     );
     assert!(home.ok(&["repl", "ls"]).contains("calc"));
-    // A sandbox that was killed starts again with the files that were on its disk, and says what is lost.
+    // A sandbox that was killed starts again with the files that were on its disk, and reports what is lost.
     let write = "import os\nwith open('kept', 'w') as f: f.write('file')\nos.sync()";
     shown(&home.run(&["repl", "run", "calc", "-c", write]), 0, "");
     home.ok(&["kill", "calc"]);

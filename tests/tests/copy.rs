@@ -84,7 +84,7 @@ fn a_file_both_ways_with_its_mode_and_digest() {
             );
         }
     }
-    // A relative path begins at home, for whoever it is; of several sources each keeps its name.
+    // A relative path begins at the user's home; of several sources each keeps its name.
     home.ok(&["cp", text(&file), "box:below"]);
     home.ok(&["cp", "-u", "root", text(&file), "box:below"]);
     assert_eq!(home.root_sh("box", "cmp /root/below /home/user/below && echo same"), "same\n");
@@ -187,8 +187,9 @@ fn c4_a_hostile_tree_stays_in_its_destination() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(!ran.stderr.contains('\u{1b}') && !ran.stderr.contains('\u{7}'), "{ran:?}");
     for (name, why) in [("abs", "absolute"), ("up", "leads out"), ("disk", "device"), ("fifo", "fifo")] {
-        let said = ran.stderr.lines().any(|line| line.contains(&format!("/{name}: ")) && line.contains(why));
-        assert!(said, "{name}: {}", ran.stderr);
+        let message =
+            ran.stderr.lines().any(|line| line.contains(&format!("/{name}: ")) && line.contains(why));
+        assert!(message, "{name}: {}", ran.stderr);
     }
     let expected =
         ["t/", "t/a\nb: line\n", "t/c\u{1b}]0;gotcha\u{7}: escape\n", "t/sub/", "t/sub/file: bad\n"];
@@ -203,7 +204,7 @@ fn c4_a_link_from_an_earlier_copy_is_not_followed() {
     let home = Home::new();
     home.started("box", &[]);
     let (inside, outside) = destination(&home);
-    // The second copy writes where the first one, or somebody on the host, has put links.
+    // The second copy writes where the first one, or a user of the host, has put links.
     home.sh("box", "mkdir -p t/real && ln -s real t/sub && echo first > t/real/x");
     home.ok(&["cp", "box:/home/user/t", text(&inside)]);
     symlink(&outside, inside.join("t/planted")).unwrap();

@@ -49,7 +49,7 @@ fn list_in_every_way(home: &Home) {
     mcp.wait().unwrap();
 }
 
-/// What `ls` says about the sandbox with this id.
+/// The line of `ls` for the sandbox with this id.
 fn listed(home: &Home, id: &str) -> Option<Value> {
     let all = home.json(&["ls", "--json"]);
     all.as_array().unwrap().iter().find(|sandbox| sandbox["id"] == id).cloned()
@@ -100,7 +100,7 @@ fn a_store_that_was_moved_away_takes_no_disk_with_it() {
     assert!(events.contains(&"sandbox_adopted".into()), "{events:?}");
 }
 
-/// The message tells what to do; that is done here to the letter.
+/// The commands in the message are run here to the letter.
 #[test]
 fn what_the_message_about_a_damaged_store_advises_works() {
     let home = Home::new();
@@ -185,7 +185,7 @@ fn an_older_store_that_was_brought_back_takes_no_disk_with_it() {
     assert_eq!(home.status(&id), "stopped");
 }
 
-/// An older store says that the sandbox does not run. It does.
+/// According to an older store the sandbox does not run, but it does.
 #[test]
 fn a_sandbox_that_runs_is_known_to_run_whatever_the_store_says() {
     let home = Home::new();
@@ -243,7 +243,7 @@ fn a_copy_in_the_folder_of_sandboxes_stays_and_can_become_one() {
     assert!(copy.join("disk").exists());
     assert!(home.fails(&["adopt", "abc.bak"], 125).contains("There is no sandbox"), "it has no disk");
 
-    // The copy has the name of the sandbox that it was made of. What it is told to be done with leads to the copy.
+    // The copy has the name of the sandbox that it was made of. The commands in the hint apply to the copy.
     let name = format!("{id}.bak");
     let hints = [home.run(&["ls"]).stderr, home.fails(&["start", &name], 125)];
     for hint in hints {

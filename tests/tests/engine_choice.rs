@@ -27,9 +27,9 @@ fn without_variable(home: &Home, arguments: &[&str]) -> Ran {
 
 #[track_caller]
 fn json(ran: &Ran) -> Value {
-    let told = serde_json::from_str(&ran.stdout);
-    assert!(told.is_ok(), "{ran:?}");
-    told.unwrap()
+    let reported = serde_json::from_str(&ran.stdout);
+    assert!(reported.is_ok(), "{ran:?}");
+    reported.unwrap()
 }
 
 #[track_caller]
@@ -156,14 +156,14 @@ fn several_cpus_take_kvm_and_no_more_than_there_are() {
 fn results_and_records_tell_the_engine_and_why() {
     let home = Home::new();
     let taken = if has_hardware() { "kvm" } else { "uml" };
-    let told = json(&without_variable(&home, &["run", "--json", "--", "true"]));
-    assert_eq!((&told["engine"], &told["exit_code"]), (&taken.into(), &0.into()), "{told}");
-    assert!(told["engine_reason"].as_str().unwrap().contains("/dev/kvm"), "{told}");
+    let reported = json(&without_variable(&home, &["run", "--json", "--", "true"]));
+    assert_eq!((&reported["engine"], &reported["exit_code"]), (&taken.into(), &0.into()), "{reported}");
+    assert!(reported["engine_reason"].as_str().unwrap().contains("/dev/kvm"), "{reported}");
 
     let ran = without_variable(&home, &["create", "--name", "open", "--json"]);
     let made = json(&ran);
     assert_eq!((&made["engine"], &made["spec"]["engine"]), (&taken.into(), &"auto".into()), "{made}");
-    assert_eq!(made["engine_reason"], told["engine_reason"]);
+    assert_eq!(made["engine_reason"], reported["engine_reason"]);
     // The choice is made anew at every start.
     let ran = with_variable(&home, "uml", &["start", "open"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");

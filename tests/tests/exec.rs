@@ -56,7 +56,7 @@ fn standard_input_is_passed_and_closed() {
     // Without -i there is no input, whatever is there on this side.
     let ran = home.run_with(&["exec", "box", "--", "sh", "-c", "cat; echo end"], b"not for you");
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "end\n"));
-    // An open input that says nothing does not keep a command that does not read it.
+    // An open input without data does not keep a command that does not read it.
     let mut child = spawn(&home, &["exec", "-i", "box", "--", "echo", "done"]);
     let input = child.stdin.take();
     assert!(child.wait().unwrap().success());
@@ -123,7 +123,7 @@ fn a_megabyte_of_arguments() {
     let many = vec!["word"; 80_000];
     let arguments = [&["exec", "box", "--", "sh", "-c", "echo $#", "sh"], many.as_slice()].concat();
     assert_eq!(home.ok(&arguments), "80000\n");
-    // The record of it stays small, and says how much it was.
+    // Its event stays small, and has the number of bytes.
     let log = fs::read(home.state().join("audit/audit.jsonl")).unwrap();
     assert!(log.len() < 200_000, "{} bytes of audit log", log.len());
     let events = home.events("box");
@@ -190,7 +190,7 @@ fn jobs_outlive_their_client() {
     let output = attached.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(9), "an attached client gets the exit code: {output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).ends_with("over\n"), "{output:?}");
-    // The client hears of the end at once, the record a moment later.
+    // The client gets the end at once; the store has it a moment later.
     until("its end is known", 5, || home.json(&["jobs", "--json", "box"])[0]["exit"] == "code 9");
     assert_eq!(home.ok(&["logs", "--job", "1", "box"]), "begun\nover\n");
     assert_eq!(home.ok(&["logs", "box", "1"]), "begun\nover\n");
@@ -299,7 +299,8 @@ fn a_guest_that_does_not_answer_is_reported_and_can_be_killed() {
         ran.took
     );
     assert_eq!(home.status("deaf"), "running");
-    home.ok(&["kill", "deaf"]);
+    let killed = home.json(&["kill", "--json", "deaf"])[0].take();
+    assert_eq!((&killed["id"], &killed["name"]), (&home.inspect("deaf")["id"], &"deaf".into()), "{killed}");
     assert!(!is_alive(guest));
     home.ok(&["start", "deaf"]);
     assert_eq!(home.exec("deaf", &["true"]).code, Some(0));

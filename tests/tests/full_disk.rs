@@ -21,7 +21,7 @@ use serde_json::Value;
 /// The disk that everything is on, and what each sandbox is promised: more than fits.
 const DISK_MIB: u32 = 64;
 const OPTIONS: [&str; 4] = ["--disk", "128M", "--memory", "256M"];
-/// The server that discards what it is told.
+/// The server that discards its input.
 const PORT: u16 = 7;
 
 /// Asks for a name and calls as fast as it goes, and echoes what inbound peers say, until the file is there. It needs nothing of
@@ -82,7 +82,7 @@ fn until_quiet(world: &World) -> usize {
 }
 
 /// How many events of this kind there are about the calls.
-fn told(web: &Guest<'_>, kind: &str) -> usize {
+fn reported(web: &Guest<'_>, kind: &str) -> usize {
     let is_call = |event: &&Value| event["address"] == SITE && event["port"] == PORT;
     web.events(kind).iter().filter(is_call).count()
 }
@@ -162,9 +162,9 @@ fn f1_a_full_disk_holds_the_network_and_loses_no_event() {
     assert!(is_echoed(&mut open) && is_echoed(&mut late));
     web.user(&["touch", "/dev/shm/enough"]);
     let made = until_quiet(&world);
-    until("every call is in the log", 10, || told(&web, "net_allowed") >= made);
-    until("and its end", 10, || told(&web, "net_closed") >= made);
-    let (allowed, closed) = (told(&web, "net_allowed"), told(&web, "net_closed"));
+    until("every call is in the log", 10, || reported(&web, "net_allowed") >= made);
+    until("and its end", 10, || reported(&web, "net_closed") >= made);
+    let (allowed, closed) = (reported(&web, "net_allowed"), reported(&web, "net_closed"));
     let outcome = format!("{made}, of which {allowed} beginnings and {closed} ends are recorded");
     row("F1", "calls that were made", &outcome, (allowed, closed) == (made, made));
     verifies(&world);
@@ -272,8 +272,8 @@ fn f1_an_ephemeral_sandbox_keeps_its_exit_code_on_a_full_disk() {
     );
     let mut run = world.bathy_command(&["run", "-m", "256M", "--", "python3", "-c", &script]);
     // Not a pipe: one that is not read would stop it, too.
-    let mut said = tempfile::tempfile().unwrap();
-    let mut run = run.stdin(Stdio::piped()).stderr(said.try_clone().unwrap()).spawn().unwrap();
+    let mut message = tempfile::tempfile().unwrap();
+    let mut run = run.stdin(Stdio::piped()).stderr(message.try_clone().unwrap()).spawn().unwrap();
     until("it calls", 20, || calls(&world) > 10);
     world.home().fill();
     let made = until_quiet(&world);
@@ -281,8 +281,8 @@ fn f1_an_ephemeral_sandbox_keeps_its_exit_code_on_a_full_disk() {
     drop(run.stdin.take());
     let status = run.wait().unwrap();
     let mut stderr = String::new();
-    said.rewind().unwrap();
-    said.read_to_string(&mut stderr).unwrap();
+    message.rewind().unwrap();
+    message.read_to_string(&mut stderr).unwrap();
     assert_eq!(status.code(), Some(7), "{stderr}");
     free(&world);
     let events: Vec<Value> = serde_json::from_str(&world.ok(&["events", "--json"])).unwrap();
@@ -298,16 +298,16 @@ fn f1_an_ephemeral_sandbox_keeps_its_exit_code_on_a_full_disk() {
 #[test]
 fn f1_a_disk_that_could_not_hold_what_is_promised_is_told() {
     let world = small_world();
-    let told = |ran: &Ran| {
+    let reported = |ran: &Ran| {
         let lines: Vec<_> = ran.stderr.lines().filter(|line| line.contains("free space")).collect();
         assert_eq!(lines.len(), 1, "{ran:?}");
         assert!(lines[0].contains("MiB of free space") && lines[0].contains("--disk"), "{ran:?}");
     };
     let small = works(&world, &["create", "--name", "small", "--net", "none", "--disk", "16M"]);
     assert!(!small.stderr.contains("free space"), "{small:?}");
-    told(&works(&world, &["create", "--name", "large", "--net", "none", "--disk", "1G"]));
-    told(&works(&world, &["start", "large"]));
-    told(&works(&world, &["restart", "large"]));
-    told(&works(&world, &["run", "-d", "--net", "none", "--disk", "1G", "--", "sleep", "1000"]));
-    told(&works(&world, &["repl", "new", "calc", "--net", "none", "--disk", "16M", "-m", "256M"]));
+    reported(&works(&world, &["create", "--name", "large", "--net", "none", "--disk", "1G"]));
+    reported(&works(&world, &["start", "large"]));
+    reported(&works(&world, &["restart", "large"]));
+    reported(&works(&world, &["run", "-d", "--net", "none", "--disk", "1G", "--", "sleep", "1000"]));
+    reported(&works(&world, &["repl", "new", "calc", "--net", "none", "--disk", "16M", "-m", "256M"]));
 }

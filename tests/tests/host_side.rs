@@ -98,12 +98,32 @@ fn of_several_at_once_one_takes_the_last_place() {
     });
     for child in children {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr_text = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.code() {
             Some(0) => assert_eq!(output.stdout, b"up\n"),
-            code => assert!(code == Some(125) && said.contains("the operator allows 1"), "{code:?}: {said}"),
+            code => assert!(
+                code == Some(125) && stderr_text.contains("the operator allows 1"),
+                "{code:?}: {stderr_text}"
+            ),
         }
     }
+}
+
+#[test]
+fn the_operators_processor_quota_holds_for_ephemeral_sandboxes_too() {
+    let limited = Limited::to(9);
+    fs::write(&limited.file, "[ceiling]\ncpu_quota = 0.7\n").unwrap();
+    for arguments in [&["run", "true"][..], &["code", "-c", "1"]] {
+        let ran = limited.run(arguments);
+        assert!(
+            ran.code == Some(0) && ran.stderr.contains("quota of 0.7 is set by"),
+            "{arguments:?}: {ran:?}"
+        );
+    }
+    let log = fs::read_to_string(limited.home.state().join("audit/audit.jsonl")).unwrap();
+    assert_eq!(log.matches("\"cpu\":\"0.7\"").count(), 2, "{log}");
+    let ran = limited.run(&["run", "--cpu-quota", "0.8", "true"]);
+    assert!(ran.code == Some(125) && ran.stderr.contains("operator.toml"), "{ran:?}");
 }
 
 #[test]
@@ -112,13 +132,13 @@ fn the_operators_ceiling_holds_at_each_start() {
     limited.allows(&["create", "--name", "older", "--memory", "256M", "--disk", "64M", "--net", "none"]);
     fs::write(&limited.file, "[ceiling]\nmemory = \"128M\"\n").unwrap();
     let ran = limited.run(&["start", "older"]);
-    let told = ran.stderr.contains("Memory of 256M") && ran.stderr.contains("operator.toml");
-    assert!(ran.code == Some(125) && told, "{ran:?}");
+    let reported = ran.stderr.contains("Memory of 256M") && ran.stderr.contains("operator.toml");
+    assert!(ran.code == Some(125) && reported, "{ran:?}");
     let ran = limited.run(&["create", "--disk", "64M"]);
-    let told = ran.stderr.contains("The default memory is 128M instead of 512M")
+    let reported = ran.stderr.contains("The default memory is 128M instead of 512M")
         && ran.stderr.contains("operator.toml");
-    assert!(ran.code == Some(0) && told, "{ran:?}");
-    // What was left open is set, for as long as the operator says so.
+    assert!(ran.code == Some(0) && reported, "{ran:?}");
+    // A limit that was left open is set while the operator has one.
     fs::write(&limited.file, "[ceiling]\nmax_duration = 3\n").unwrap();
     limited.allows(&["start", "older"]);
     until("its time is up", 30, || limited.home.status("older") == "stopped");
@@ -135,7 +155,7 @@ fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
             .allows(&["run", "-d", "--name", name, "--net", "none", "--disk", "64M", "--", "sleep", "600"]);
     }
     fs::write(&limited.file, "[ceiling\nsandboxes = 9\n").unwrap();
-    // Nothing is started or entered without knowing what the operator says.
+    // Nothing is started or entered without the operator's limits.
     for arguments in [
         &["run", "--", "true"][..],
         &["create"],
@@ -145,12 +165,12 @@ fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
         &["policy", "allow", "one", "private"],
     ] {
         let ran = limited.run(arguments);
-        let told = ran.stderr.contains("operator.toml");
-        assert!(ran.code == Some(125) && told, "{arguments:?}: {ran:?}");
+        let reported = ran.stderr.contains("operator.toml");
+        assert!(ran.code == Some(125) && reported, "{arguments:?}: {ran:?}");
     }
     let ran = limited.run(&["ls"]);
-    let told = ran.stderr.contains("operator.toml") && ran.stderr.contains("nothing is started");
-    assert!(ran.code == Some(0) && ran.stdout.contains("one") && told, "{ran:?}");
+    let reported = ran.stderr.contains("operator.toml") && ran.stderr.contains("nothing is started");
+    assert!(ran.code == Some(0) && ran.stdout.contains("one") && reported, "{ran:?}");
     for arguments in [
         &["inspect", "one"][..],
         &["logs", "one"],
@@ -163,8 +183,9 @@ fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
         let ran = limited.run(arguments);
         assert!(ran.code == Some(0) && ran.stderr.contains("operator.toml"), "{arguments:?}: {ran:?}");
     }
-    limited.allows(&["stop", "one"]);
-    limited.allows(&["rm", "one"]);
+    for verb in ["pause", "resume", "stop", "rm"] {
+        limited.allows(&[verb, "one"]);
+    }
     limited.allows(&["rm", "--force", "two"]);
     let ran = limited.run(&["doctor"]);
     assert!(ran.code != Some(0) && ran.stdout.contains("operator's settings"), "{ran:?}");
@@ -174,11 +195,12 @@ fn a_mistake_in_the_operators_file_keeps_nobody_from_ending_sandboxes() {
 fn c8_a_request_that_a_monitor_does_not_understand_is_answered() {
     let home = Home::new();
     home.started("one", &["--memory", "128M", "--disk", "64M", "--net", "none"]);
-    let door = fs::read_dir(home.state().join("sandboxes")).unwrap().flatten();
-    let door = door.map(|entry| entry.path().join("control.sock")).find(|path| path.exists()).unwrap();
+    let sandboxes = fs::read_dir(home.state().join("sandboxes")).unwrap().flatten();
+    let control =
+        sandboxes.map(|entry| entry.path().join("control.sock")).find(|path| path.exists()).unwrap();
     // A control message of the connection: one that is longer than any request, and one that is none.
     for (length, body) in [(5000_u32, vec![0; 64]), (4, vec![255; 4])] {
-        let mut socket = std::os::unix::net::UnixStream::connect(&door).unwrap();
+        let mut socket = std::os::unix::net::UnixStream::connect(&control).unwrap();
         socket.write_all(&[&length.to_le_bytes()[..], &[0; 8], &body].concat()).unwrap();
         let mut answer = Vec::new();
         socket.read_to_end(&mut answer).unwrap();
@@ -197,7 +219,7 @@ fn users(pid: u32) -> Vec<u32> {
 
 #[test]
 fn j10_sandboxes_of_several_state_folders_have_no_user_in_common() {
-    // Those of systemd's containers and of /etc/subuid, and from where on they are somebody else's again.
+    // Those of systemd's containers and of /etc/subuid, and the first number behind them.
     let (others, end) = (0..=0x6fff_ffff, 0x7ffe_0000);
     let homes = [Home::new(), Home::new()];
     let mut owners: BTreeMap<u32, String> = BTreeMap::new();
@@ -237,8 +259,8 @@ fn j10_root_of_a_container_without_the_numbers_is_refused_and_told_so() {
     };
     for way in WAYS.into_iter().filter(|way| *way != ["create"]) {
         let ran = inside(way);
-        let told = ran.stderr.contains("user numbers of its own") && ran.stderr.contains("2013265920");
-        assert!(ran.code == Some(125) && told, "{way:?}: {ran:?}");
+        let reported = ran.stderr.contains("user numbers of its own") && ran.stderr.contains("2013265920");
+        assert!(ran.code == Some(125) && reported, "{way:?}: {ran:?}");
     }
     let ran = inside(&["doctor"]);
     assert!(ran.code == Some(1) && ran.stdout.contains("FAIL  user numbers"), "{ran:?}");
@@ -327,12 +349,12 @@ fn one_stopped_process_at_the_audit_log_keeps_nobody_from_ending_sandboxes() {
     let job = home.job("one", "sleep 600");
     let holder = StoppedHolder::of(&home);
     let pid = format!("process {} holds its lock and is stopped", holder.0.id());
-    // What is about to happen is refused, and says who is in the way.
+    // What is about to begin is refused, and the message names the process that holds the lock.
     let error = home.fails(&["exec", "one", "--", "true"], 125);
     assert!(error.contains("audit log") && error.contains(&pid), "{error}");
     let error = home.fails(&["run", "--", "true"], 125);
     assert!(error.contains(&pid), "{error}");
-    // What ends something is done, soon, and says what is not recorded. Each waits for a second once, and its monitor another.
+    // What ends something is done, soon, and reports what is not recorded. Each waits for a second once, and its monitor another.
     for arguments in
         [&["kill", "one", &job][..], &["kill", "one"], &["rm", "--force", "one"], &["stop", "two"]]
     {

@@ -22,16 +22,16 @@ impl Box {
         Self { home }
     }
 
-    /// Runs one cell and returns what `--json` says about it.
+    /// Runs one cell and returns the result of `--json`.
     #[track_caller]
     fn cell(&self, language: &str, options: &[&str], code: &str) -> Value {
         let arguments =
             [&["code", "--json", "--sandbox", "box", "--lang", language], options, &["-"]].concat();
         let ran = self.home.run_with(&arguments, code.as_bytes());
-        let said: Value =
+        let result: Value =
             serde_json::from_str(&ran.stdout).unwrap_or_else(|error| unreachable!("{error}: {ran:?}"));
-        assert_eq!(said["exit_code"], json!(ran.code), "{ran:?}");
-        said
+        assert_eq!(result["exit_code"], json!(ran.code), "{ran:?}");
+        result
     }
 
     #[track_caller]
@@ -42,22 +42,22 @@ impl Box {
     /// A cell that has to end without any trouble: the text of its value.
     #[track_caller]
     fn value(&self, language: &str, code: &str) -> String {
-        let said = self.cell(language, &[], code);
-        assert_eq!(said["exit_code"], 0, "{code}: {said:#}");
-        text_of(&said)
+        let result = self.cell(language, &[], code);
+        assert_eq!(result["exit_code"], 0, "{code}: {result:#}");
+        text_of(&result)
     }
 }
 
 /// The text of the value of the last expression.
 #[track_caller]
-fn text_of(said: &Value) -> String {
-    let results = said["results"].as_array().unwrap();
+fn text_of(result: &Value) -> String {
+    let results = result["results"].as_array().unwrap();
     let main = results.iter().find(|result| result["is_main_result"] == true);
     main.and_then(|result| result["data"]["text/plain"].as_str()).unwrap_or_default().to_owned()
 }
 
-fn stdout(said: &Value) -> &str {
-    said["stdout"]["text"].as_str().unwrap()
+fn stdout(result: &Value) -> &str {
+    result["stdout"]["text"].as_str().unwrap()
 }
 
 #[test]
@@ -106,8 +106,8 @@ fn variables_and_folder_of_one_cell_are_not_code_and_not_kept() {
             "bash" => "printf %s \"$TRICKY\"; pwd",
             _ => "process.stdout.write(process.env.TRICKY); console.log(process.cwd())",
         };
-        let said = sandbox.cell(language, &["-e", &setting, "--workdir", "/usr"], code);
-        assert_eq!(stdout(&said), format!("{tricky}/usr\n"), "{language}: {said:#}");
+        let result = sandbox.cell(language, &["-e", &setting, "--workdir", "/usr"], code);
+        assert_eq!(stdout(&result), format!("{tricky}/usr\n"), "{language}: {result:#}");
     }
     let after = sandbox.python(code);
     assert_eq!(after["error"]["name"], "KeyError", "{after:#}");
@@ -146,8 +146,8 @@ fn tables_and_plots_come_as_what_they_are() {
         "fig = plt.figure(figsize=(200, 200), dpi=100)\nplt.plot([1])\n'after'",
     );
     assert_eq!((text_of(&huge).as_str(), &huge["state_lost"]), ("'after'", &json!(false)), "{huge:#}");
-    let told = huge["results"].to_string();
-    assert!(told.contains("20000") && !told.contains("iVBORw0KGgo"), "{told}");
+    let reported = huge["results"].to_string();
+    assert!(reported.contains("20000") && !reported.contains("iVBORw0KGgo"), "{reported}");
 
     let several = sandbox.python(
         "class Both:\n    def _repr_html_(self): return '<b>x</b>'\n    def _repr_latex_(self): return '$x$'\n    def _repr_markdown_(self): return '*x*'\ndisplay(Both()); display('second')\nBoth()",
@@ -162,7 +162,7 @@ fn tables_and_plots_come_as_what_they_are() {
 enum After {
     /// The variable is still there.
     Kept,
-    /// The interpreter is a new one, and says why.
+    /// The interpreter is a new one, and the reason is reported.
     Lost(&'static str),
 }
 
@@ -178,28 +178,28 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
             "an endless loop that prints",
             &flood,
             "while True: print('x' * 1_000_000)",
-            |said| {
-                said["exit_code"] == 124
-                    && said["stdout"]["truncated"] == true
-                    && said["stdout"]["bytes"].as_u64() > Some(16 << 20)
+            |result| {
+                result["exit_code"] == 124
+                    && result["stdout"]["truncated"] == true
+                    && result["stdout"]["bytes"].as_u64() > Some(16 << 20)
             },
             Kept,
         ),
-        ("an endless loop", &endless, "while True: pass", |said| said["exit_code"] == 124, Kept),
+        ("an endless loop", &endless, "while True: pass", |result| result["exit_code"] == 124, Kept),
         (
             "a loop that swallows the interrupt",
             &endless,
             "import time\nwhile True:\n    try:\n        time.sleep(9)\n    except BaseException:\n        pass",
-            |said| said["exit_code"] == 124 && said["state_lost"] == true,
+            |result| result["exit_code"] == 124 && result["state_lost"] == true,
             Lost("killed"),
         ),
         (
             "a huge value",
             &[],
             "'x' * 50_000_000",
-            |said| {
-                let omitted = said["results"][0]["omitted"][0]["bytes"].as_u64();
-                text_of(said).len() < 100_000 && omitted >= Some(50_000_000)
+            |result| {
+                let omitted = result["results"][0]["omitted"][0]["bytes"].as_u64();
+                text_of(result).len() < 100_000 && omitted >= Some(50_000_000)
             },
             Kept,
         ),
@@ -207,83 +207,83 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
             "a recursion",
             &[],
             "def f(): return f()\nf()",
-            |said| said["error"]["name"] == "RecursionError",
+            |result| result["error"]["name"] == "RecursionError",
             Kept,
         ),
         (
             "a crash",
             &[],
             "import ctypes; ctypes.string_at(0)",
-            |said| said["exit_code"] == 139 && said["message"].as_str().unwrap().contains("SIGSEGV"),
+            |result| result["exit_code"] == 139 && result["message"].as_str().unwrap().contains("SIGSEGV"),
             Lost("signal 11"),
         ),
-        ("an exit", &[], "import sys; sys.exit(3)", |said| said["error"]["name"] == "SystemExit", Kept),
-        ("a hard exit", &[], "import os; os._exit(3)", |said| said["exit_code"] == 3, Lost("code 3")),
+        ("an exit", &[], "import sys; sys.exit(3)", |result| result["error"]["name"] == "SystemExit", Kept),
+        ("a hard exit", &[], "import os; os._exit(3)", |result| result["exit_code"] == 3, Lost("code 3")),
         (
             "a kill from within",
             &[],
             "import os; os.kill(os.getpid(), 9)",
-            |said| said["exit_code"] == 137 && !said["message"].as_str().unwrap().contains("memory"),
+            |result| result["exit_code"] == 137 && !result["message"].as_str().unwrap().contains("memory"),
             Lost("signal 9"),
         ),
         (
             "a kill of everything",
             &[],
             "import os; os.kill(-1, 9)\nos.kill(os.getpid(), 9)",
-            |said| said["exit_code"] == 137,
+            |result| result["exit_code"] == 137,
             Lost("signal 9"),
         ),
         (
             "all memory",
             &long,
             "held = []\nwhile True: held.append(bytearray(b'x' * 4_000_000))",
-            |said| said["message"].as_str().is_some_and(|text| text.contains("out of memory")),
+            |result| result["message"].as_str().is_some_and(|text| text.contains("out of memory")),
             Lost("memory"),
         ),
         (
             "words for the protocol",
             &[],
             "import os; os.write(4, b'f{}') and os.write(4, bytes(40000))",
-            |said| said["exit_code"] == 0,
+            |result| result["exit_code"] == 0,
             Kept,
         ),
         (
             "a closed protocol",
             &[],
             "import os; os.closerange(3, 70_000)",
-            |said| said["state_lost"] == true && said["message"].as_str().unwrap().contains("state"),
+            |result| result["state_lost"] == true && result["message"].as_str().unwrap().contains("state"),
             Lost("ended with code 1"),
         ),
         (
             "closed output",
             &[],
             "import os; os.close(1); os.close(2)",
-            |said| said["state_lost"] == false,
+            |result| result["state_lost"] == false,
             Kept,
         ),
         (
             "replaced output",
             &[],
             "import sys; sys.stdout = sys.stderr = None",
-            |said| said["exit_code"] == 0,
+            |result| result["exit_code"] == 0,
             Kept,
         ),
         (
             "a fork",
             &[],
             "import os\nchild = os.fork()\nprint('both')\nif child: os.waitpid(child, 0)\n'done'",
-            |said| stdout(said) == "both\nboth\n" && text_of(said) == "'done'",
+            |result| stdout(result) == "both\nboth\n" && text_of(result) == "'done'",
             Kept,
         ),
-        ("five megabytes of code", &long, "", |said| text_of(said) == "5000000", Kept),
+        ("five megabytes of code", &long, "", |result| text_of(result) == "5000000", Kept),
     ];
     for (what, options, code, expected, after) in rows {
         let large = format!("len('''{}''')", "y".repeat(5_000_000));
         let code = if code.is_empty() { &large } else { code };
         sandbox.python("marker = 'here'");
-        let said = sandbox.cell("python", options, code);
-        let shown: String = format!("{said:#}").chars().take(3000).collect();
-        assert!(expected(&said), "{what}: {shown}");
+        let result = sandbox.cell("python", options, code);
+        let shown: String = format!("{result:#}").chars().take(3000).collect();
+        assert!(expected(&result), "{what}: {shown}");
         let next = sandbox
             .python("import sys\nprint('printed'); print('err', file=sys.stderr)\nglobals().get('marker')");
         let found = (stdout(&next), next["stderr"]["text"].as_str().unwrap(), text_of(&next));
@@ -302,8 +302,8 @@ fn whatever_a_cell_does_to_its_interpreter_the_next_one_works() {
 #[test]
 fn a_damaged_interpreter_says_so_and_is_restarted() {
     let sandbox = Box::new();
-    let damaged = |said: &Value| {
-        let message = said["message"].as_str().unwrap_or_default();
+    let damaged = |result: &Value| {
+        let message = result["message"].as_str().unwrap_or_default();
         message.contains("damaged") && message.contains("--restart")
     };
     sandbox.python("import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))");
@@ -367,8 +367,8 @@ fn javascript_and_typescript_share_a_context() {
     assert_eq!(sandbox.value("typescript", "const z: number = x + 22; z"), "42");
     assert_eq!(sandbox.value("javascript", "const x = 'again'; x"), "'again'");
     assert_eq!(sandbox.value("javascript", "await Promise.resolve(z)"), "42");
-    let said = sandbox.cell("javascript", &[], "console.log('out'); console.error('err'); null.x");
-    assert_eq!((stdout(&said), &said["error"]["name"]), ("out\n", &json!("TypeError")), "{said:#}");
+    let result = sandbox.cell("javascript", &[], "console.log('out'); console.error('err'); null.x");
+    assert_eq!((stdout(&result), &result["error"]["name"]), ("out\n", &json!("TypeError")), "{result:#}");
     let endless = sandbox.cell("javascript", &["--timeout", &patient_seconds(2)], "while (true) {}");
     assert_eq!((&endless["exit_code"], &endless["state_lost"]), (&json!(124), &json!(false)), "{endless:#}");
     let waiting =
@@ -402,10 +402,10 @@ fn bash_keeps_its_variables_and_its_folder() {
 fn what_cannot_run_is_refused_with_words() {
     let sandbox = Box::new();
     let home = &sandbox.home;
-    let said = home.fails(&["code", "--sandbox", "box", "--context", "no such", "-c", "1"], 125);
-    assert!(said.contains("no such"), "{said}");
-    let said = home.fails(&["code", "--sandbox", "box", "--lang", "cobol", "-c", "1"], 125);
-    assert!(said.contains("python") && said.contains("bash"), "{said}");
+    let result = home.fails(&["code", "--sandbox", "box", "--context", "no such", "-c", "1"], 125);
+    assert!(result.contains("no such"), "{result}");
+    let result = home.fails(&["code", "--sandbox", "box", "--lang", "cobol", "-c", "1"], 125);
+    assert!(result.contains("python") && result.contains("bash"), "{result}");
     let long = "#".repeat(9_000_000);
     let ran = home.run_with(&["code", "--sandbox", "box", "-"], long.as_bytes());
     assert!(ran.code != Some(0) && ran.stderr.contains("more than 8388608 bytes"), "{ran:?}");
@@ -420,7 +420,7 @@ fn every_cell_is_in_the_audit_log() {
     let sandbox = Box::new();
     sandbox.python("40 + 2");
     sandbox.python("1 / 0");
-    // The client hears of an end at once, the record a moment later.
+    // The client gets the end at once; the store has it a moment later.
     until("both ends are recorded", 5, || {
         sandbox.home.events("box").iter().filter(|event| event["event"] == "exec_ended").count() == 2
     });

@@ -1,4 +1,4 @@
-//! Whatever is killed, and whenever: the list tells the truth, what was reported as copied is there, the audit log is
+//! Whichever process is killed, and whenever: the list is right, what was reported as copied is there, the audit log is
 //! whole, and nothing is left in the end.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
@@ -152,17 +152,17 @@ impl Trial {
 
     /// Everything that has to hold after each round.
     fn check(&mut self, label: &str) {
-        let mut said = Value::Null;
+        let mut message = Value::Null;
         let mut reason = String::new();
         let deadline = Instant::now() + patience(Duration::from_secs(5));
-        // Processes need a moment to go: what is said has to become the truth, and stay it.
-        while let Err(why) = self.is_true(&mut said) {
+        // Processes need a moment to go: the list has to become right, and stay so.
+        while let Err(why) = self.is_true(&mut message) {
             reason = why;
-            assert!(Instant::now() < deadline, "{label}: `ls` does not tell the truth: {reason}; {said}");
+            assert!(Instant::now() < deadline, "{label}: `ls` does not tell the truth: {reason}; {message}");
             sleep(Duration::from_millis(20));
         }
         self.home.ok(&["audit", "verify"]);
-        for sandbox in said.as_array().unwrap() {
+        for sandbox in message.as_array().unwrap() {
             let (id, status) = (sandbox["id"].as_str().unwrap(), sandbox["status"].as_str().unwrap());
             self.ids.insert(id.to_owned());
             if sandbox["name"] == "main" {
@@ -191,12 +191,12 @@ impl Trial {
         );
     }
 
-    /// Compares what `ls` says with the processes that exist.
-    fn is_true(&self, said: &mut Value) -> Result<(), String> {
-        *said = self.home.json(&["ls", "--json"]);
+    /// Compares the output of `ls` with the processes that exist.
+    fn is_true(&self, message: &mut Value) -> Result<(), String> {
+        *message = self.home.json(&["ls", "--json"]);
         let monitors = monitors(&self.home);
         let mut running = BTreeSet::new();
-        for sandbox in said.as_array().unwrap() {
+        for sandbox in message.as_array().unwrap() {
             let id = sandbox["id"].as_str().unwrap().to_owned();
             let monitor = monitors.get(&id).copied();
             match sandbox["status"].as_str().unwrap() {
@@ -238,7 +238,7 @@ impl Trial {
         for id in ids.split_whitespace() {
             self.home.ok(&["rm", "-f", id]);
         }
-        // A `create` that was killed leaves its folder until it is old enough to be nobody's.
+        // A `create` that was killed leaves its folder until it is old enough to be swept.
         let folders = self.home.state().join("sandboxes");
         let long_ago = SystemTime::now() - Duration::from_secs(120);
         for entry in fs::read_dir(&folders).unwrap().flatten() {
@@ -272,7 +272,7 @@ fn sha256(path: &str) -> String {
     String::from_utf8_lossy(&output.stdout).split_whitespace().next().unwrap().to_owned()
 }
 
-/// Waits for a client's end, which must not take long, and reads what it says meanwhile.
+/// Waits for a client's end, which must not take long, and reads its output meanwhile.
 fn wait(client: &mut Child, label: &str) -> Option<i32> {
     let mut output = client.stdout.take().unwrap();
     let reader = std::thread::spawn(move || output.read_to_end(&mut Vec::new()));
@@ -287,7 +287,7 @@ fn wait(client: &mut Child, label: &str) -> Option<i32> {
         }
         sleep(Duration::from_millis(5));
     };
-    // Nobody else holds the client's output: not even the monitor that it started.
+    // No other process holds the client's output: not even the monitor that it started.
     until(&format!("{label}: the client's output is closed"), 5, || reader.is_finished());
     status.code()
 }

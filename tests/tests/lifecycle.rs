@@ -201,7 +201,7 @@ fn the_main_command_and_its_exit_code() {
     assert_eq!(home.ok(&["logs", "main"]).lines().next(), Some("begun"), "logs are kept after the end");
     let jobs = home.json(&["jobs", "--json", "main"]);
     assert_eq!((&jobs[0]["number"], &jobs[0]["exit"]), (&0.into(), &"code 7".into()));
-    // Starting it only to copy a file leads nowhere, and that is said.
+    // Starting it only to copy a file leads nowhere, and the message explains it.
     let copy = home.path().join("hostname");
     let error = home.fails(&["cp", "main:/etc/hostname", copy.to_str().unwrap()], 125);
     assert!(error.contains("runs only as long as its main command"), "{error}");
@@ -315,7 +315,7 @@ fn a_paused_sandbox_gives_its_memory_back_and_gets_it_again() {
 fn the_longest_duration_ends_it() {
     let home = Home::new();
     home.started("short", &["--max-duration", &patient_seconds(2)]);
-    // Somebody is connected all the time: that does not help.
+    // A client is connected all the time: that does not help.
     let ran = home.exec("short", &["sleep", "600"]);
     assert_ne!(ran.code, Some(0), "{ran:?}");
     until("it is stopped", 10, || home.status("short") == "stopped");
@@ -446,8 +446,8 @@ fn of_two_removals_one_succeeds() {
         let succeeded = both.iter().filter(|output| output.status.success()).count();
         assert_eq!(succeeded, 1, "round {round}: {both:?}");
         let failed = both.iter().find(|output| !output.status.success()).unwrap();
-        let said = String::from_utf8_lossy(&failed.stderr);
-        assert!(said.contains("There is no sandbox"), "round {round}: {said}");
+        let printed = String::from_utf8_lossy(&failed.stderr);
+        assert!(printed.contains("There is no sandbox"), "round {round}: {printed}");
         assert_eq!(home.ok(&["ls", "-q"]), "");
     }
     home.ok(&["audit", "verify"]);

@@ -57,7 +57,7 @@ impl Agent {
         self.ask("tools/call", &json!({"name": tool, "arguments": arguments}))
     }
 
-    /// What a tool says that has to refuse.
+    /// The message of a tool that has to refuse.
     #[track_caller]
     fn refusal(&mut self, tool: &str, arguments: &Value) -> String {
         let answer = self.call(tool, arguments);
@@ -94,19 +94,19 @@ fn more_than_the_operator_allows_is_refused_with_the_limits_name() {
         (json!({"labels": {"created-by": "me"}}), ["created-by", "mcp", "every sandbox"]),
     ];
     for (arguments, words) in rows {
-        let said = agent.refusal("sandbox_create", &arguments);
-        assert!(words.iter().all(|word| said.contains(word)), "{arguments}: {said}");
+        let refused = agent.refusal("sandbox_create", &arguments);
+        assert!(words.iter().all(|word| refused.contains(word)), "{arguments}: {refused}");
     }
-    let said = agent.refusal("create_python_repl", &json!({"memory_mb": 512}));
-    assert!(said.contains("256M") && said.contains("[mcp]"), "{said}");
+    let refused = agent.refusal("create_python_repl", &json!({"memory_mb": 512}));
+    assert!(refused.contains("256M") && refused.contains("[mcp]"), "{refused}");
     assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]), "a refusal made something");
 
     // What is within the limits is given; one more than there may be is not.
     let made = agent.done("sandbox_create", &json!({"memory_mb": 256, "lifetime_seconds": 600}));
     let spec = &home.inspect(made["sandbox_id"].as_str().unwrap())["spec"];
     assert_eq!((&spec["memory"], &spec["max_duration"]), (&json!(256 << 20), &json!(600)), "{spec:#}");
-    let said = agent.refusal("run_code", &json!({"language": "python", "code": "1"}));
-    assert!(said.contains("the operator allows 1") && said.contains("sandbox_delete"), "{said}");
+    let refused = agent.refusal("run_code", &json!({"language": "python", "code": "1"}));
+    assert!(refused.contains("the operator allows 1") && refused.contains("sandbox_delete"), "{refused}");
 }
 
 #[test]
@@ -126,11 +126,11 @@ fn an_agent_narrows_its_network_and_never_widens_it() {
         (json!({"allow": ["pubilc"]}), ["`allow`", "pubilc", "public"]),
     ];
     for (arguments, words) in rows {
-        let said = agent.refusal("sandbox_create", &arguments);
-        assert!(words.iter().all(|word| said.contains(word)), "{arguments}: {said}");
+        let refused = agent.refusal("sandbox_create", &arguments);
+        assert!(words.iter().all(|word| refused.contains(word)), "{arguments}: {refused}");
     }
-    let said = agent.refusal("create_python_repl", &json!({"allow": ["private"]}));
-    assert!(said.contains("`allow private`") && said.contains("[mcp]"), "{said}");
+    let refused = agent.refusal("create_python_repl", &json!({"allow": ["private"]}));
+    assert!(refused.contains("`allow private`") && refused.contains("[mcp]"), "{refused}");
     assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]), "a refusal made something");
 
     let narrow = json!({"allow": ["*.example:443"], "deny": ["a.example"]});
@@ -165,7 +165,7 @@ fn what_agents_reach_is_the_operators_to_say() {
     assert!(denied.get("cure").is_none(), "no rule of the sandbox helps: {denied:#}");
 }
 
-/// What the log of a sandbox's network says about a name, which may take a moment to be written.
+/// The event of a sandbox's network about a name, which may take a moment to be written.
 fn until_logged(home: &Home, sandbox: &str, name: &str) -> Value {
     let deadline = Instant::now() + patience(Duration::from_secs(5));
     loop {
@@ -206,9 +206,9 @@ fn what_is_not_there_or_not_right_is_explained() {
         ("run_python_in_repl", json!({"repl_id": id, "code": "1"}), "run_code"),
     ];
     for (tool, arguments, word) in rows {
-        let said = agent.refusal(tool, &arguments);
+        let refused = agent.refusal(tool, &arguments);
         let shown: String = arguments.to_string().chars().take(200).collect();
-        assert!(said.contains(word), "{tool} {shown}: {said}");
+        assert!(refused.contains(word), "{tool} {shown}: {refused}");
     }
     let answer = agent.done("run_code", &json!({"language": "python", "code": "x + 1", "sandbox_id": id}));
     assert_eq!(answer["results"][0]["data"]["text/plain"], "2");
@@ -255,8 +255,8 @@ fn an_interpreter_that_code_has_broken_is_restarted() {
     let mut agent = Agent::under(&home, "");
     let breaking = "open('/tmp/kept', 'w').close()\nimport _ast\n_ast.Expression = None";
     let id = agent.done("run_code", &json!({"code": breaking}))["sandbox_id"].clone();
-    let said = agent.refusal("run_code", &json!({"sandbox_id": id, "code": "6 * 7"}));
-    assert!(said.contains("damaged its interpreter") && said.contains("restart"), "{said}");
+    let refused = agent.refusal("run_code", &json!({"sandbox_id": id, "code": "6 * 7"}));
+    assert!(refused.contains("damaged its interpreter") && refused.contains("restart"), "{refused}");
     let code = "import os\n6 * 7, os.path.exists('/tmp/kept')";
     let answer = agent.done("run_code", &json!({"sandbox_id": id, "code": code, "restart": true}));
     assert_eq!(answer["results"][0]["data"]["text/plain"], "(42, True)", "{answer:#}");
@@ -264,8 +264,8 @@ fn an_interpreter_that_code_has_broken_is_restarted() {
     let repl = agent.done("create_python_repl", &json!({}))["repl_id"].clone();
     agent.done("run_python_in_repl", &json!({"repl_id": repl, "code": "import builtins\nx = 1"}));
     let patched = "builtins.__import__ = None\nimport json";
-    let said = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": patched}));
-    assert!(said.contains("__import__") && said.contains("restart"), "{said}");
+    let refused = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": patched}));
+    assert!(refused.contains("__import__") && refused.contains("restart"), "{refused}");
     let fresh = json!({"repl_id": repl, "code": "import json\n'x' in globals()", "restart": true});
     let answer = agent.done("run_python_in_repl", &fresh);
     assert_eq!(answer["results"][0]["data"]["text/plain"], "False", "{answer:#}");
@@ -278,8 +278,8 @@ fn a_repl_gets_no_more_time_by_being_used_again() {
     let repl = agent.done("create_python_repl", &json!({}))["repl_id"].clone();
     agent.done("run_python_in_repl", &json!({"repl_id": repl, "code": "x = 1"}));
     std::thread::sleep(limit(Duration::from_millis(4500)));
-    let said = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": "x"}));
-    assert!(said.contains("max_duration"), "{said}");
+    let refused = agent.refusal("run_python_in_repl", &json!({"repl_id": repl, "code": "x"}));
+    assert!(refused.contains("max_duration"), "{refused}");
     assert_eq!(home.json(&["ls", "-a", "--json"]), json!([]));
 }
 
@@ -296,8 +296,8 @@ fn an_edit_cannot_fill_the_hosts_memory() {
     };
     agent.done("write_file", &with(json!({"content": "a".repeat(100_000)})));
     let grow = with(json!({"old_text": "a", "new_text": "b".repeat(1_000_000), "replace_all": true}));
-    let said = agent.refusal("edit_file", &grow);
-    assert!(said.contains("100000 replacements") && said.contains("nothing was changed"), "{said}");
+    let refused = agent.refusal("edit_file", &grow);
+    assert!(refused.contains("100000 replacements") && refused.contains("nothing was changed"), "{refused}");
     assert_eq!(agent.done("read_file", &with(json!({"limit": 3})))["content"], "aaa");
 }
 
@@ -306,8 +306,9 @@ fn an_agent_has_only_its_own_sandboxes() {
     let home = Home::new();
     home.started("mine", &[]);
     let mut agent = Agent::under(&home, "");
-    let said = agent.refusal("run_code", &json!({"language": "python", "code": "1", "sandbox_id": "mine"}));
-    assert!(said.contains("mine"), "{said}");
+    let refused =
+        agent.refusal("run_code", &json!({"language": "python", "code": "1", "sandbox_id": "mine"}));
+    assert!(refused.contains("mine"), "{refused}");
     assert_eq!(agent.done("sandbox_list", &json!({}))["sandboxes"], json!([]));
     agent.refusal("sandbox_delete", &json!({"sandbox_id": "mine"}));
     assert_eq!(home.status("mine"), "running");
@@ -333,7 +334,7 @@ fn files_go_in_and_out_by_tools() {
 fn what_an_agent_asks_and_gets_is_recorded() {
     let home = Home::new();
     let mut agent = Agent::under(&home, "");
-    let secret = "a value that is nobody's business";
+    let secret = "a value that has to stay secret";
     let arguments = json!({"language": "python", "code": "6 * 7", "env": {"KEY": secret}});
     agent.done("run_code", &arguments);
     agent.refusal("sandbox_create", &json!({"labels": {"created-by": "me"}}));
@@ -341,11 +342,11 @@ fn what_an_agent_asks_and_gets_is_recorded() {
     let events = home.json(&["events", "--json"]);
     let calls: Vec<&Value> =
         events.as_array().unwrap().iter().filter(|event| event["event"] == "tool_called").collect();
-    let told: Vec<(&str, &str)> = calls
+    let reported: Vec<(&str, &str)> = calls
         .iter()
         .map(|call| (call["tool"].as_str().unwrap(), call["outcome"].as_str().unwrap()))
         .collect();
-    assert_eq!(told, [("run_code", "ok"), ("sandbox_create", "refused")], "{calls:#?}");
+    assert_eq!(reported, [("run_code", "ok"), ("sandbox_create", "refused")], "{calls:#?}");
     assert_eq!(calls[0]["client"], "limits 1");
     assert!(calls[0]["arguments"].as_str().unwrap().contains("6 * 7"));
     assert!(!events.to_string().contains(secret), "the value of a variable is in the log");

@@ -39,16 +39,16 @@ fn denials<'a>(log: &'a [Value], address: &str) -> Vec<&'a Value> {
 #[test]
 fn a_public_site_is_reached() {
     let world = World::new();
-    let told = parsed(&world.ok(&["run", "--net", "public", "--", "curl", "-sS", "http://site.example"]));
-    assert_eq!(told["side"], "outside");
-    assert_eq!(told["host"], "site.example");
-    // The address of the sandbox's own link is nobody's outside.
+    let seen = parsed(&world.ok(&["run", "--net", "public", "--", "curl", "-sS", "http://site.example"]));
+    assert_eq!(seen["side"], "outside");
+    assert_eq!(seen["host"], "site.example");
+    // The address of the sandbox's own link exists nowhere outside.
     assert!(
-        told["peer"] == *addresses::HOST || told["peer"] == *"fd77::2" || told["peer"] == *"2606:2800:77::2"
+        seen["peer"] == *addresses::HOST || seen["peer"] == *"fd77::2" || seen["peer"] == *"2606:2800:77::2"
     );
-    // It is also what happens if nobody says anything about the network.
-    let told = parsed(&world.ok(&["run", "--", "curl", "-4", "-sS", "http://site.example/x"]));
-    assert_eq!(told["address"], SITE);
+    // It is also the default.
+    let seen = parsed(&world.ok(&["run", "--", "curl", "-4", "-sS", "http://site.example/x"]));
+    assert_eq!(seen["address"], SITE);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn every_class_of_denied_address_fails_at_once_with_a_reason() {
         if address.starts_with("fe80:") {
             continue;
         }
-        // Plain HTTP is told what, why, and how to change it.
+        // For plain HTTP the response has the rule, and how to change it.
         outcome.is("status 403").says("The network policy of this sandbox denies").says("preset public");
     }
     for outcome in web.try_all(&connections) {
@@ -88,7 +88,7 @@ fn every_class_of_denied_address_fails_at_once_with_a_reason() {
     let line = lines.lines().find(|line| line.contains("10.0.0.5:443")).unwrap();
     assert!(line.contains("denied tcp to 10.0.0.5:443 by preset public"), "{line}");
     assert!(line.ends_with("to allow it: bathy policy allow web tcp://10.0.0.5:443"), "{line}");
-    // That command does what it says.
+    // The command in the hint works.
     web.policy("allow", &["tcp://10.0.0.5:443"]);
     web.try_one(json!(["curl", "https://10.0.0.5/"])).is("status 200");
     web.try_one(json!(["curl", "http://10.0.0.5/"])).is("status 403");
@@ -100,10 +100,10 @@ fn what_a_command_was_kept_from_is_told_at_its_end() {
     let curl = ["--", "curl", "-k", "-sS", "https://10.0.0.5/"];
     let run = |options: &[&str], command: &[&str]| world.bathy(&[&["run"], options, command].concat());
     let ran = run(&["--deny", "private"], &curl);
-    let cure = "--allow tcp://10.0.0.5:443, before the other rules";
-    let told = format!("bathy: denied tcp to 10.0.0.5:443 by deny private; to allow it: {cure}\n");
-    assert!(ran.code == Some(7) && ran.stderr.ends_with(&told), "{ran:?}");
-    // There, that option does what it says.
+    let hint = "--allow tcp://10.0.0.5:443, before the other rules";
+    let reported = format!("bathy: denied tcp to 10.0.0.5:443 by deny private; to allow it: {hint}\n");
+    assert!(ran.code == Some(7) && ran.stderr.ends_with(&reported), "{ran:?}");
+    // There, the option in the hint works.
     let ran = run(&["--net", "public", "--allow", "tcp://10.0.0.5:443", "--deny", "private"], &curl);
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
     // Who has done its work has not missed it.
@@ -154,7 +154,7 @@ fn without_a_network_there_is_only_loopback() {
     none.try_one(json!(["curl", "http://site.example/"])).is("unresolved").took_at_most(AT_ONCE);
     none.try_one(json!(["connect", SITE, 80])).is("unreachable").took_at_most(AT_ONCE);
     assert_eq!(world.contacts(), []);
-    // It does not get one while it runs, and says so.
+    // It does not get one while it runs, and the message explains it.
     let ran = world.bathy(&["policy", "set", "none", "public"]);
     assert_eq!(ran.code, Some(125), "{ran:?}");
     assert!(ran.stderr.contains("started without a network"), "{ran:?}");
@@ -184,7 +184,7 @@ fn one_allowed_name_is_all_that_is_reached() {
         json!(["curl", "https://shared.example/"]),
         json!(["connect", SITE, 443]),
         json!(["connect", "10.0.0.5", 443]),
-        // No datagrams, because nobody could read the name in them.
+        // No datagrams, because the name in them cannot be inspected.
         json!(["datagram", API, 443, "x"]),
         json!(["datagram", "8.8.8.8", 53, "x"]),
     ]);
@@ -204,7 +204,7 @@ fn one_allowed_name_is_all_that_is_reached() {
         assert!(contact.kind != Kind::Tls || contact.name.as_deref() == Some("api.example"), "{contact:?}");
     }
     assert_eq!(contacts.iter().filter(|contact| contact.kind == Kind::Tls).count(), 2, "{contacts:?}");
-    // Names that lead nowhere are nobody's business.
+    // Names without an address are not denials.
     let asked = world.asked_names();
     assert!(asked.iter().all(|name| name == "api.example"), "{asked:?}");
     let log = web.net_log();
@@ -362,7 +362,7 @@ fn ports_lead_into_a_sandbox() {
          s.connect(('127.0.0.1', {udp})); s.send(b'hello'); print(s.recv(99).decode())"
     );
     assert_eq!(on_host(&world, "python3", &["-c", &ask]).stdout, "again hello\n");
-    // Nobody else gets there.
+    // No other address leads there.
     let mut outside = world.outside_command("curl");
     outside.args(["-sS", "--max-time", &seconds, &format!("http://{}:{tcp}/", addresses::HOST)]);
     assert_eq!(finish(&mut outside, b"").code, Some(7));
@@ -373,7 +373,7 @@ fn ports_lead_into_a_sandbox() {
             && event["rule"] == "published port"
     });
 
-    // Somebody else has the port already.
+    // Another sandbox has the port already.
     world.ok(&["create", "--name", "late", "-p", &format!("{tcp}:80")]);
     let ran = world.bathy(&["start", "late"]);
     assert_eq!(ran.code, Some(125), "{ran:?}");
@@ -442,7 +442,7 @@ fn the_operators_ceiling_cannot_be_widened() {
     outcomes[5].is("status 200");
     outcomes[6].is("status 200");
     assert_eq!(world.contacts_beyond(&[SITE, SITE_V6, "10.0.0.5"]), []);
-    // What is wrong with the operator's own rules is said, and nothing starts.
+    // An error in the operator's own rules is reported, and nothing starts.
     let ran = under(&world, "[network]\nrules = [\"deny pubilc\"]\n", &["create", "--name", "never"]);
     assert_eq!(ran.code, Some(125), "{ran:?}");
     assert!(ran.stderr.contains("looks like \"public\""), "{ran:?}");
@@ -534,13 +534,13 @@ fn a_sandbox_for_one_command_is_denied_at_once_with_a_reason_too() {
     let curl = "curl -gksS -m 30 -o /dev/null -w '%{http_code} %{exitcode} %{time_total}\\n'";
     let script =
         format!("for at in {}; do {curl} http://$at/; {curl} https://$at/; done; exit 0", list.join(" "));
-    let told = ran_once(&world, &script);
+    let reported = ran_once(&world, &script);
     let lines: Vec<Vec<&str>> =
-        told["stdout"]["text"].as_str().unwrap().lines().map(|line| line.split(' ').collect()).collect();
-    assert_eq!(lines.len(), 2 * all.len(), "{told}");
+        reported["stdout"]["text"].as_str().unwrap().lines().map(|line| line.split(' ').collect()).collect();
+    assert_eq!(lines.len(), 2 * all.len(), "{reported}");
     for (address, both) in all.iter().zip(lines.chunks(2)) {
-        assert_eq!(both[0][..2], ["403", "0"], "{address}: {told}");
-        assert_eq!(both[1][..2], ["000", "7"], "{address}: {told}");
+        assert_eq!(both[0][..2], ["403", "0"], "{address}: {reported}");
+        assert_eq!(both[1][..2], ["000", "7"], "{address}: {reported}");
         for line in both {
             let took = Duration::from_secs_f64(line[2].parse().unwrap());
             assert!(took < promptly(AT_ONCE), "{address}: {took:?}");
@@ -548,7 +548,7 @@ fn a_sandbox_for_one_command_is_denied_at_once_with_a_reason_too() {
     }
     assert_eq!(world.contacts_beyond(&[]), []);
     // It is gone, and what happened to it is not.
-    let id = told["sandbox"].as_str().unwrap();
+    let id = reported["sandbox"].as_str().unwrap();
     assert_eq!(world.ok(&["ls", "-q"]), "");
     let log: Vec<Value> = serde_json::from_str(&world.ok(&["net", "log", id, "--json"])).unwrap();
     for address in &all {
@@ -580,15 +580,15 @@ fn n9_a_command_whose_gateway_dies_gets_another_and_its_connections_an_end_in_th
     world.forget_contacts();
     signal(gateways[0], Signal::KILL);
     let (output, _) = ended(running);
-    let [told, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
-    let told = parsed(&told);
-    assert_eq!(output.status.code(), Some(0), "{told} {said}");
-    let expected = ["lost its network: its gateway is gone", "the sandbox has a network again"];
-    assert!(expected.iter().all(|words| said.contains(words)), "{said}");
-    let lines = told["stdout"]["text"].as_str().unwrap();
-    assert!(lines.contains("second 0") && lines.ends_with("alive\n"), "{told}");
+    let [reported, printed] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    let reported = parsed(&reported);
+    assert_eq!(output.status.code(), Some(0), "{reported} {printed}");
+    let expected = ["lost its network: its gateway failed", "the sandbox has a network again"];
+    assert!(expected.iter().all(|words| printed.contains(words)), "{printed}");
+    let lines = reported["stdout"]["text"].as_str().unwrap();
+    assert!(lines.contains("second 0") && lines.ends_with("alive\n"), "{reported}");
     assert_eq!(world.contacts_beyond(&[SITE, SITE_V6]), []);
-    let id = told["sandbox"].as_str().unwrap();
+    let id = reported["sandbox"].as_str().unwrap();
     let log: Vec<Value> = serde_json::from_str(&world.ok(&["net", "log", id, "--json"])).unwrap();
     let lost = log.iter().filter(|event| event["event"] == "gateway_lost");
     assert_eq!(lost.map(|event| &event["restarted"]).collect::<Vec<_>>(), [false, true], "{log:#?}");

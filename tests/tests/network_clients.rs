@@ -72,7 +72,7 @@ fn names_that_do_not_resolve() {
             && event["reason"] == "there is no such name"
             && event["denied"] == false
     });
-    // A resolver that never answers: the sandbox is told so, and other names still work meanwhile.
+    // A resolver that never answers: the sandbox gets SERVFAIL, and other names still work meanwhile.
     let asking =
         world.bathy_command(&["exec", "web", "--", "getent", "hosts", "silent.example"]).spawn().unwrap();
     web.still_works();
@@ -231,7 +231,7 @@ fn real_clients_work() {
     );
     assert_eq!(sh("cd /tmp && git clone -q http://git.example/files/repo.git && cat repo/file"), "deep\n");
 
-    // TLS goes through unopened: the client trusts nobody but the server's own authority.
+    // TLS passes unopened: the client trusts only the server's own authority.
     let authority = fs::read_to_string(world.authority()).unwrap();
     sh(&format!("cat > /tmp/ca.pem <<'END'\n{authority}\nEND"));
     let curl = |more: &str, url: &str| {

@@ -27,7 +27,7 @@ fn fetched(world: &World, url: &str) -> Value {
     serde_json::from_str(&ran.stdout).unwrap()
 }
 
-/// What a resolver says.
+/// The answer of a resolver.
 #[track_caller]
 fn asked(world: &World, arguments: &[&str]) -> Value {
     let ran = world.tool("ask.py", arguments);
@@ -86,9 +86,9 @@ fn everything_is_reached_from_the_host_and_is_written_down() {
     let all = far.map(|address| (*address, "outside")).chain(own.map(|address| (*address, "inside")));
     for (address, side) in all {
         world.forget_contacts();
-        let told = fetched(&world, &format!("http://{}/here", in_url(address)));
-        assert_eq!(told["side"], side, "{address}");
-        assert_eq!(told["path"], "/here");
+        let reported = fetched(&world, &format!("http://{}/here", in_url(address)));
+        assert_eq!(reported["side"], side, "{address}");
+        assert_eq!(reported["path"], "/here");
         // The system takes no address for its own.
         let reached = if address == "0.0.0.0" { "127.0.0.1" } else { address };
         let contacts = world.contacts_at(reached, 80);
@@ -111,26 +111,26 @@ fn one_address_never_answers() {
 fn web_servers_do_what_they_say() {
     let world = World::new();
     let site = |path: &str| format!("http://{}{path}", addresses::SITE);
-    let told = |arguments: &[&str]| curl(&world, arguments).stdout;
+    let reported = |arguments: &[&str]| curl(&world, arguments).stdout;
 
-    assert_eq!(told(&[&site("/bytes/300000")]).len(), 300_000);
-    assert_eq!(told(&[&site("/slow/4")]).len(), 4096);
-    assert_eq!(told(&["-o", "/dev/null", "-w", "%{http_code}", &site("/status/418")]), "418");
+    assert_eq!(reported(&[&site("/bytes/300000")]).len(), 300_000);
+    assert_eq!(reported(&[&site("/slow/4")]).len(), 4096);
+    assert_eq!(reported(&["-o", "/dev/null", "-w", "%{http_code}", &site("/status/418")]), "418");
     let redirect = site("/redirect?to=http://10.0.0.5/secret");
-    assert_eq!(told(&["-w", "%{redirect_url}", &redirect]), "http://10.0.0.5/secret");
+    assert_eq!(reported(&["-w", "%{redirect_url}", &redirect]), "http://10.0.0.5/secret");
     let mut upload = world.command("curl");
     upload.args(["-sS", "-T", "-", &site("/upload")]);
     assert_eq!(finish(&mut upload, &vec![7; 2_000_000]).stdout, "{\"bytes\": 2000000}\n");
     std::fs::create_dir(world.files().join("simple")).unwrap();
     std::fs::write(world.files().join("simple/index.html"), "<p>").unwrap();
-    assert_eq!(told(&[&site("/files/simple/")]), "<p>");
+    assert_eq!(reported(&[&site("/files/simple/")]), "<p>");
     assert_eq!(
-        told(&["-o", "/dev/null", "-w", "%{http_code}", "--path-as-is", &site("/files/../zone.json")]),
+        reported(&["-o", "/dev/null", "-w", "%{http_code}", "--path-as-is", &site("/files/../zone.json")]),
         "404"
     );
 
     world.forget_contacts();
-    let twice = told(&["-H", "Host: other.example", &site("/a"), &site("/b")]);
+    let twice = reported(&["-H", "Host: other.example", &site("/a"), &site("/b")]);
     assert_eq!(twice.matches("\"path\": ").count(), 2, "{twice}");
     // One connection, two requests.
     let contacts = world.contacts_at(addresses::SITE, 80);
@@ -156,7 +156,7 @@ fn tls_servers_have_a_certificate_for_the_names_of_the_zone_and_note_the_one_tha
     let ran = curl(&world, &["--cacert", authority, "--http2", "-d", "body", "https://1.1.1.1:8443/"]);
     assert!(ran.stdout.contains("\"HTTP/2\""), "{ran:?}");
 
-    // Also when the client trusts nobody.
+    // Also when the client trusts no authority.
     world.forget_contacts();
     let ran = curl(&world, &["--resolve", &there, "https://api.example/"]);
     assert_eq!(ran.code, Some(60), "{ran:?}");
@@ -260,7 +260,7 @@ fn the_resolver_answers_over_every_transport_and_everything_is_written_down() {
         assert_eq!(world.asked_names(), ["site.example"], "{transport}");
         assert!(world.contacts_at(addresses::RESOLVER, port).iter().any(|contact| contact.kind == Kind::Dns));
     }
-    // Whoever else is asked says the same, and it shows.
+    // Every other resolver gives the same answer, and records it.
     assert_eq!(asked(&world, &["site.example", "A", "8.8.8.8"])["answers"][0]["data"], addresses::SITE);
     assert_eq!(kinds(&world.contacts_beyond(&[])), [Kind::Dns]);
     assert_eq!(addresses_of(&world, "site.example", "AAAA"), [addresses::SITE_V6]);
@@ -320,8 +320,8 @@ fn everybody_else_can_reach_the_host() {
             &patient_seconds(5),
             &format!("http://{}/", in_url(address)),
         ]);
-        let told: Value = serde_json::from_str(&output(outside)).unwrap();
-        assert_eq!((&told["side"], &told["address"]), (&json!("inside"), &json!(address)));
+        let reported: Value = serde_json::from_str(&output(outside)).unwrap();
+        assert_eq!((&reported["side"], &reported["address"]), (&json!("inside"), &json!(address)));
     }
 }
 
@@ -363,7 +363,7 @@ fn nothing_is_left_of_a_world_even_if_a_test_panics_in_it() {
         until("the forgotten process is inside", 5, || world.processes().contains(&forgotten.id()));
         all.extend(world.processes());
         assert_eq!(all.len(), 3, "the servers of both sides, and the forgotten process");
-        // Somebody has to take its remains.
+        // A parent has to reap it.
         std::thread::spawn(move || forgotten.wait());
         assert_eq!(world.contacts().len(), 1, "this fails on purpose");
     }));

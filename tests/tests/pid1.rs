@@ -7,7 +7,7 @@ use std::time::Duration;
 use bathy_tests::kept::{Home, until};
 use bathy_tests::{Ran, finish, patience};
 
-/// Takes a lease on a program of its own. Whoever executes the program has to wait for it to be given back: until the kernel
+/// Takes a lease on a program of its own. A process that executes the program has to wait for the lease to be given back: until the kernel
 /// breaks the lease, or for ever, because the process that waits is stopped.
 const HOLD: &str = r#"
 import fcntl, os, shutil, signal, sys

@@ -1,5 +1,5 @@
 //! Power cuts at random moments: what the product had reported as done is there afterwards, and everything works.
-//! `tests/power/README.md` tells how it is done. `BATHY_POWER_CUTS` is how many cuts, `BATHY_POWER_SEED` the seed,
+//! `tests/power/README.md` explains how it works. `BATHY_POWER_CUTS` is how many cuts, `BATHY_POWER_SEED` the seed,
 //! `BATHY_POWER_FS` the file system; with `BATHY_POWER_SURVEY=1` all rounds are run, whatever fails, and each failure is counted.
 
 use std::collections::BTreeMap;

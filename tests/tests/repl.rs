@@ -1,4 +1,4 @@
-//! Sandboxes that pause when nobody uses them, and REPLs, which are made of them: what is paused costs nothing, and what
+//! Sandboxes that pause when they are not used, and REPLs, which are made of them: what is paused costs nothing, and what
 //! was in it is there again.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
@@ -14,12 +14,12 @@ use bathy_tests::{Engine, OnDrop, Ran, engine, finish, pace, patient_seconds};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Paused as soon as nobody has been there for a second.
+/// Paused as soon as no client has been connected for a second.
 const PAUSES: [&str; 2] = ["--pause-idle", "1s"];
 
 #[track_caller]
 fn until_paused(home: &Home, name: &str) {
-    until("nobody uses it, so it is paused", 30, || home.status(name) == "paused");
+    until("no client uses it, so it is paused", 30, || home.status(name) == "paused");
 }
 
 /// Processor time and the number of times that they gave up a processor of their own accord.
@@ -46,7 +46,7 @@ fn what_nobody_uses_is_paused_and_the_next_command_resumes_it() {
     home.started("lazy", &PAUSES);
     home.sh("lazy", "echo kept > /tmp/state");
     let job = home.job("lazy", "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; done");
-    // Somebody who is connected keeps it running, however little happens.
+    // A connected client keeps it running, however little happens.
     assert_eq!(home.exec("lazy", &["sleep", &patient_seconds(2)]).code, Some(0));
     until_paused(&home, "lazy");
     assert_eq!(home.inspect("lazy")["idle_paused"], true);
@@ -179,7 +179,7 @@ fn a_sandbox_with_rm_is_gone_when_it_has_ended() {
     let gone = |name: &str| {
         until("it is gone", 10, || home.ok(&["ls", "-q", "-a"]).is_empty());
         until("its folder, too", 10, || fs::read_dir(home.state().join("sandboxes")).unwrap().count() == 0);
-        // Whoever removes it writes that down afterwards.
+        // The process that removes it records that afterwards.
         let kinds = ["sandbox_ended", "sandbox_removed"];
         until("that is recorded", 10, || events(&home, name, &kinds).len() >= kinds.len());
         assert_eq!(events(&home, name, &kinds), kinds, "{name}");
@@ -200,7 +200,7 @@ fn a_sandbox_with_rm_is_gone_when_it_has_ended() {
     let (monitor, keeper) = (home.monitor("shot"), home.keeper("shot"));
     signal(monitor, Signal::KILL);
     signal(keeper, Signal::KILL);
-    until("nobody is left to remove it", 10, || !is_alive(monitor) && !is_alive(keeper));
+    until("no process is left to remove it", 10, || !is_alive(monitor) && !is_alive(keeper));
     assert!(home.fails(&["exec", &id, "--", "true"], 125).contains("There is no sandbox"));
     gone("shot");
     home.started("waited", &["--rm", "--", "sleep", "1"]);
@@ -303,7 +303,7 @@ fn several_at_once_in_a_sleeping_repl_take_turns() {
             let code = format!(
                 "import time; n = len(seen); time.sleep(0.05); seen.append({number}); n == len(seen) - 1"
             );
-            move || assert_eq!(value(home, "shared", &code), "True", "nobody else ran meanwhile")
+            move || assert_eq!(value(home, "shared", &code), "True", "no other cell ran meanwhile")
         };
         let clients: Vec<_> = (0..6).map(|number| scope.spawn(client(number))).collect();
         for client in clients {
@@ -376,7 +376,8 @@ fn a_repl_has_a_name_and_an_end() {
     assert!(home.fails(&["repl", "run", "plain", "-c", "1"], 125).contains("a sandbox without one"));
     home.ok(&["pause", "named"]);
     assert!(home.fails(&["repl", "run", "named", "-c", "1"], 125).contains("is paused"), "by hand");
-    home.ok(&["repl", "rm", "named"]);
+    let removed = home.json(&["repl", "rm", "--json", "named"])[0].take();
+    assert_eq!((&removed["name"], &removed["error"]), (&"named".into(), &Value::Null), "{removed}");
     home.ok(&["rm", "-f", &id]);
     assert_eq!(
         home.json(&["repl", "ls", "--json"]),
@@ -397,10 +398,12 @@ fn the_operators_limits_hold_for_repls_and_images() {
     };
     let image = run(&["create", "--image", "other"]);
     assert_eq!(image.code, Some(125));
-    let said = &image.stderr;
+    let message = &image.stderr;
     assert!(
-        said.contains("image `other`") && said.contains("operator.toml") && said.contains("`images`"),
-        "{said}"
+        message.contains("image `other`")
+            && message.contains("operator.toml")
+            && message.contains("`images`"),
+        "{message}"
     );
     let large = run(&["repl", "new", "-m", "512M"]);
     assert!(large.code == Some(125) && large.stderr.contains("`memory` in [ceiling] of"), "{large:?}");

@@ -9,13 +9,13 @@ use bathy_tests::{Engine, Ran, engine, finish};
 use serde_json::Value;
 
 /// What a command is asked to run as: in which sandbox, and with which options of `exec`.
-struct Place<'a> {
+struct Target<'a> {
     home: &'a Home,
     name: &'a str,
     options: &'a [&'a str],
 }
 
-impl Place<'_> {
+impl Target<'_> {
     fn run(&self, options: &[&str], command: &[&str]) -> Ran {
         self.home.run(&[&["exec"], self.options, options, &[self.name, "--"], command].concat())
     }
@@ -26,27 +26,27 @@ impl Place<'_> {
 
     /// The hexadecimal or decimal number behind a word of `/proc/self/status`.
     fn status(&self, word: &str) -> u64 {
-        let said = self.run(&[], &["cat", "/proc/self/status"]).stdout;
-        let line = said.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(":\t"));
+        let message = self.run(&[], &["cat", "/proc/self/status"]).stdout;
+        let line = message.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(":\t"));
         u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
     }
 
     /// Every mount point with its options, the mount's own.
     fn mounts(&self) -> Vec<(String, Vec<String>)> {
-        let said = self.run(&[], &["cat", "/proc/self/mountinfo"]).stdout;
-        let fields = said.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let message = self.run(&[], &["cat", "/proc/self/mountinfo"]).stdout;
+        let fields = message.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         fields.map(|f| (f[4].to_owned(), f[5].split(',').map(str::to_owned).collect())).collect()
     }
 }
 
-/// The places where a command is restricted, each with its home, beside one where it is not.
-fn restricted_and_not(test: impl Fn(&Place<'_>, &Place<'_>)) {
+/// The targets where a command is restricted, each with its home, beside one where it is not.
+fn restricted_and_not(test: impl Fn(&Target<'_>, &Target<'_>)) {
     let home = Home::new();
     home.started("open", &[]);
     home.started("strict", &["--security", "restricted"]);
-    let open = Place { home: &home, name: "open", options: &[] };
-    test(&Place { home: &home, name: "strict", options: &[] }, &open);
-    test(&Place { home: &home, name: "open", options: &["--security", "restricted"] }, &open);
+    let open = Target { home: &home, name: "open", options: &[] };
+    test(&Target { home: &home, name: "strict", options: &[] }, &open);
+    test(&Target { home: &home, name: "open", options: &["--security", "restricted"] }, &open);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn no_capability_is_left() {
             assert_eq!(restricted.status(set), 0, "{set} in {}", restricted.name);
         }
         assert_ne!(open.status("CapBnd"), 0);
-        let root = Place { options: &["-u", "root"], ..*open };
+        let root = Target { options: &["-u", "root"], ..*open };
         assert_ne!(root.status("CapEff"), 0);
         // What capabilities are for: each works for root, and fails here.
         for needs_one in
@@ -118,7 +118,8 @@ fn mounts_give_neither_owners_nor_devices() {
             // Devices are for the folder that is made for them, and terminals.
             assert!(has("nodev") || ["/dev", "/dev/pts"].contains(&point.as_str()), "{point}: {options:?}");
         }
-        let root = |place: &Place<'_>| place.mounts().into_iter().find(|(point, _)| point == "/").unwrap().1;
+        let root =
+            |target: &Target<'_>| target.mounts().into_iter().find(|(point, _)| point == "/").unwrap().1;
         assert!(root(restricted).contains(&"ro".to_owned()));
         assert!(!root(open).iter().any(|option| ["ro", "nosuid", "nodev"].contains(&option.as_str())));
         // They cannot be taken back, also not from a user namespace where one can be had.
@@ -194,8 +195,8 @@ fn a_restricted_sandbox_keeps_its_users_apart() {
     ]);
     let spy = "pid=$(pgrep -u 2001 sleep) && ! cat /tmp/own && ! head -c 1 /proc/$pid/mem && ! ls /proc/$pid/root/ \
         && ! kill $pid && echo apart";
-    let said = home.ok(&["exec", "-u", "2002:2002", "strict", "--", "sh", "-c", spy]);
-    assert_eq!(said, "apart\n");
+    let message = home.ok(&["exec", "-u", "2002:2002", "strict", "--", "sh", "-c", spy]);
+    assert_eq!(message, "apart\n");
     // A user namespace would give anybody every capability in it.
     assert_ne!(home.exec("strict", &["unshare", "-Ur", "true"]).code, Some(0));
     assert_eq!(home.exec("open", &["unshare", "-Ur", "true"]).code, Some(0));

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bathy_tests::kept::{Home, signal, until};
-use bathy_tests::{bathy, limit, patience, promptly};
+use bathy_tests::{bathy, finish, limit, patience, promptly};
 use rustix::process::Signal;
 
 /// How long anything that a person waits for may take on a busy machine.
@@ -33,7 +33,7 @@ impl<'a> Terminal<'a> {
         let folder = home.path().display().to_string();
         let size = ["new-session", "-d", "-x", "100", "-y", "30", "-c", &folder];
         terminal.tmux(&[&["-f", "/dev/null"], size.as_slice(), &shell].concat());
-        // The whole window is the pane's, and one that nobody looks at keeps the size that it is given.
+        // The whole window is the pane's, and one without a viewer keeps the size that it is given.
         terminal.tmux(&["set-option", "-g", "status", "off"]);
         terminal.tmux(&["set-option", "-g", "window-size", "manual"]);
         terminal.resize(100, 30);
@@ -373,6 +373,10 @@ fn a_person_is_told_that_there_is_nothing_and_sees_manual_pages_as_pages() {
     terminal.shows("viewed -l -");
     terminal.leaves_with(0);
     assert_eq!(fs::read_to_string(home.path().join("man.pages")).unwrap(), "1\n");
+    // In a pipe there is the text, or the page itself where no viewer is installed.
+    let piped = |path: &str| finish(home.command(&["man", "run"]).env("PATH", path), b"").stdout;
+    assert_eq!(piped(&format!("{}:/usr/bin:/bin", home.path().display())), "viewed -l -\n");
+    assert!(piped("/nowhere").contains("\n.TH bathy-run "));
 }
 
 #[test]

@@ -370,7 +370,7 @@ fn reading_the_keyboard_is_refused() {
     ] {
         let cell = driver.execute(code);
         assert_eq!(cell.error(), Some("EOFError"), "{code}");
-        assert!(cell.one('e')["value"].text().contains("nobody is at the keyboard"), "{code}");
+        assert!(cell.one('e')["value"].text().contains("there is no keyboard input"), "{code}");
     }
 }
 

@@ -214,8 +214,8 @@ pub enum What {
         limit: String,
         detail: String,
         /// How many were rejected, for a network limit.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        turned_away: Option<u64>,
+        #[serde(rename = "turned_away", default, skip_serializing_if = "Option::is_none")]
+        rejected: Option<u64>,
     },
     /// A signal was sent.
     Killed {
@@ -245,8 +245,8 @@ pub enum What {
         peer: NetPeer,
         rule: String,
         /// The target that would have to be allowed, if a rule can allow it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        cure: Option<String>,
+        #[serde(rename = "cure", default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
         /// How often since the last such event.
         count: u32,
     },
@@ -283,8 +283,8 @@ pub enum What {
         /// Whether the policy denies it.
         denied: bool,
         /// The target that would have to be allowed, if a rule can allow it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        cure: Option<String>,
+        #[serde(rename = "cure", default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
     },
     /// Invalid frames of a sandbox were dropped.
     NetDropped {
@@ -340,7 +340,7 @@ pub enum What {
 impl What {
     /// A limit was reached, other than a network limit, which counts rejections.
     pub fn limit_hit(limit: &str, detail: impl Into<String>) -> Self {
-        Self::LimitHit { limit: limit.to_owned(), detail: detail.into(), turned_away: None }
+        Self::LimitHit { limit: limit.to_owned(), detail: detail.into(), rejected: None }
     }
 }
 

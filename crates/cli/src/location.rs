@@ -1,7 +1,8 @@
 //! The two sides of `bathy cp`: a path of the host, or `NAME:PATH` in a sandbox.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 /// The error for `-`, which would otherwise be a file of that name.
@@ -55,6 +56,21 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 /// folder.
 pub fn parse_copies(sources: &[OsString], to: &OsString) -> Result<Vec<Copy>, String> {
     let several = sources.len() > 1;
+    let mut names = BTreeMap::new();
+    for source in sources.iter().filter(|_| several) {
+        let path = match parse(source)? {
+            Location::Host(path) => path,
+            Location::Guest { path, .. } => PathBuf::from(OsString::from_vec(path)),
+        };
+        // A path like `.` has the name of a folder that is known only later.
+        let Some(name) = path.file_name() else { continue };
+        if let Some(first) = names.insert(name.to_owned(), source) {
+            let (first, source) = (first.display(), source.display());
+            return Err(format!(
+                "{first} and {source} have the same name, so the second copy would replace the first. Copy them one by one"
+            ));
+        }
+    }
     sources.iter().map(|from| parse_copy(from, to, several)).collect()
 }
 
@@ -148,6 +164,13 @@ mod tests {
         let into: Vec<_> = copies(&["a", "b"], "web:/tmp").unwrap().iter().map(to).collect();
         assert_eq!(into, ["/tmp/.", "/tmp/."]);
         assert_eq!(copies(&["a"], "web:/tmp").unwrap().iter().map(to).collect::<Vec<_>>(), ["/tmp"]);
+        for same in [["x/log", "y/log"], ["log", "./log/"]] {
+            let error = copies(&same, "web:/tmp").unwrap_err();
+            assert!(error.contains("would replace the first"), "{error}");
+        }
+        let out = ["web:/a/log", "web:log"];
+        assert!(copies(&out, folder.path().to_str().unwrap()).unwrap_err().contains("same name"));
+        assert!(copies(&["./a:b", "b"], "web:/tmp").is_ok());
         let here = folder.path().to_str().unwrap();
         assert_eq!(copies(&["web:a", "web:b"], here).unwrap().len(), 2);
         assert!(copies(&["web:a", "web:b"], &format!("{here}/none")).unwrap_err().contains("folder"));

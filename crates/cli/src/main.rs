@@ -287,6 +287,11 @@ mod tests {
     }
 
     #[test]
+    fn the_version_is_a_verb_too() {
+        assert!(matches!(Cli::try_parse_from(["bathy", "version"]).unwrap().verb, Verb::Version));
+    }
+
+    #[test]
     fn a_command_keeps_its_own_options() {
         for line in [
             "bathy exec -i web ls -l --json",

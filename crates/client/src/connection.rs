@@ -12,12 +12,10 @@ use bathy_protocol::{
     Answer, CONNECTION, Channel, Decoder, FrameError, FromKeeper, MAX_PAYLOAD, MessageError, Request,
     ToKeeper, WindowError, frame,
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use thiserror::Error;
-
-use crate::wait::timespec;
 
 /// The connection to the sandbox failed.
 #[derive(Debug, Error)]
@@ -86,7 +84,7 @@ impl Connection {
     /// meanwhile.
     pub fn is_quiet(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN | PollFlags::RDHUP)];
-        matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(0))
+        matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
     }
 
     /// Sends a message with a file descriptor to the keeper, after everything that is queued. Does not block.
@@ -150,7 +148,7 @@ impl Connection {
     /// Waits until something arrives.
     pub fn wait(&self, timeout: Duration) -> Result<(), ConnectionError> {
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
-        match poll(&mut fds, Some(&timespec(timeout))) {
+        match poll(&mut fds, Timespec::try_from(timeout).ok().as_ref()) {
             Ok(0) => Err(ConnectionError::NoAnswer(timeout.as_secs())),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(ConnectionError::Socket(error.into())),

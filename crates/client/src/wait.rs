@@ -1,7 +1,7 @@
 //! Polling descriptors with a deadline.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -12,7 +12,9 @@ use rustix::io::Errno;
 /// # Errors
 /// `poll` fails.
 pub fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
-    let timeout = deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // A time that does not fit is none.
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
     match poll(fds, timeout.as_ref()) {
         Err(Errno::INTR) => Ok(0),
         result => result,
@@ -33,17 +35,10 @@ pub fn is_readable_before(fd: BorrowedFd<'_>, deadline: Instant) -> bool {
     false
 }
 
-/// Converts a duration to the kernel's format.
-pub fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     use rustix::pipe::pipe;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// Tells the time since some fixed moment; tests bring their own.
+/// A clock: the time since some fixed moment. Tests use their own.
 pub type Clock = Box<dyn Fn() -> Duration + Send>;
 
 const NANOSECONDS: u128 = 1_000_000_000;
@@ -61,7 +61,7 @@ impl Bucket {
     }
 }
 
-/// Time since some fixed moment, as the host's monotonic clock tells it.
+/// The host's monotonic clock.
 pub(crate) fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

@@ -75,7 +75,7 @@ pub trait VirtioDevice {
     /// The feature bits offered to the driver, [`TRANSPORT_FEATURES`] included.
     fn features(&self) -> u64;
 
-    /// Notes what the driver accepted. The transport has checked that it is a subset of what was offered.
+    /// Stores the features that the driver accepted. The transport has checked that it is a subset of what was offered.
     fn set_features(&mut self, acked: u64);
 
     /// How many queues the device has, each of at most [`MAX_QUEUE_SIZE`] entries.

@@ -325,7 +325,7 @@ impl Ring<'_> {
         Ok(heads.next().map(|chain| chain.head_index()))
     }
 
-    /// Whether the driver wants an interrupt for what this round completed. The queue itself could tell only if every
+    /// Whether the driver wants an interrupt for what this round completed. The queue itself could decide this only if every
     /// chain had been completed by itself.
     fn interrupt_wanted(&self) -> Result<bool, RingError> {
         if !self.queue.event_idx_enabled() {

@@ -37,7 +37,7 @@ impl TestClock {
 
 /// One buffer of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct DriverBuffer {
     /// The guest-physical address at which it starts.
     pub address: u64,
     /// How long it claims to be.
@@ -47,13 +47,13 @@ pub struct Part {
 }
 
 /// A buffer that the device reads.
-pub fn readable(address: u64, length: u32) -> Part {
-    Part { address, length, writable: false }
+pub fn readable(address: u64, length: u32) -> DriverBuffer {
+    DriverBuffer { address, length, writable: false }
 }
 
 /// A buffer that the device writes.
-pub fn writable(address: u64, length: u32) -> Part {
-    Part { address, length, writable: true }
+pub fn writable(address: u64, length: u32) -> DriverBuffer {
+    DriverBuffer { address, length, writable: true }
 }
 
 /// A queue as its driver sees it: descriptor table, available ring and used ring in guest memory, one after the other.
@@ -111,8 +111,8 @@ impl<'mem> Driver<'mem> {
         (self.available_ring() + 6 + 2 * u64::from(self.size)).next_multiple_of(4)
     }
 
-    /// Writes one descriptor, whatever it says.
-    pub fn write_descriptor(&self, index: u16, part: Part, flags: u16, next: u16) {
+    /// Writes one descriptor, valid or not.
+    pub fn write_descriptor(&self, index: u16, part: DriverBuffer, flags: u16, next: u16) {
         let flags = flags | if part.writable { F_WRITE } else { 0 };
         let descriptor = Descriptor::new(part.address, part.length, flags, next);
         let address = GuestAddress(self.base + 16 * u64::from(index));
@@ -120,7 +120,7 @@ impl<'mem> Driver<'mem> {
     }
 
     /// Makes a chain of `parts` available; returns its head.
-    pub fn push(&mut self, parts: &[Part]) -> u16 {
+    pub fn push(&mut self, parts: &[DriverBuffer]) -> u16 {
         let head = self.next_descriptor;
         for (position, part) in parts.iter().enumerate() {
             let index = self.next_descriptor;

@@ -25,7 +25,7 @@ const MAX_KINDS: usize = 256;
 #[derive(Debug)]
 struct Repeated {
     rule: String,
-    fix: Option<String>,
+    hint: Option<String>,
     repetitions: u32,
 }
 
@@ -105,7 +105,7 @@ impl EventLog {
     }
 
     /// Logs the first denial of its kind at once, and counts its repetitions.
-    pub fn log_denial(&mut self, peer: &Peer, rule: &str, fix: Option<&str>) {
+    pub fn log_denial(&mut self, peer: &Peer, rule: &str, hint: Option<&str>) {
         let kind = format!("{:?} {} {} {:?} {rule}", peer.transport, peer.address, peer.port, peer.name);
         if let Some((_, repeated)) = self.denials.get_mut(&kind) {
             repeated.repetitions = repeated.repetitions.saturating_add(1);
@@ -115,9 +115,9 @@ impl EventLog {
             self.uncounted = self.uncounted.saturating_add(1);
             return;
         }
-        let (rule, fix) = (rule.to_owned(), fix.map(str::to_owned));
-        self.log(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), cure: fix.clone(), count: 1 });
-        self.denials.insert(kind, (peer.clone(), Repeated { rule, fix, repetitions: 0 }));
+        let (rule, hint) = (rule.to_owned(), hint.map(str::to_owned));
+        self.log(NetEvent::Denied { peer: peer.clone(), rule: rule.clone(), hint: hint.clone(), count: 1 });
+        self.denials.insert(kind, (peer.clone(), Repeated { rule, hint, repetitions: 0 }));
     }
 
     /// Logs a DNS query. A denied name is logged once in a [`PERIOD`], because a guest can repeat it at any rate.
@@ -166,9 +166,9 @@ impl EventLog {
     /// Logs what was only counted.
     pub fn flush_counts(&mut self) {
         self.names.clear();
-        for (peer, Repeated { rule, fix, repetitions }) in std::mem::take(&mut self.denials).into_values() {
+        for (peer, Repeated { rule, hint, repetitions }) in std::mem::take(&mut self.denials).into_values() {
             if repetitions > 0 {
-                self.log(NetEvent::Denied { peer, rule, cure: fix, count: repetitions });
+                self.log(NetEvent::Denied { peer, rule, hint, count: repetitions });
             }
         }
         for (reason, count) in std::mem::take(&mut self.drops) {

@@ -155,7 +155,7 @@ impl Gateway {
             epoll,
             link: Link::new(link),
             event_log: EventLog::new(control, now),
-            policy_check: PolicyCheck::new(policies, launch.cure).with_host_networks(launch.own),
+            policy_check: PolicyCheck::new(policies, launch.allow_command).with_host_networks(launch.own),
             resolver,
             table: Table::default(),
             flows: Flows::new(now),
@@ -328,11 +328,8 @@ impl Gateway {
             wake.push(turn.map(|turn| allowed.map_or(turn, |allowed| turn.max(allowed))));
         }
         let wake = wake.into_iter().flatten().min()?;
-        let wait = wake.saturating_duration_since(self.now);
-        Some(Timespec {
-            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(wait.subsec_nanos()),
-        })
+        // A time that does not fit is none.
+        Timespec::try_from(wake.saturating_duration_since(self.now)).ok()
     }
 
     fn work(&mut self) -> Result<(), Shutdown> {

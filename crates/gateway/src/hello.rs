@@ -109,7 +109,7 @@ pub struct HelloReader {
     remaining: usize,
     records: usize,
     /// Whether this may be an encrypted TLS 1.2 record, which has the same type and by chance the first bytes of a
-    /// ClientHello. The next record tells them apart.
+    /// ClientHello. The next record distinguishes them.
     may_be_encrypted: bool,
     length: usize,
     result: Option<Hello>,
@@ -211,7 +211,7 @@ fn could_be_tls(start: &[u8]) -> bool {
     matches!(start, [] | [HANDSHAKE] | [HANDSHAKE, 3, ..])
 }
 
-/// Tells SSL 2 from other protocols: a length of two bytes with the highest bit set, the message type, and a
+/// Recognizes SSL 2: a length of two bytes with the highest bit set, the message type, and a
 /// version.
 fn first_bytes_of_something_else(start: &[u8]) -> Result<Option<Hello>, HelloRefusal> {
     match *start {

@@ -176,7 +176,7 @@ impl Inspector {
         self.buffered.extend_from_slice(bytes);
     }
 
-    /// Observes bytes of the server, which say whether an Upgrade took effect.
+    /// Observes bytes of the server, which show whether an Upgrade took effect.
     pub fn on_response(&mut self, bytes: &[u8]) {
         if let Mode::Http(stream) = &mut self.mode {
             stream.on_response(bytes);

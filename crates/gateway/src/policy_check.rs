@@ -49,19 +49,19 @@ pub struct PolicyCheck {
     cache: NameCache,
     start: Instant,
     /// The command that allows a target, without the target.
-    fix_command: String,
+    allow_command: String,
     /// The host's own addresses, as the owner reported them.
     host_networks: Vec<OwnNetwork>,
 }
 
 impl PolicyCheck {
-    /// `fix_command` is the command that allows a target, without the target.
-    pub fn new(policies: Policies, fix_command: String) -> Self {
+    /// `allow_command` is the command that allows a target, without the target.
+    pub fn new(policies: Policies, allow_command: String) -> Self {
         Self {
             policies,
             cache: NameCache::new(),
             start: Instant::now(),
-            fix_command,
+            allow_command,
             host_networks: Vec::new(),
         }
     }
@@ -148,11 +148,11 @@ impl PolicyCheck {
             || endpoint.remote.to_string(),
             |name| format!("{name}:{} ({})", endpoint.remote.port(), endpoint.remote.ip()),
         );
-        let fix_command = self.fix(endpoint, name).map_or_else(
+        let allow_command = self.fix(endpoint, name).map_or_else(
             || self.no_command().to_owned(),
-            |target| format!("{} {}", self.fix_command, quoted(&target)),
+            |target| format!("{} {}", self.allow_command, quoted(&target)),
         );
-        denial(&Denial { destination: &destination, rule, command: &fix_command, without_body })
+        denial(&Denial { destination: &destination, rule, command: &allow_command, without_body })
     }
 
     /// What to advise where no rule helps.

@@ -20,7 +20,7 @@ use crate::link::{EtherType, Link};
 const HOPS: u8 = 64;
 /// Neighbour messages with any other hop limit are ignored, because they were routed (RFC 4861).
 const NEIGHBOUR_HOPS: u8 = 255;
-/// How much of a rejected packet is quoted, so that the guest can tell which one it was.
+/// How much of a rejected packet is quoted, so that the guest can match it to a connection.
 const QUOTED: usize = 512;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;

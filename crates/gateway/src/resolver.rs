@@ -171,18 +171,8 @@ impl Resolver {
         }
         match self.send(&query, 0) {
             Some((socket, id, attempts)) => {
-                self.last += 1;
-                let pending = PendingQuery {
-                    origin,
-                    query,
-                    id,
-                    attempts,
-                    deadline: now + SERVER_TIMEOUT,
-                    socket,
-                    stream: None,
-                };
-                self.pending.insert(self.last, pending);
-                Lookup::Pending(self.last)
+                let deadline = now + SERVER_TIMEOUT;
+                self.wait(PendingQuery { origin, query, id, attempts, deadline, socket, stream: None })
             }
             None => {
                 let why = "none of the host's resolvers can be reached".to_owned();
@@ -264,15 +254,8 @@ impl Resolver {
     fn retry(&mut self, pending: PendingQuery, now: Instant) -> Lookup {
         let PendingQuery { origin, query, attempts, .. } = pending;
         if let Some((socket, id, attempts)) = self.send(&query, attempts) {
-            return self.wait(PendingQuery {
-                origin,
-                query,
-                id,
-                attempts,
-                deadline: now + SERVER_TIMEOUT,
-                socket,
-                stream: None,
-            });
+            let deadline = now + SERVER_TIMEOUT;
+            return self.wait(PendingQuery { origin, query, id, attempts, deadline, socket, stream: None });
         }
         let why = "the host's resolvers did not respond".to_owned();
         let event = Some(unresolved(&query, why, false));

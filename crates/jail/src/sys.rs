@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-/// A new process, seen from its parent.
+/// A new process, as its parent holds it.
 pub struct Child {
     /// Its process number in the parent's pid namespace.
     pub pid: u32,

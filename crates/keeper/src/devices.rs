@@ -26,7 +26,7 @@ use crate::port::{Port, PortError};
 pub const FIRST_TOKEN: u64 = 16;
 const TOKENS_EACH: u64 = 16;
 
-/// How many devices a guest has, besides a network card.
+/// How many devices a guest has, besides a network device.
 const COUNT: usize = 4;
 
 /// A device could not be made.
@@ -55,7 +55,7 @@ pub struct Models {
 
 impl Models {
     /// A read-only image of several files and a writable disk, which is flushed only if the sandbox is persistent, and maybe a
-    /// network card.
+    /// network device.
     pub fn new(image: Vec<File>, disk: File, launch: &Launch) -> Result<Self, DevicesError> {
         let wanted = launch.disk_limits;
         let limits = BlockLimits {
@@ -194,12 +194,12 @@ impl Devices {
         Ok(disks.merge(others).merge(self.service_network()?))
     }
 
-    /// Looks at the network card, if there is one, or changes it; to be followed by [`Self::service_network`].
+    /// Looks at the network device, if there is one, or changes it; to be followed by [`Self::service_network`].
     pub fn with_network<R>(&mut self, work: impl FnOnce(&mut Net) -> R) -> Option<R> {
         self.network.as_mut().map(|network| network.with(work))
     }
 
-    /// Lets the network card move what the host's side changed.
+    /// Lets the network device move what the host's side changed.
     pub fn service_network(&mut self) -> Result<Outcome, PortError> {
         self.network.as_mut().map_or_else(|| Ok(Outcome::default()), Port::service)
     }

@@ -75,7 +75,7 @@ pub struct KeeperResources {
     /// The end of the guest's console that is read.
     pub console: OwnedFd,
     pub owner: OwnedFd,
-    /// The socket to the gateway, if the guest has a network card.
+    /// The socket to the gateway, if the guest has a network device.
     pub link: Option<OwnedFd>,
     /// The lock on the sandbox's processor slot.
     pub slot: OwnedFd,
@@ -337,7 +337,7 @@ impl Keeper {
         Ok(Outcome::default())
     }
 
-    /// Moves frames between the network card and the gateway. Without a gateway, the card's link is down.
+    /// Moves frames between the network device and the gateway. Without a gateway, the device's link is down.
     fn move_frames(&mut self) -> Result<Outcome, End> {
         let Some(nic_link) = &mut self.nic_link else { return Ok(Outcome::default()) };
         let moved = self.devices.with_network(|nic| nic_link.work(nic)).unwrap_or(Moved::Done);
@@ -357,7 +357,7 @@ impl Keeper {
         Ok(outcome)
     }
 
-    /// Connects the network card to another gateway.
+    /// Connects the network device to another gateway.
     pub(crate) fn connect_link(&mut self, socket: OwnedFd) -> Result<(), End> {
         let nic_link = NicLink::new(socket);
         watch_nic_link(&self.epoll, &nic_link).map_err(|error| failed("watch the network link", &error))?;
@@ -455,10 +455,8 @@ fn watch_nic_link(epoll: &OwnedFd, nic_link: &NicLink) -> Result<(), Errno> {
 
 /// Waits for events, at most for `timeout`.
 pub(crate) fn wait(epoll: &OwnedFd, timeout: Option<Duration>) -> Result<Vec<(u64, EventFlags)>, Errno> {
-    let timeout = timeout.map(|left| Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(left.subsec_nanos()),
-    });
+    // A time that does not fit is none.
+    let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
     let mut events = [MaybeUninit::<Event>::uninit(); 32];
     match epoll::wait(epoll, &mut events, timeout.as_ref()) {
         Ok((events, _)) => Ok(events.iter().map(|event| (event.data.u64(), event.flags)).collect()),

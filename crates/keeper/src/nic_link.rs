@@ -1,5 +1,5 @@
-//! The link of the network card: frames between the card and the gateway. No frame is lost while both ends are open. When the
-//! gateway has exited, the card's link is down and the guest's frames are dropped.
+//! The link of the network device: frames between the device and the gateway. No frame is lost while both ends are open. When the
+//! gateway has exited, the device's link is down and the guest's frames are dropped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -18,7 +18,7 @@ pub struct NicLink {
     writable: bool,
 }
 
-/// What a round of work left.
+/// The state of the link after a round of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// Nothing can be moved now.
@@ -68,7 +68,7 @@ impl NicLink {
             let Some(space) = nic.space() else { break };
             match recv(&self.socket, space, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Moved::Closed,
-                // What the device rejects is no frame, and a mistake of the gateway.
+                // The device rejects only data that is not a frame, which a working gateway never sends.
                 Ok((length, _)) => drop(nic.commit(length)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.readable = false,

@@ -64,7 +64,7 @@ impl Watchdog {
         match due {
             _ if until > now => Ok(Look::At(until)),
             Due::Answer => Err(Cause::GuestCrashed(format!(
-                "the guest hung: it said nothing for {} s while an answer was due",
+                "the guest hung: it sent nothing for {} s while a reply was due",
                 PATIENCE.as_secs()
             ))),
             _ => {
@@ -107,7 +107,7 @@ mod tests {
         dog.look(Due::Answer, begin).unwrap();
         assert!(dog.look(Due::Answer, begin + PATIENCE - MOMENT).is_ok());
         let cause = dog.look(Due::Answer, begin + PATIENCE).unwrap_err();
-        assert!(matches!(cause, Cause::GuestCrashed(how) if how.contains("said nothing for 120 s")));
+        assert!(matches!(cause, Cause::GuestCrashed(how) if how.contains("sent nothing for 120 s")));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! 4096   data, `capacity` bytes
 //! ```
 //!
-//! The header says that there are complete records from `start` to `end`. The writer
+//! According to the header, there are complete records from `start` to `end`. The writer
 //!
 //! 1. advances `start` past the records that are in the way,
 //! 2. writes the new record into the freed space,

@@ -1,4 +1,4 @@
-//! Writes a ring.
+//! Writes a ring file: appends records and overwrites the oldest ones.
 
 use std::fs::File;
 use std::io;

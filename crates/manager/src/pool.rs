@@ -102,8 +102,9 @@ impl Pool {
         on_event: &mut dyn FnMut(CellEvent),
     ) -> Result<CellOutcome, ManagerError> {
         let (mut pooled, cell) = self.with(|manager| {
-            let cell = manager.begin_cell(sandbox, request)?;
-            Ok::<_, ManagerError>((self.connection(manager, sandbox)?, cell))
+            // Connected first: what is recorded as started is sent.
+            let connection = self.connection(manager, sandbox)?;
+            Ok::<_, ManagerError>((connection, manager.begin_cell(sandbox, request)?))
         })?;
         let stream = pooled.stream();
         let connection = &mut pooled.connection;

@@ -41,7 +41,7 @@ impl Image {
         Ok(Self { mime, base64 })
     }
 
-    /// Its length in base64.
+    /// The length of the data in base64.
     pub fn length(&self) -> usize {
         self.base64.len()
     }

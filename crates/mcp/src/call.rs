@@ -101,7 +101,7 @@ impl Progress {
     }
 }
 
-/// One call.
+/// A call of a tool.
 pub struct Call {
     pub state: Arc<State>,
     pub cancel: Arc<Cancel>,

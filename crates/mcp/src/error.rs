@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::text;
 
-/// The longest message.
+/// The longest message, in bytes.
 const MOST: usize = 4096;
 
 /// A call that failed.
@@ -50,7 +50,7 @@ impl ToolError {
 pub fn unknown_sandbox(wanted: &str) -> ToolError {
     ToolError::Failed(format!(
         "There is no sandbox {:?}, or not any more: sandboxes are removed when their lifetime or idle time is over, or by sandbox_delete. \
-         Its files and state are gone. Call sandbox_list to see which sandboxes there are, or run_code without sandbox_id (or sandbox_create) for a new one.",
+         Its files and state are lost. Call sandbox_list to see which sandboxes there are, or run_code without sandbox_id (or sandbox_create) for a new one.",
         text::line(wanted, 80)
     ))
 }

@@ -57,7 +57,8 @@ impl Host {
             let removed = self.pool.with(|manager| match manager.find(&id) {
                 Ok(sandbox) => remove(manager, &sandbox),
                 // It has ended and is removed already.
-                Err(_) => Ok(Vec::new()),
+                Err(error) if error.is_unknown_name() => Ok(Vec::new()),
+                Err(error) => Err(error.into()),
             });
             match removed {
                 Ok(warnings) => failures.extend(warnings),

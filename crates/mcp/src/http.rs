@@ -31,7 +31,7 @@ mod sessions;
 
 /// The path of the server.
 pub const PATH: &str = "/mcp";
-/// The largest request.
+/// The largest request body, in bytes.
 const MAX_BODY: usize = 16 << 20;
 /// The most connections at the same time. One that has not shown the token is evicted for a new one.
 const MAX_CONNECTIONS: usize = 256;

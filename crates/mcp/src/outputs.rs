@@ -25,7 +25,7 @@ struct Entry {
 
 /// A part of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct OutputPart {
     /// The text, which begins and ends with whole characters.
     pub text: String,
     /// Where it begins, in bytes.
@@ -60,7 +60,7 @@ impl Outputs {
     }
 
     /// The part of an output that an address names, and the address of the next part.
-    pub fn read(&self, uri: &str) -> Option<(Part, Option<String>)> {
+    pub fn read(&self, uri: &str) -> Option<(OutputPart, Option<String>)> {
         let (output, from) = uri.split_once(FROM).unwrap_or((uri, "0"));
         let from: usize = from.parse().ok()?;
         let part = self.part(output, from, PART)?;
@@ -73,7 +73,7 @@ impl Outputs {
     }
 
     /// At most `most` bytes of an output, from the character on that the byte at `from` belongs to.
-    pub fn part(&self, output: &str, from: usize, most: usize) -> Option<Part> {
+    pub fn part(&self, output: &str, from: usize, most: usize) -> Option<OutputPart> {
         let mut kept = self.lock();
         let name = |uri: &str| uri == output || uri.strip_prefix(SCHEME) == Some(output);
         let place = kept.iter().position(|entry| name(&entry.uri))?;
@@ -82,7 +82,7 @@ impl Outputs {
         let from = whole.floor_char_boundary(from);
         let end = whole.floor_char_boundary(from.saturating_add(most));
         let text = whole.get(from..end).unwrap_or_default().to_owned();
-        let part = Part { text, from, next: (end < whole.len()).then_some(end), total: whole.len() };
+        let part = OutputPart { text, from, next: (end < whole.len()).then_some(end), total: whole.len() };
         kept.push_back(entry);
         Some(part)
     }
@@ -101,7 +101,7 @@ fn describe(entry: &Entry) -> Resource {
     Resource::new(entry.uri.clone(), entry.title.clone())
         .with_title(entry.title.clone())
         .with_description(
-            "The whole output of a call, as far as it was kept. It is gone when newer ones need the room.",
+            "The whole output of a call, as far as it was stored. It is evicted when newer outputs need the space.",
         )
         .with_mime_type("text/plain")
         .with_size(u64::try_from(entry.text.len()).unwrap_or(u64::MAX))
@@ -123,7 +123,7 @@ mod tests {
         let outputs = Outputs::default();
         let link = outputs.keep("1f", "stdout", "run_code", "hello".into());
         assert_eq!((link.uri.as_str(), link.size), ("bathysphere://output/1f/stdout", Some(5)));
-        let whole = Part { text: "hello".into(), from: 0, next: None, total: 5 };
+        let whole = OutputPart { text: "hello".into(), from: 0, next: None, total: 5 };
         assert_eq!(outputs.read(&link.uri), Some((whole, None)));
         assert_eq!(outputs.read("bathysphere://output/1f/stderr"), None);
         assert_eq!(outputs.list(), [link]);

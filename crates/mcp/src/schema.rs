@@ -1,5 +1,5 @@
 //! The schema of a tool's arguments, derived from the type that they are deserialized into, and the check of arguments
-//! with errors that say how to fix them.
+//! with errors that explain how to fix them.
 //!
 //! The schemas use only what every client understands: one type per property, no references, no unions, no nulls. An
 //! `Option` is a property that may be absent.

@@ -165,7 +165,7 @@ impl Server {
         let Some((part, next)) = self.state.outputs.read(&uri) else {
             return Err(ErrorData::resource_not_found(
                 format!(
-                    "There is no resource {:?}, or not any more: newer outputs take the room of older ones",
+                    "There is no resource {:?}, or not any more: newer outputs evict older ones",
                     crate::text::line(&uri, 120)
                 ),
                 Some(json!({ "uri": uri })),

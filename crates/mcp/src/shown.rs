@@ -136,7 +136,7 @@ pub fn answer(
 fn remarks(outcome: &CellOutcome, background: &str) -> Vec<String> {
     let mut notes: Vec<_> = outcome.trouble().map(|trouble| text::clean(&trouble)).into_iter().collect();
     if let Some(lost) = &outcome.started.lost {
-        notes.push(format!("The state of earlier calls is gone: {}", text::line(lost, 500)));
+        notes.push(format!("The state of earlier calls is lost: {}", text::line(lost, 500)));
     }
     if !background.is_empty() {
         notes.push(format!("Since the last call, something left over from earlier code wrote: {background}"));
@@ -159,7 +159,7 @@ fn exit_code(collected: &Collected, outcome: &CellOutcome) -> Option<u8> {
     }
 }
 
-/// An object's members.
+/// The members of a JSON object.
 pub fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(members) => members,
@@ -242,7 +242,7 @@ impl Values {
         self.list.push(Value::Object(value));
     }
 
-    /// Adds the picture of a value, of which one is enough. The error says why it is left out.
+    /// Adds the picture of a value, of which one is enough. The error is the reason why it is left out.
     fn picture(&mut self, mime: &str, value: &Value, image: &mut Option<usize>) -> Result<(), String> {
         let base64 = value.as_str().unwrap_or_default();
         let picture = Image::from_base64(mime, base64).map_err(|why| format!(": {why}"))?;
@@ -343,7 +343,7 @@ fn reading(value: &Value) -> String {
     text
 }
 
-/// Whether a text is Python's `<module.Type object at 0x7f…>`, which says nothing about the value.
+/// Whether a text is Python's `<module.Type object at 0x7f…>`, which does not describe the value.
 fn is_object_repr(text: &str) -> bool {
     text.starts_with('<') && text.ends_with('>') && text.contains(" object at 0x") && !text.contains('\n')
 }

@@ -88,7 +88,7 @@ pub struct Cut {
     pub left_out: usize,
 }
 
-/// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that says how much is left out.
+/// Keeps the beginning and the end of what is longer than `most` bytes, with a line between them that counts what is left out.
 pub fn cut(text: &str, most: usize) -> Cut {
     if text.len() <= most {
         return Cut { text: text.to_owned(), head: text.len(), left_out: 0 };

@@ -1,7 +1,7 @@
 //! The file descriptors that a keeper and a gateway are started with, and their numbers.
 //!
 //! The launcher passes them in this order, and the process takes them over in the same order. Each process
-//! has its configuration at [`CONFIG`], which says which of the optional ones are present.
+//! has its configuration at [`CONFIG`], which lists the optional ones that are present.
 
 use crate::launch::{Engine, Launch};
 use crate::network::GatewayLaunch;
@@ -170,7 +170,7 @@ mod tests {
                 resolvers: Vec::new(),
                 limits: NetworkLimits::default(),
                 ports: vec![BoundPort { guest: 80, udp: false }; ports],
-                cure: String::new(),
+                allow_command: String::new(),
                 spent: None,
                 own: Vec::new(),
             };

@@ -79,7 +79,7 @@ pub struct GatewayLaunch {
     /// The published ports, whose sockets are inherited.
     pub ports: Vec<BoundPort>,
     /// The prefix of the command that allows a destination, such as `bathy policy allow web`.
-    pub cure: String,
+    pub allow_command: String,
     /// The budgets used by earlier gateways, unless this is the first one.
     pub spent: Option<Spent>,
     /// The host's own addresses.
@@ -204,7 +204,7 @@ pub enum NetEvent {
         /// The rule that denied it.
         rule: String,
         /// The target that would have to be allowed, if a rule can allow it.
-        cure: Option<String>,
+        hint: Option<String>,
         /// How often this happened in a row.
         count: u32,
     },

@@ -17,7 +17,7 @@ use crate::transfer::session::Session;
 
 const GIB: u64 = 1 << 30;
 
-/// What is not said by the reference.
+/// Options of a pull that are not part of the reference.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Plain HTTP, for registries on loopback addresses only.

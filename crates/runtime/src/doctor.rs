@@ -43,7 +43,6 @@ pub struct Check {
     pub status: CheckStatus,
     pub found: String,
     /// How to fix it.
-    #[serde(rename = "cure")]
     pub hint: Option<String>,
 }
 
@@ -353,11 +352,11 @@ fn kernel(store: &ImageCache, of: Chosen, used: Option<Chosen>) -> Check {
     }
 }
 
-fn kvm_check(verdict: &KvmSupport) -> Check {
+fn kvm_check(support: &KvmSupport) -> Check {
     const NAME: &str = "KVM";
-    if verdict.is_hardware() {
-        Check::ok(NAME, verdict.to_string())
+    if support.is_hardware() {
+        Check::ok(NAME, support.to_string())
     } else {
-        Check { hint: verdict.hint(), ..Check::note(NAME, verdict.to_string()) }
+        Check { hint: support.hint(), ..Check::note(NAME, support.to_string()) }
     }
 }

@@ -47,9 +47,9 @@ fn collect(pidfd: BorrowedFd<'_>, pid: u32, timeout: Duration) -> Result<(), Not
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let limit = Timespec::try_from(left).ok();
         // Interrupted or not, the status is checked.
-        let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit));
+        let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref());
         match waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(None) if left.is_zero() => return Err(NotEnded { pid, timeout }),
             Ok(None) => {}
@@ -100,6 +100,6 @@ mod tests {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
         assert!(status.is_err(), "it was collected: {status:?}");
         assert_eq!(collect(pidfd.as_fd(), child.id(), timeout), Ok(()), "and need not be again");
-        assert!(child.wait().is_err(), "by nobody else either");
+        assert!(child.wait().is_err(), "it is reaped already");
     }
 }

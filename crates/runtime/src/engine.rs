@@ -48,16 +48,16 @@ pub fn choose(wanted: Engine, operator: &Operator, paths: &Paths) -> Result<Choi
     };
     decide(&asked, || match asked.engine {
         // A refusal has to be right, so it is based on a new probe.
-        Engine::Kvm => probe_unless(paths, |known, _| known.is_some_and(|verdict| verdict.is_hardware())),
+        Engine::Kvm => probe_unless(paths, |known, _| known.is_some_and(|support| support.is_hardware())),
         _ => probe_unless(paths, |known, processor| known.is_some() || !processor),
     })
 }
 
 /// Like [`choose`] without a requirement, with a new probe, whose result is returned as well.
 pub fn examine(paths: &Paths) -> (Result<Choice, EngineError>, KvmSupport) {
-    let verdict = probe_unless(paths, |_, _| false);
+    let support = probe_unless(paths, |_, _| false);
     let asked = Asked::of(Engine::Auto, env::var_os(VARIABLE));
-    (asked.and_then(|asked| decide(&asked, || verdict.clone())), verdict)
+    (asked.and_then(|asked| decide(&asked, || support.clone())), support)
 }
 
 /// The requested engine, and where the request came from.
@@ -108,16 +108,16 @@ impl Asked {
     }
 }
 
-fn decide(asked: &Asked, verdict: impl FnOnce() -> KvmSupport) -> Result<Choice, EngineError> {
+fn decide(asked: &Asked, support: impl FnOnce() -> KvmSupport) -> Result<Choice, EngineError> {
     if asked.engine == Engine::Uml {
         return Ok(Choice { engine: Chosen::Uml, reason: asked.describe() });
     }
-    let verdict = verdict();
-    match (asked.engine, verdict.is_hardware()) {
+    let support = support();
+    match (asked.engine, support.is_hardware()) {
         (Engine::Kvm, true) => Ok(Choice { engine: Chosen::Kvm, reason: asked.describe() }),
-        (Engine::Kvm, false) => Err(EngineError::NoKvm { hint: asked.hint(&verdict), found: verdict }),
-        (_, true) => Ok(Choice { engine: Chosen::Kvm, reason: verdict.to_string() }),
-        (_, false) => Ok(Choice { engine: Chosen::Uml, reason: verdict.to_string() }),
+        (Engine::Kvm, false) => Err(EngineError::NoKvm { hint: asked.hint(&support), found: support }),
+        (_, true) => Ok(Choice { engine: Chosen::Kvm, reason: support.to_string() }),
+        (_, false) => Ok(Choice { engine: Chosen::Uml, reason: support.to_string() }),
     }
 }
 
@@ -126,22 +126,23 @@ fn decide(asked: &Asked, verdict: impl FnOnce() -> KvmSupport) -> Result<Choice,
 fn probe_unless(paths: &Paths, enough: impl FnOnce(Option<&KvmSupport>, bool) -> bool) -> KvmSupport {
     let opened = match kvm_probe::open() {
         Ok(opened) => opened,
-        Err(verdict) => return verdict,
+        Err(support) => return support,
     };
     let cache = ProbeCache::of(&paths.state);
     let device = Device::of(&opened);
     let known = device.as_ref().and_then(|device| cache.get(device));
     if enough(known.as_ref(), sys::processor_offers_virtualization()) {
-        return known.unwrap_or(KvmSupport::NoProcessor);
+        let last = || device.as_ref().and_then(|device| cache.get_of_any_age(device));
+        return known.or_else(last).unwrap_or(KvmSupport::NoProcessor);
     }
-    let verdict = match assets::program("bathy") {
+    let support = match assets::program("bathy") {
         Ok(program) => measure(&program),
         Err(error) => return KvmSupport::Broken { reason: bathy_protocol::chain(&error) },
     };
     if let Some(device) = device {
-        cache.put(device, verdict.clone());
+        cache.put(device, support.clone());
     }
-    verdict
+    support
 }
 
 fn measure(program: &Path) -> KvmSupport {

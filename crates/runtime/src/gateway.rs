@@ -66,7 +66,7 @@ pub enum NetworkError {
     /// The policies are too long for a message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The sandbox was started without a network.
+    /// The sandbox has no network: it was started without one.
     #[error("The sandbox was started without a network (preset none). Restart it to give it one")]
     NoNetwork,
     /// The gateway does not accept messages.
@@ -112,7 +112,7 @@ impl Network {
             resolvers: resolvers(),
             limits: self.limits,
             ports: self.ports.iter().map(bound).collect(),
-            cure: self.allow_command.clone(),
+            allow_command: self.allow_command.clone(),
             spent: self.ledger.carried_over(Instant::now()),
             own: own.clone(),
         };

@@ -144,7 +144,7 @@ pub fn open() -> Result<File, KvmSupport> {
 /// Probes an opened device by running `prober` (the program `bathy` with [`VERB`]).
 pub fn measure(prober: &mut Command) -> KvmSupport {
     match timed(prober, DEADLINE) {
-        Ok(verdict) => verdict,
+        Ok(result) => result,
         Err(error) => KvmSupport::Broken { reason: error.to_string() },
     }
 }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn every_verdict_is_described() {
-        let verdicts = [
+        let results = [
             (KvmSupport::Hardware { milliseconds: 30 }, "is hardware virtualization"),
             (
                 KvmSupport::NotHardware { milliseconds: 2000 },
@@ -259,10 +259,10 @@ mod tests {
             (KvmSupport::NoProcessor, "neither VMX nor SVM"),
             (KvmSupport::Broken { reason: "no memory".to_owned() }, "no memory"),
         ];
-        for (verdict, text) in verdicts {
-            assert!(verdict.to_string().contains(text), "{verdict}");
-            let text = serde_json::to_string(&verdict).unwrap();
-            assert_eq!(serde_json::from_str::<KvmSupport>(&text).unwrap(), verdict, "{text}");
+        for (result, text) in results {
+            assert!(result.to_string().contains(text), "{result}");
+            let text = serde_json::to_string(&result).unwrap();
+            assert_eq!(serde_json::from_str::<KvmSupport>(&text).unwrap(), result, "{text}");
         }
         let hint = |group: &str| KvmSupport::NoPermission { group: group.to_owned() }.hint().unwrap();
         assert!(hint("kvm").contains("usermod -aG kvm $USER"));
@@ -282,8 +282,8 @@ mod tests {
     fn a_probe_that_uses_up_its_processor_time_is_no_hardware() {
         let mut busy = Command::new("sh");
         busy.args(["-c", &format!("ulimit -t {CPU_LIMIT}; while :; do :; done")]);
-        let verdict = timed(&mut busy, TIMEOUT).unwrap();
-        assert_eq!(verdict, KvmSupport::NotHardware { milliseconds: CPU_LIMIT * 1000 });
+        let result = timed(&mut busy, TIMEOUT).unwrap();
+        assert_eq!(result, KvmSupport::NotHardware { milliseconds: CPU_LIMIT * 1000 });
     }
 
     #[test]
@@ -298,9 +298,9 @@ mod tests {
 
     #[test]
     fn a_probe_that_fails_says_why() {
-        let verdict =
+        let result =
             timed(Command::new("sh").args(["-c", "echo no guests today >&2; exit 1"]), DEADLINE).unwrap();
-        assert_eq!(verdict, KvmSupport::Broken { reason: "no guests today".to_owned() });
+        assert_eq!(result, KvmSupport::Broken { reason: "no guests today".to_owned() });
     }
 
     #[test]

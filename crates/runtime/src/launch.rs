@@ -199,9 +199,11 @@ impl Sandbox {
                 }
                 other => other?,
             };
+            let mut is_ready = false;
             for arrival in arrivals {
                 match arrival {
-                    Arrival::Keeper(FromKeeper::Ready(_)) => return Ok(()),
+                    // What came with it may say that the guest has ended since.
+                    Arrival::Keeper(FromKeeper::Ready(_)) => is_ready = true,
                     Arrival::Keeper(FromKeeper::Ended { cause, console }) => {
                         let mut text = cause.to_string();
                         if !console.is_empty() {
@@ -212,6 +214,9 @@ impl Sandbox {
                     }
                     _ => {}
                 }
+            }
+            if is_ready {
+                return Ok(());
             }
         }
     }

@@ -15,8 +15,8 @@ const MAX_ADDRESSES: usize = 32;
 pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
     match event {
         NetEvent::Allowed { number: _, peer, rule } => What::NetAllowed { peer: of(peer), rule: cut(rule) },
-        NetEvent::Denied { peer, rule, cure, count } => {
-            What::NetDenied { peer: of(peer), rule: cut(rule), cure: cure.map(cut), count }
+        NetEvent::Denied { peer, rule, hint, count } => {
+            What::NetDenied { peer: of(peer), rule: cut(rule), hint: hint.map(cut), count }
         }
         NetEvent::Closed { number: _, peer, sent, received, milliseconds, reason } => What::NetClosed {
             peer: of(peer),
@@ -31,13 +31,13 @@ pub fn recorded(event: NetEvent, policies: Option<&Policies>) -> What {
             What::NameResolved { host: cut(name), kind: cut(kind), addresses, removed }
         }
         NetEvent::Unresolved { name, kind, reason, denied } => {
-            let cure = policies.filter(|_| denied).and_then(|policies| allow_rule(policies, &name)).map(cut);
-            What::NameUnresolved { host: cut(name), kind: cut(kind), reason: cut(reason), denied, cure }
+            let hint = policies.filter(|_| denied).and_then(|policies| allow_rule(policies, &name)).map(cut);
+            What::NameUnresolved { host: cut(name), kind: cut(kind), reason: cut(reason), denied, hint }
         }
         NetEvent::Dropped { reason, count } => What::NetDropped { reason: cut(reason), count },
         NetEvent::Limited { limit, count } => {
-            let detail = format!("{count} turned away");
-            What::LimitHit { limit: cut(limit), detail, turned_away: Some(count) }
+            let detail = format!("{count} rejected");
+            What::LimitHit { limit: cut(limit), detail, rejected: Some(count) }
         }
     }
 }
@@ -111,7 +111,7 @@ mod tests {
         let denied = NetEvent::Denied {
             peer: peer(Transport::Tcp),
             rule: "deny public".to_owned(),
-            cure: Some("a.example:443".to_owned()),
+            hint: Some("a.example:443".to_owned()),
             count: 2,
         };
         assert_eq!(
@@ -143,16 +143,16 @@ mod tests {
         let own: NetworkPolicy = serde_json::from_value(json!({ "rules": ["allow b.example"] })).unwrap();
         let ceiling: NetworkPolicy = serde_json::from_value(json!({ "rules": ["deny c.example"] })).unwrap();
         let policies = Policies::new([ceiling], own);
-        let cure = |name: &str, denied| {
+        let hint = |name: &str, denied| {
             let (kind, reason) = ("A".to_owned(), "why".to_owned());
             let event = NetEvent::Unresolved { name: name.to_owned(), kind, reason, denied };
             written(event, &policies).get("cure").cloned()
         };
-        assert_eq!(cure("a.example", true), Some(json!("a.example")));
-        assert_eq!(cure("a.example", false), None, "there is no such name, allowed or not");
-        assert_eq!(cure("b.example", true), None, "it is allowed, and asked for too often");
-        assert_eq!(cure("c.example", true), None, "the operator denies it");
-        assert_eq!(cure("", true), None, "the query was invalid");
+        assert_eq!(hint("a.example", true), Some(json!("a.example")));
+        assert_eq!(hint("a.example", false), None, "there is no such name, allowed or not");
+        assert_eq!(hint("b.example", true), None, "it is allowed, and asked for too often");
+        assert_eq!(hint("c.example", true), None, "the operator denies it");
+        assert_eq!(hint("", true), None, "the query was invalid");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub enum ConfigError {
     },
     /// A file that was found, not named, raises a limit or weakens a boundary.
     #[error(
-        "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise say yourself what you want, by {option}, or do without the file: --no-config"
+        "{path} was only found here, and its `{key}` has `{part}`, which {why}. If you trust the file, name it: --config {path}. Otherwise set the value yourself with {option}, or ignore the file: --no-config"
     )]
     Found {
         path: PathBuf,
@@ -152,15 +152,6 @@ impl Layers {
             }
         }
         self
-    }
-
-    /// Adds a value if there is one, such as an optional flag.
-    #[must_use]
-    pub fn set_some(self, key: &str, value: Option<impl Serialize>) -> Self {
-        match value {
-            Some(value) => self.set(key, value),
-            None => self,
-        }
     }
 
     /// The combined specification, not yet validated.
@@ -461,7 +452,7 @@ mod tests {
         .unwrap();
         assert_eq!(find(folder.path()), Some(path.clone()));
         let layers = Layers::new().file(&path).unwrap().set("memory", Size(2 << 30)).set("command", ["c"]);
-        let layers = layers.set("env", BTreeMap::from([("B", "2")])).set_some("disk", None::<Size>);
+        let layers = layers.set("env", BTreeMap::from([("B", "2")]));
         let spec = layers.build().unwrap();
         assert_eq!((spec.memory, spec.disk, spec.processes), (Size(2 << 30), Size(1 << 30), 1024));
         assert_eq!(spec.command, ["c"]);
@@ -492,7 +483,7 @@ mod tests {
         );
         let spec = Layers::new().file(&one).unwrap().file(&two).unwrap().build().unwrap();
         let rules: Vec<_> = spec.network.rules.iter().map(ToString::to_string).collect();
-        // Merging with the lower policy would create a policy that nobody wrote.
+        // Merging with the lower policy would create a policy that neither file contains.
         assert_eq!(
             (rules, spec.network.preset.name()),
             (vec!["allow b.example:443".to_owned()], "allow-list")

@@ -36,7 +36,7 @@ pub enum NameError {
     #[error("`{wanted}` could be any of {}. Give more of the id", .candidates.join(", "))]
     Ambiguous {
         wanted: String,
-        /// Ids with this prefix; the last item may say that there are more.
+        /// Ids with this prefix; the last item may state that there are more.
         candidates: Vec<String>,
     },
 }

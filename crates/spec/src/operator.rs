@@ -158,7 +158,7 @@ impl Operator {
         policy
     }
 
-    /// The limits for agents' REPLs, which live until they are removed unless the operator says otherwise.
+    /// The limits for agents' REPLs, which live until they are removed, unless the operator sets a limit.
     #[must_use]
     pub fn for_repls(&self) -> Self {
         Self { limits: self.limits.clone().for_repls(), ..self.clone() }
@@ -194,7 +194,7 @@ impl Operator {
         Ok(Allowed { spec, notes })
     }
 
-    /// The engine that every sandbox must use, whatever its specification says, which may be older.
+    /// The engine that every sandbox must use, even if its specification, which may be older, names another one.
     pub fn engine_floor(&self) -> Option<Engine> {
         self.only_kvm.as_ref().map(|_| Engine::Kvm)
     }

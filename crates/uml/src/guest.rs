@@ -21,7 +21,7 @@ pub mod fd {
 }
 
 /// The virtio types of the guest's devices, in the order in which it finds them: image, disk, control, entropy, and a
-/// network card if it has one.
+/// network device if it has one.
 pub const DEVICES: [u32; 5] = [2, 2, 3, 4, 1];
 
 /// The kernel's delay-loop constant. Measuring it would cost 55 ms of every start; nothing here depends on it, because

@@ -1,5 +1,5 @@
 //! What is in the guest's memory before its first instruction: the kernel, the initramfs, its command line, and the
-//! tables that tell it about the machine. The kernel is entered by the PVH protocol, at an address that it names itself.
+//! tables that describe the machine to it. The kernel is entered by the PVH protocol, at an address that it names itself.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -40,7 +40,7 @@ pub enum BootError {
         "The guest kernel has no entry for virtual machines (PVH): it is not one for the kvm engine. `bathy setup --engine kvm` builds the right one"
     )]
     NotForMachines,
-    /// A part of it that cannot be where it says.
+    /// A segment whose address is not usable.
     #[error(
         "The guest kernel has a part at {0:#x} that cannot be there: the image is damaged. `bathy setup --engine kvm` builds a new one"
     )]
@@ -82,7 +82,7 @@ pub struct Parts<'a> {
 pub fn load(ram: &GuestRam, parts: &Parts<'_>) -> Result<u64, BootError> {
     let memory = ram.memory();
     let segments = elf::segments(parts.kernel).map_err(BootError::Kernel)?;
-    // Below that are the tables that tell the kernel about the machine.
+    // Below that are the tables that describe the machine to the kernel.
     let misplaced = |part: &&elf::Segment| part.start < layout::HIGH_MEMORY || part.in_file > part.in_memory;
     if let Some(part) = segments.iter().find(misplaced) {
         return Err(BootError::Segment(part.start));

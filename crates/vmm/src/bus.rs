@@ -54,7 +54,7 @@ impl Bus {
                 let mut serial = self.serial();
                 out.iter_mut().for_each(|byte| *byte = serial.read(register));
             }
-            // A controller that is ready for a command and has nothing to say.
+            // A controller that is ready for a command and has no output.
             layout::RESET_PORT => out.fill(0),
             _ => {}
         }

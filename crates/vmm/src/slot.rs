@@ -46,9 +46,9 @@ pub struct Slot<D> {
 /// What the devices of a virtual machine have in common.
 #[derive(Clone, Copy)]
 pub struct Wiring<'a> {
-    /// The machine.
+    /// The virtual machine that they are part of.
     pub machine: &'a Machine,
-    /// Its memory.
+    /// Its guest memory.
     pub ram: &'a Arc<GuestRam>,
     /// Reports the events of all devices.
     pub epoll: &'a OwnedFd,

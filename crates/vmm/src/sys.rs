@@ -28,13 +28,13 @@ pub(crate) fn event() -> io::Result<EventFd> {
     EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
 }
 
-/// An event counter's descriptor, for those who watch it.
+/// The descriptor of an event counter, to be polled.
 pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open for as long as the counter is borrowed.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
-/// What KVM says about an internal error, right after it has reported one.
+/// The details of an internal error, which KVM provides right after it has reported one.
 pub(crate) fn internal_error(cpu: &mut VcpuFd) -> u32 {
     // SAFETY: every field of the union is plain numbers, any bits of which are valid.
     unsafe { cpu.get_kvm_run().__bindgen_anon_1.internal.suberror }

@@ -52,7 +52,7 @@ pub enum Stop {
     /// Its kernel gave up.
     #[error("the guest kernel panicked")]
     Panic,
-    /// Its processor found no way on.
+    /// A processor stopped with an error.
     #[error("the guest's processor shut down (triple fault)")]
     TripleFault,
     /// KVM could not go on.
@@ -69,7 +69,7 @@ pub enum Stop {
     Failed(i32),
 }
 
-/// What the threads and the keeper tell each other.
+/// The state that the threads and the keeper share.
 struct Shared {
     bus: Bus,
     ram: Arc<GuestRam>,

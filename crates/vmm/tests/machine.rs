@@ -100,13 +100,13 @@ fn a_reset_is_the_end_and_a_warm_one_is_a_panic() {
 
 #[test]
 fn v13_a_triple_fault_is_reported() {
-    // ud2, with nobody to handle it.
+    // ud2, without a handler.
     assert_eq!(end_of(&[0x0f, 0x0b]), Stop::TripleFault);
 }
 
 #[test]
 fn v13_an_unknown_msr_is_the_guests_own_problem() {
-    // mov ecx, 0x12345678; wrmsr: an exception, and nobody to handle it.
+    // mov ecx, 0x12345678; wrmsr: an exception without a handler.
     assert_eq!(end_of(&[0xb9, 0x78, 0x56, 0x34, 0x12, 0x0f, 0x30]), Stop::TripleFault);
 }
 

@@ -37,7 +37,7 @@ fuzz_target!(|data: &[u8]| {
         resolvers: Vec::new(),
         limits: NetworkLimits::default(),
         ports: Vec::new(),
-        cure: String::new(),
+        allow_command: String::new(),
         spent: None,
         own: Vec::new(),
     };

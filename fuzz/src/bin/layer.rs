@@ -115,7 +115,7 @@ fn write(layers: &[Layer]) {
     }
 }
 
-/// Headers that somebody could think of, with valid checksums, and data.
+/// Plausible headers with valid checksums, and data.
 fn drawn(input: &mut Input<'_>) -> Vec<u8> {
     let mut archive = Vec::new();
     for _ in 0..MAX_STEPS {

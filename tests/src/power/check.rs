@@ -109,9 +109,9 @@ impl Check<'_> {
         if code == Some(0) {
             return Some(stdout);
         }
-        let said = format!("{}{}", stdout.trim(), stderr.trim());
+        let message = format!("{}{}", stdout.trim(), stderr.trim());
         let line = arguments.join(" ");
-        self.problem(check, format!("`bathy {line}` has exit code {code:?} after {took:?}: {said}"));
+        self.problem(check, format!("`bathy {line}` has exit code {code:?} after {took:?}: {message}"));
         None
     }
 

@@ -150,9 +150,9 @@ impl Outcome {
 
     fn tells_denial(&self) -> bool {
         let explained = self.heard().contains("HTTP/1.1 403 Forbidden") || self.word() == "status 403";
-        let told =
+        let reported =
             ["refused", "unreachable", "reset", "alert", "unresolved", "code 5"].contains(&self.word());
-        told || explained
+        reported || explained
     }
 
     /// Asserts that it was denied, as [`Outcome::was_denied`] checks.

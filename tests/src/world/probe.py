@@ -61,7 +61,7 @@ def heard(sock, most=65536, seconds=1):
     try:
         while len(data) < most and time.monotonic() < end:
             left = max(0.01, end - time.monotonic())
-            # Whoever has begun to talk does not stop in the middle.
+            # A client that has begun to send does not stop in the middle.
             sock.settimeout(min(left, seconds * PAUSE) if data else left)
             more = sock.recv(4096)
             if not more:

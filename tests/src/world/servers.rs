@@ -202,6 +202,6 @@ pub struct Inside<'world> {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         move_into_link_name_space(self.back.as_fd(), Some(LinkNameSpaceType::Network))
-            .expect("whoever could go can return");
+            .expect("a process that entered the namespace can leave it");
     }
 }

@@ -81,13 +81,13 @@ fn begun() -> File {
 }
 
 /// Records a row: the attack's number, its description, the outcome, and whether that is good in one word.
-fn note(id: &str, what: &str, outcome: &str, verdict: &str) {
+fn note(id: &str, what: &str, outcome: &str, result: &str) {
     let clean = |text: &str| text.replace(|character: char| character.is_control(), " ");
     let (what, outcome) = (clean(what), clean(outcome));
-    println!("{id:3} {what:60} {outcome:20} {verdict}");
+    println!("{id:3} {what:60} {outcome:20} {result}");
     FILE.with_borrow_mut(|file| {
         let file = file.get_or_insert_with(begun);
-        writeln!(file, "{id}\t{what}\t{outcome}\t{verdict}").expect("the file for results can be written");
+        writeln!(file, "{id}\t{what}\t{outcome}\t{result}").expect("the file for results can be written");
     });
 }
 
@@ -160,8 +160,8 @@ pub fn all_work_in(open: &Guest<'_>, more: &str, attacks: &[&Attack], is_through
     for (attack, outcome) in attacks.iter().zip(open.try_with(more, &rows)) {
         if attack.works {
             let through = is_through(&outcome);
-            let told = if through { outcome.word().to_owned() } else { outcome.result.to_string() };
-            undefended(attack.id, &attack.what, &told, through);
+            let reported = if through { outcome.word().to_owned() } else { outcome.result.to_string() };
+            undefended(attack.id, &attack.what, &reported, through);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! U2, U4, U5, J7: guest kernels that misbehave, and processes that are stopped or killed. Every sandbox ends in bounded
-//! time, for a reason that is told, with nothing left; its neighbour notices nothing.
+//! time, with the reason in its message, and with nothing left; its neighbour notices nothing.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -85,7 +85,7 @@ fn u5_a_kernel_that_forks_stays_below_the_limit() {
     assert_says(&run.finish(Duration::from_secs(6) + patience(2 * GRACE)), "processes: ");
 }
 
-/// Starts a sandbox whose program says when it runs, and again a little later.
+/// Starts a sandbox whose program prints when it runs, and again a little later.
 fn neighbour() -> Run {
     let mut run = Run::start(&["--", "sh", "-c", "echo here; sleep 3; echo still here"]);
     run.when_printed("here");

@@ -1,13 +1,13 @@
 //! J2: every system call, and every allowed form with each of its conditions broken, under the real filters.
 
-use crate::run::{probe_on_host, verdict};
+use crate::run::{held_and_failed, probe_on_host};
 
 const TABLES: [&str; 8] =
     ["keeper", "keeper-kvm", "vcpu", "gateway", "unpacker", "guest-seccomp", "guest-stub", "guest-ptrace"];
 
 fn assert_tight(table: &str) {
     let ran = probe_on_host(&["filter", table, "itself"]);
-    let (held, failed) = verdict(&ran.stdout);
+    let (held, failed) = held_and_failed(&ran.stdout);
     assert_eq!(failed, 0, "\n{}", ran.stdout);
     assert!(held > 1024, "only {held} calls were tried");
 }
@@ -55,10 +55,10 @@ fn j2_stubs_filter_allows_its_table_and_nothing_else() {
 #[test]
 fn j2_every_call_of_a_guest_program_is_trapped() {
     let ran = probe_on_host(&["trapped", "itself"]);
-    let (held, failed) = verdict(&ran.stdout);
+    let (held, failed) = held_and_failed(&ran.stdout);
     assert_eq!(failed, 0, "\n{}", ran.stdout);
     assert!(held > 6 * 1024, "only {held} calls were tried");
-    let (held, failed) = verdict(&probe_on_host(&["trapped", "everywhere"]).stdout);
+    let (held, failed) = held_and_failed(&probe_on_host(&["trapped", "everywhere"]).stdout);
     // Two calls are never shown to a filter.
     assert!(held <= 12 && failed > 6 * 1024, "without addresses: {held} held, {failed} failed");
 }
@@ -67,7 +67,7 @@ fn j2_every_call_of_a_guest_program_is_trapped() {
 fn j2_a_filter_with_one_call_too_many_is_noticed() {
     for table in TABLES {
         let ran = probe_on_host(&["filter", table, "wider"]);
-        assert_eq!(verdict(&ran.stdout).1, 1, "{table}\n{}", ran.stdout);
+        assert_eq!(held_and_failed(&ran.stdout).1, 1, "{table}\n{}", ran.stdout);
         assert!(ran.stdout.contains(&format!("LEAK call {:#x}:", libc::SYS_getuid)), "{}", ran.stdout);
     }
 }
@@ -76,14 +76,14 @@ fn j2_a_filter_with_one_call_too_many_is_noticed() {
 fn j2_a_filter_with_calls_missing_is_noticed() {
     for table in TABLES {
         let ran = probe_on_host(&["filter", table, "narrower"]);
-        assert!(verdict(&ran.stdout).1 > 0, "{table}\n{}", ran.stdout);
+        assert!(held_and_failed(&ran.stdout).1 > 0, "{table}\n{}", ran.stdout);
     }
 }
 
 #[test]
 fn j2_without_a_filter_every_broken_form_is_noticed() {
     for table in TABLES {
-        let (held, failed) = verdict(&probe_on_host(&["filter", table, "nothing"]).stdout);
+        let (held, failed) = held_and_failed(&probe_on_host(&["filter", table, "nothing"]).stdout);
         assert!(held == 0 && failed > 5, "{table}: {held} held, {failed} failed");
     }
 }

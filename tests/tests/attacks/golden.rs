@@ -1,4 +1,4 @@
-//! J1, J4, J8: what the host's kernel says about each process of a sandbox, compared with what was agreed on.
+//! J1, J4, J8: the state of each process of a sandbox in /proc, compared with the golden files.
 //!
 //! After a deliberate change, `BATHY_BLESS=1` writes the files in tests/golden anew; the difference is then reviewed.
 
@@ -115,7 +115,7 @@ fn j1_j4_j8_the_process_that_unpacks_a_layer_is_confined_as_agreed() {
     assert_golden("unpacker", &describe(process, std::process::id()));
 }
 
-/// The description of a process that nobody confined differs everywhere: the files above can fail.
+/// The description of an unconfined process differs everywhere: the files above can fail.
 #[test]
 fn j1_an_unconfined_process_is_noticed() {
     let mut run = Run::of(std::process::Command::new("sh").args(["-c", "echo up; sleep 60; :"]));
@@ -154,6 +154,9 @@ fn describe_filter(filter: &Filter) -> String {
         Test::Without(mask) => format!("argument {} has none of {mask:#x}", condition.argument),
         Test::Masked { mask, value } => {
             format!("argument {} has {value:#x} of {mask:#x}", condition.argument)
+        }
+        Test::Wide { mask, value } => {
+            format!("argument {} has {value:#x} of {mask:#x}, in 64 bits", condition.argument)
         }
     };
     // A build that logs instead of killing differs in the first line of every table that kills.

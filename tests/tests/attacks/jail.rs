@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::run::{Run, probe, probe_on_host, verdict};
+use crate::run::{Run, held_and_failed, probe, probe_on_host};
 use crate::user::ordinary_user;
 
 /// Services of the host that a process without a network of its own could reach by a well-known name.
@@ -29,11 +29,11 @@ fn targets() -> &'static Targets {
 
 fn assert_closed(run: Run) {
     let ran = run.finish(Duration::from_secs(62));
-    let (held, failed) = verdict(&ran.stderr);
+    let (held, failed) = held_and_failed(&ran.stderr);
     assert_eq!(failed, 0, "\n{}", ran.stderr);
     assert!(held > 1300, "only {held} attempts were made");
     assert_eq!(ran.code, Some(125));
-    assert!(targets().streams.accept().is_err(), "somebody connected to a socket of the host");
+    assert!(targets().streams.accept().is_err(), "something connected to a socket of the host");
 }
 
 /// A sandbox with the attacker's program as kernel, started when there is something on the host to attack.
@@ -66,7 +66,7 @@ fn u1_j3_j4_nothing_answers_in_the_jail_of_an_ordinary_user() {
 fn j3_the_same_attempts_are_noticed_where_there_is_no_jail() {
     targets();
     let ran = probe_on_host(&["outside"]);
-    let (held, failed) = verdict(&ran.stdout);
+    let (held, failed) = held_and_failed(&ran.stdout);
     assert!(targets().datagrams.recv(&mut [0; 16]).is_ok(), "the datagram did not come");
     if rustix::process::geteuid().is_root() {
         let vain: Vec<_> = ran.stdout.lines().filter(|line| line.starts_with("held")).collect();

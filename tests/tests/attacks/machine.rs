@@ -11,7 +11,7 @@ use crate::golden::{assert_golden, describe, field};
 use crate::process::Process;
 use crate::run::Run;
 
-/// What tells one thread's confinement from another's.
+/// The properties by which the confinement of threads differs.
 const OF_THREADS: [&str; 8] =
     ["Uid", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters"];
 

@@ -1,9 +1,9 @@
-//! What the host's kernel tells about processes.
+//! The state of processes, from the host's /proc.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// A process, told apart from a later one of the same number by when it started.
+/// A process, identified by its number and the time of its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
     pub number: u32,
@@ -45,7 +45,7 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What a link below its folder in /proc says.
+    /// The target of a link below its folder in /proc.
     pub fn link(self, name: &str) -> String {
         let path = format!("/proc/{}/{name}", self.number);
         fs::read_link(&path).unwrap_or_else(|error| panic!("{path}: {error}")).to_string_lossy().into_owned()

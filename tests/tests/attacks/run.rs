@@ -43,6 +43,13 @@ pub fn probe_as(role: &str) -> TempPath {
     path
 }
 
+/// `bathy run` with these arguments.
+pub fn run_command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(bathy());
+    command.arg("run").args(arguments);
+    command
+}
+
 /// Lets the first run, which may have to build a kernel and an image, happen before anything is timed.
 pub fn set_up() {
     static DONE: OnceLock<()> = OnceLock::new();
@@ -65,15 +72,29 @@ impl Run {
     /// Starts `bathy run` with these arguments.
     pub fn start(arguments: &[&str]) -> Self {
         set_up();
-        Self::of(Command::new(bathy()).arg("run").args(arguments))
+        Self::of(&mut run_command(arguments))
     }
 
     /// Starts a prepared command.
     pub fn of(command: &mut Command) -> Self {
+        Self::spawn(command, Stdio::null())
+    }
+
+    /// Starts a prepared command whose input has no end before [`Self::end_input`].
+    pub fn with_input(command: &mut Command) -> Self {
+        Self::spawn(command, Stdio::piped())
+    }
+
+    /// Ends the input.
+    pub fn end_input(&mut self) {
+        self.child.stdin = None;
+    }
+
+    fn spawn(command: &mut Command, stdin: Stdio) -> Self {
         let stdout = tempfile::tempfile().expect("there is room in /tmp");
         let stderr = tempfile::tempfile().expect("there is room in /tmp");
         let copy = |file: &File| Stdio::from(file.try_clone().expect("a descriptor can be had"));
-        command.stdin(Stdio::null()).stdout(copy(&stdout)).stderr(copy(&stderr));
+        command.stdin(stdin).stdout(copy(&stdout)).stderr(copy(&stderr));
         let _lock = FORK_OR_WRITE.lock();
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}; ./test builds it"));
         Self { child, started: Instant::now(), stdout, stderr, seen: BTreeSet::new() }
@@ -233,11 +254,11 @@ pub fn probe_on_host(arguments: &[&str]) -> Ran {
 }
 
 /// The numbers in the probe's last line: how many attempts held, and how many did not.
-pub fn verdict(text: &str) -> (u32, u32) {
+pub fn held_and_failed(text: &str) -> (u32, u32) {
     let line = text.lines().rev().find_map(|line| line.trim_start_matches([' ', '|']).strip_prefix("HELD "));
     let parse = |line: &str| {
         let (held, failed) = line.split_once(" FAILED ")?;
         Some((held.parse().ok()?, failed.parse().ok()?))
     };
-    line.and_then(parse).unwrap_or_else(|| panic!("no verdict in:\n{text}"))
+    line.and_then(parse).unwrap_or_else(|| panic!("no result in:\n{text}"))
 }

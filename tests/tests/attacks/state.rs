@@ -1,4 +1,4 @@
-//! J5: the folders that bathy keeps things in hold links that somebody put there, as when an administrator runs it with
+//! J5: the folders that bathy keeps things in hold planted links, as when an administrator runs it with
 //! another user's home.
 
 use std::fs;

@@ -39,6 +39,11 @@ PRIVATE, SHARED, FIXED, ANONYMOUS, GROWS, HUGE = 2, 1, 0x10, 0x20, 0x100, 0x4000
 NONE = 2**64 - 1
 
 
+def hold():
+    """Keeps what was taken until it has been measured, which the end of the input says."""
+    sys.stdin.read()
+
+
 def memory_of(flags):
     def attack():
         result = call(9, FREE, SIZE, 3, flags | FIXED, NONE, 0)
@@ -46,6 +51,7 @@ def memory_of(flags):
             # What is touched is the host's memory.
             ctypes.memset(FREE, 1, SIZE)
             print("touched", SIZE >> 20, "MiB of the host's memory", flush=True)
+            hold()
         return result
     return attack
 
@@ -76,10 +82,16 @@ for name, attack in ATTACKS.items():
 
 # Guest memory again and again: of all of it, the host makes tables of pages each time.
 GUEST_MEMORY, READ, POPULATE, TIMES, WHOLE = 3, 1, 0x8000, 200, 64 << 20
+mapped_all, done = os.pipe()
 if os.fork() == 0:
     places = range(FREE, FREE + 2 * TIMES * WHOLE, 2 * WHOLE)
     mapped = sum(call(9, at, WHOLE, READ, SHARED | FIXED | POPULATE, GUEST_MEMORY, 0) == at for at in places)
     print("mapped:", mapped, flush=True)
+    os.close(done)
+    hold()
     os._exit(0)
-os.wait()
+os.close(done)
+os.read(mapped_all, 1)
 print("the guest goes on", flush=True)
+hold()
+os.wait()

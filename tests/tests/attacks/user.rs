@@ -74,7 +74,12 @@ impl OrdinaryUser {
 
     /// Starts `bathy run` with these arguments as this user.
     pub fn start(&self, arguments: &[&str]) -> Run {
-        Run::of(&mut self.command(&[&["run"], arguments].concat()))
+        Run::of(&mut self.run_command(arguments))
+    }
+
+    /// `bathy run` with these arguments as this user.
+    pub fn run_command(&self, arguments: &[&str]) -> Command {
+        self.command(&[&["run"], arguments].concat())
     }
 
     /// Runs `bathy` with these arguments as this user.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bathy_tests::kept::{Home, until};
 use bathy_tests::{pace, patience, promptly};
 
-use crate::measure::{FACTOR, Latencies, ROUNDS, attack_time, judged};
+use crate::measure::{FACTOR, Latencies, ROUNDS, attack_time, percentile_compared};
 
 const MIB: u64 = 1 << 20;
 const NEIGHBOUR: &str = "neighbour";
@@ -17,7 +17,7 @@ const ATTACKER: &str = "attacker";
 /// More than any disk does.
 const UNLIMITED: [&str; 4] = ["--disk-write-bandwidth", "1T", "--disk-flushes", "1000000"];
 
-/// Writes a page and syncs it, for as many seconds as the argument says; prints how long each took, in nanoseconds.
+/// Writes a page and syncs it, for as many seconds as in the argument; prints how long each took, in nanoseconds.
 const TIMED_FSYNCS: &str = "import os, sys, time
 f = os.open('/tmp/synced', os.O_RDWR | os.O_CREAT)
 end = time.monotonic() + float(sys.argv[1])
@@ -29,7 +29,7 @@ while time.monotonic() < end or n < 100:
     print(time.monotonic_ns() - begin)
     n += 1";
 
-/// Writes and syncs as fast as it can, in pieces of as many bytes as the first argument says.
+/// Writes and syncs as fast as it can, in pieces of as many bytes as in the first argument.
 const STORM: &str = "import os, sys
 size = int(sys.argv[1])
 f = os.open('/tmp/storm', os.O_RDWR | os.O_CREAT)
@@ -86,7 +86,7 @@ fn storm_round(name: &str, size: u64, options: &[&str]) -> bool {
         "{name:22} | fsync {fsync_before} | {fsync} | exec {exec_before} | {exec} | it writes {rate:.1} MB/s"
     );
     let quick = |before: &Latencies, during: &Latencies| {
-        during.percentile(judged()) <= before.percentile(judged()) * FACTOR
+        during.percentile(percentile_compared()) <= before.percentile(percentile_compared()) * FACTOR
     };
     quick(&fsync_before, &fsync) && quick(&exec_before, &exec)
 }
@@ -102,7 +102,7 @@ fn r13_a_neighbours_fsyncs_and_commands_during_storms() {
         assert!(
             quick,
             "{name}: the neighbour takes more than {FACTOR} times as long (percentile {})",
-            judged()
+            percentile_compared()
         );
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bathy_tests::kept::Home;
 use bathy_tests::{Engine, engine, patient_seconds};
-use measure::{Scene, Taken, Victim, judged};
+use measure::{Scene, Taken, Victim, percentile_compared};
 
 #[test]
 fn r1_u5_processes_and_threads() {
@@ -23,7 +23,7 @@ fn r1_u5_processes_and_threads() {
         while True:\n\
         \x20try: threading.Thread(target=time.sleep, args=(999,)).start()\n\
         \x20except RuntimeError: time.sleep(.01)";
-    // Where they are so many that nothing else can be started, that tells as much.
+    // Where they are so many that nothing else can be started, that is the same result.
     let counts = |taken: &Taken<'_>, script: &str| {
         let ran = taken.victim.home.exec(Victim::NAME, &["sh", "-c", script]);
         match ran.code {
@@ -78,7 +78,7 @@ fn r3_disk() {
     let scene = Scene::new();
     let fill = "head -c 4M /dev/urandom > /tmp/seed; \
         while :; do while cat /tmp/seed; do :; done > /tmp/fill; touch /tmp/was-full; sync; done";
-    // It begins anew when it is full, so what is there at the end tells nothing.
+    // It begins anew when it is full, so its size at the end means nothing.
     let full = |taken: &Taken<'_>| {
         taken.victim.home.sh(Victim::NAME, "ls /tmp").lines().any(|name| name == "was-full")
     };
@@ -178,8 +178,8 @@ fn r7_commands() {
         let sleep = ["exec", "-d", "-t", Victim::NAME, "--", "sleep", "999"];
         for _ in (0..300).take_while(|_| !victim.is_over()) {
             let ran = victim.home.run(&sleep);
-            let said = "bathy: ";
-            assert!(ran.code == Some(0) || ran.stderr.starts_with(said), "{ran:?}");
+            let message = "bathy: ";
+            assert!(ran.code == Some(0) || ran.stderr.starts_with(message), "{ran:?}");
         }
     };
     let many = |taken: &Taken<'_>| number(&taken.victim.home.sh(Victim::NAME, "ls /dev/pts | wc -l")) > 100;
@@ -227,7 +227,7 @@ fn a_neighbour_that_suffers_is_noticed() {
     });
     println!("suffering: before {before}, during {during}");
     assert!(
-        during.percentile(judged()) > before.percentile(judged()) * 3,
+        during.percentile(percentile_compared()) > before.percentile(percentile_compared()) * 3,
         "before {before}, during {during}"
     );
 }

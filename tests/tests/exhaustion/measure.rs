@@ -38,9 +38,9 @@ pub fn attack_time() -> Duration {
     Duration::from_secs(seconds.unwrap_or(5))
 }
 
-/// The percentile that the neighbour is judged by. In the nested test bed all processors take turns on one thread of
-/// the emulator, in long slices: there the slowest of 60 commands tells how it slices, and only the median of us.
-pub fn judged() -> usize {
+/// The percentile that is compared. In the nested test bed all processors take turns on one thread of
+/// the emulator, in long slices: there the slowest of 60 commands shows its slices, and only the median shows our code.
+pub fn percentile_compared() -> usize {
     if is_emulated() { 50 } else { 99 }
 }
 
@@ -164,7 +164,7 @@ impl Scene {
         self.latencies(CALM)
     }
 
-    /// Attacks a fresh sandbox from inside, until the neighbour was seen not to suffer. `check` tells whether the
+    /// Attacks a fresh sandbox from inside, until the neighbour was seen not to suffer. `check` returns whether the
     /// attack took what it was meant to.
     pub fn attack(&self, name: &str, begin: impl Fn(&Victim<'_>) + Sync, check: impl Fn(&Taken<'_>) -> bool) {
         let mut rounds = 0;
@@ -173,7 +173,7 @@ impl Scene {
             assert!(
                 rounds < ROUNDS,
                 "{name}: the neighbour's commands take more than {FACTOR} times as long (percentile {})",
-                judged()
+                percentile_compared()
             );
         }
     }
@@ -250,11 +250,11 @@ impl Scene {
         });
         assert!(!home.state().join("sandboxes").join(&id).exists(), "{name}: its files are left");
         home.ok(&["audit", "verify"]);
-        during.percentile(judged()) <= before.percentile(judged()) * FACTOR
+        during.percentile(percentile_compared()) <= before.percentile(percentile_compared()) * FACTOR
     }
 
-    /// What becomes of the attacked sandbox: it answers, or says in bounded time why it does not, or has ended and
-    /// tells why.
+    /// What becomes of the attacked sandbox: it answers, or reports in bounded time why it does not, or has ended with a
+    /// reason.
     fn afterwards(&self, name: &str) -> String {
         let timeout = patient_seconds(10);
         let ran = self.home.run(&["exec", "--timeout", &timeout, Victim::NAME, "--", "/bin/echo", "alive"]);
@@ -301,7 +301,7 @@ fn count_below(top: u32) -> u64 {
     u64::try_from(found.len()).unwrap()
 }
 
-/// Bytes of memory that a process shares with nobody's file: not the guest's.
+/// Bytes of a process's anonymous memory, which is not the guest's.
 fn own_memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));

@@ -106,7 +106,7 @@ fn n7_a_card_or_address_of_its_own_choice_is_nobodys() {
     }
 }
 
-/// Holds connections open while the policy changes, and tells which of them are still there.
+/// Holds connections open while the policy changes, and reports which of them are still there.
 const HOLD: &str = r#"
 def hold(seconds):
     held = {}

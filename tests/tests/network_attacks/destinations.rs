@@ -1,4 +1,4 @@
-//! N1 and N2: addresses that nobody may reach, in every spelling and of every class.
+//! N1 and N2: addresses that no sandbox may reach, in every spelling and of every class.
 
 use bathy_tests::world::World;
 use bathy_tests::world::addresses::{self, HOST_OWN, LINK_LOCAL, METADATA, PRIVATE, SPECIAL};
@@ -30,7 +30,7 @@ const SPELLINGS: [(&str, &str); 16] = [
     ("user before the host", "site.example@10.0.0.5"),
 ];
 
-/// IPv6 addresses that are IPv4 ones to somebody.
+/// IPv6 addresses that some translators turn into IPv4 ones.
 const DISGUISES: [(&str, &str); 17] = [
     ("mapped", "::ffff:10.0.0.5"),
     ("mapped, in hexadecimal", "::ffff:a00:5"),
@@ -136,11 +136,11 @@ fn n2_no_class_but_public_is_reached_over_tcp_or_udp() {
     let url = "http://metadata.google.internal/";
     attacks.push(attack("N2", "metadata by its name", json!(["curl", url])));
     all_held(&web, "", &attacks, &[]);
-    // Groups of hosts, and a neighbour on the link who is not there: what is sent to them is lost, as always when nobody
+    // Groups of hosts, and a neighbour on the link who is not there: what is sent to them is lost, as always when no host
     // listens.
-    let nobody =
+    let unanswered =
         [("224.0.0.251", 5353), ("239.255.255.250", 5353), ("ff02::fb", 5353), ("fd62:6174:6879::3", 7)];
-    let mut groups: Vec<_> = nobody
+    let mut groups: Vec<_> = unanswered
         .map(|(to, port)| hopeless("N2", format!("{to} over UDP"), json!(["datagram", to, port, "x", 0.2])))
         .into();
     groups.push(hopeless("N2", "fd62:6174:6879::3 over TCP", json!(["connect", "fd62:6174:6879::3", 7])));
@@ -172,7 +172,7 @@ fn n10_the_hosts_own_addresses_are_denied_whatever_the_mtu_and_whenever_they_cam
     }
     all_held(&web, "", &attacks, &[]);
     all_work_allowing(&world, &all, "", &attacks);
-    // Somebody else's until now.
+    // The address of another host until now.
     for (address, change) in [
         ("93.184.78.4", "address add 93.184.78.4/24 dev world"),
         ("2606:2800:77::4", "-6 address add 2606:2800:77::4/128 dev world nodad"),

@@ -17,7 +17,7 @@ const FRAMES: &str = include_str!("frames.py");
 fn v9_no_odd_frame_gets_out() {
     let world = World::new();
     let web = Guest::start(&world, "web", &[]);
-    // What the frames carry would be heard, if it were carried by an ordinary one.
+    // The content of the frames would be received if ordinary frames carried it.
     web.try_with(FRAMES, &[json!(["fire", "good_frames", 1])])[0].is("sent");
     bathy_tests::kept::until("both are heard", 3, || world.contacts().len() == 2);
     undefended("V9", "the same content in ordinary frames", "both were heard", true);
@@ -53,8 +53,9 @@ fn v9_no_odd_frame_gets_out() {
         ["127.0.0.1", "::1", "169.254.169.254", "fe80::5", "0.0.0.0", "::ffff:10.0.0.5", "::ffff:127.0.0.1"]
     {
         web.until_event(address, |event| {
-            let told = event["address"].as_str().and_then(|told| told.parse::<std::net::IpAddr>().ok());
-            event["event"] == "net_denied" && told == address.parse().ok()
+            let reported =
+                event["address"].as_str().and_then(|reported| reported.parse::<std::net::IpAddr>().ok());
+            event["event"] == "net_denied" && reported == address.parse().ok()
         });
     }
     web.still_works();

@@ -67,7 +67,7 @@ fn n6_only_a_plain_greeting_with_the_right_name_goes_out() {
     let greet = |what: &str| json!(["greet", "api.example", 443, what]);
     let outcomes = web.try_with(GREETINGS, &ROWS.map(|(what, _)| greet(what)));
     for ((what, fate), outcome) in ROWS.iter().zip(&outcomes) {
-        // A second greeting in the same breath is the server's to judge; what it says is not ours.
+        // A second greeting in the same breath is for the server to check; the gateway has decided on the first.
         let is_right = (outcome.word() == "believed") == (*fate == Fate::Passes) || what.contains("second");
         row("N6", what, outcome.word(), is_right);
     }
@@ -99,7 +99,7 @@ fn n6_libraries_and_real_clients() {
         tls("an ordinary client", json!(["api.example", 443, "api.example"])),
         tls("its greeting in 200 pieces", json!(["api.example", 443, "api.example", [], 200])),
         tls("HTTP/2", json!(["api.example", 8443, "api.example", ["h2", "http/1.1"]])),
-        tls("a protocol that nobody knows", json!(["api.example", 443, "api.example", ["odd/1"]])),
+        tls("an unknown protocol", json!(["api.example", 443, "api.example", ["odd/1"]])),
         attack(
             "N6",
             "a session that goes on",
@@ -122,15 +122,10 @@ fn n6_libraries_and_real_clients() {
     );
     // Another certificate authority is not ours to trust.
     let strange = web.try_one(json!(["shell", "curl -sS -m SECONDS https://api.example/; echo code $?"]));
-    row(
-        "N6",
-        "a certificate that nobody has signed",
-        strange.heard().trim(),
-        strange.heard().contains("code 60"),
-    );
+    row("N6", "an unsigned certificate", strange.heard().trim(), strange.heard().contains("code 60"));
 
     let attacks = [
-        // The right name at an address that was never told for it.
+        // The right name at an address that was never resolved for it.
         tls("the right name at a public address", json!(["93.184.215.14", 443, "api.example"])),
         tls("at a neighbour of its address", json!(["151.101.1.20", 443, "api.example"])),
         tls("at a private address", json!(["10.0.0.5", 443, "api.example"])),

@@ -51,12 +51,12 @@ fn n3_answers_that_change_or_mix() {
         json!(["curl", "http://rebind.example/"]),
         json!(["names", "rebind-loopback.example"]),
         json!(["names", "rebind-loopback.example"]),
-        // Both at once: only one of them is told.
+        // Both at once: only one of them is in the answer.
         json!(["names", "mixed.example"]),
         json!(["names", "mixed.example", 28]),
         json!(["curl", "http://mixed.example/"]),
         json!(["names", "mapped.example", 28]),
-        // Moves from one public address to another, which is nobody's harm.
+        // Moves from one public address to another, which is harmless.
         json!(["curl", "http://moving.example/"]),
         json!(["curl", "http://moving.example/"]),
     ]);
@@ -69,8 +69,8 @@ fn n3_answers_that_change_or_mix() {
         (6, "the same of IPv6", json!([SITE_V6])),
         (8, "IPv4 in IPv6", json!([])),
     ] {
-        let told = &outcomes[index].result["addresses"];
-        row("N3", what, &told.to_string(), *told == expected);
+        let reported = &outcomes[index].result["addresses"];
+        row("N3", what, &reported.to_string(), *reported == expected);
     }
     for (index, what, expected) in [
         (2, "the program that asks once more", "unresolved"),
@@ -89,8 +89,8 @@ fn n3_answers_that_change_or_mix() {
         ("rebind.example", 1, "10.0.0.5"),
     ] {
         let outcome = open.try_one(json!(["names", name, kind]));
-        let told = outcome.result["addresses"].to_string();
-        undefended("N3", &format!("{name} is told whole"), &told, told.contains(inner));
+        let reported = outcome.result["addresses"].to_string();
+        undefended("N3", &format!("{name} is told whole"), &reported, reported.contains(inner));
     }
 }
 
@@ -173,7 +173,7 @@ fn n3_a_name_rule_holds_for_its_own_addresses_and_time() {
     let web = Guest::start(&world, "web", &["--allow", "inner.example:80", "--allow", "brief.example:80"]);
     let request = "GET / HTTP/1.1\r\nHost: brief.example\r\n\r\n";
     let outcomes = web.try_all(&[
-        // A name allows public addresses only, whoever owns it.
+        // A name allows public addresses only, whatever its owner answers.
         json!(["curl", "http://inner.example/"]),
         json!(["say", "10.0.0.5", 80, "GET / HTTP/1.1\r\nHost: inner.example\r\n\r\n"]),
         json!(["say", "151.101.3.3", 80, request]),
@@ -193,7 +193,7 @@ fn n3_a_name_rule_holds_for_its_own_addresses_and_time() {
     let late = web.try_one(json!(["say", "151.101.3.3", 80, request]));
     row("N3", "an address when its time is over", late.word(), late.was_denied());
     assert_eq!(world.contacts_beyond(&["151.101.3.3"]), []);
-    // Without a rule by name nobody asks how an address was found.
+    // Without a rule by name it does not matter how an address was found.
     let open = Guest::start(&world, "open", &UNDEFENDED);
     for what in [json!(["curl", "http://inner.example/"]), json!(["say", "151.101.3.3", 80, request])] {
         let outcome = open.try_one(what.clone());
@@ -265,11 +265,11 @@ fn n4_kinds_of_questions() {
         ("SVCB", 64, "ech.example", json!([])),
         ("HTTPS", 65, "ech.example", json!([])),
     ];
-    // No ECH keys, and no records that nobody needs. Texts are needed, and have their budget like all names.
+    // No ECH keys, and no unneeded records. Texts are needed, and have their budget like all names.
     let rows: Vec<_> = kinds.iter().map(|(_, number, name, _)| json!(["names", name, number])).collect();
     for ((what, _, name, expected), outcome) in kinds.iter().zip(web.try_all(&rows)) {
-        let told = format!("{} {}", outcome.word(), outcome.result["addresses"]);
-        row("N4", &format!("{what} of {name}"), &told, outcome.result["addresses"] == *expected);
+        let reported = format!("{} {}", outcome.word(), outcome.result["addresses"]);
+        row("N4", &format!("{what} of {name}"), &reported, outcome.result["addresses"] == *expected);
     }
     web.try_all(&[
         json!(["names", "site.example", 1, GATEWAY, "tcp"]),
@@ -279,12 +279,12 @@ fn n4_kinds_of_questions() {
     ])
     .iter()
     .for_each(|outcome| {
-        let told = !outcome.result["addresses"].as_array().unwrap().is_empty();
+        let reported = !outcome.result["addresses"].as_array().unwrap().is_empty();
         row(
             "N4",
             &format!("an honest question: {}", outcome.row),
             outcome.word(),
-            outcome.word() == "code 0" && told,
+            outcome.word() == "code 0" && reported,
         );
     });
     let kinds: Vec<_> = world
@@ -316,8 +316,8 @@ def tunnel(count):
     // 4 KiB of names with 54 bytes in each minute that was begun. A resolver that is slow is asked again.
     let minutes = outcome.result["seconds"].as_f64().unwrap() / 60.0;
     let most = (minutes.ceil() + 1.0) * 4096.0 / 54.0;
-    let told = format!("{asked} of 400 names got out");
-    row("N4", "data in names", &told, (50.0..=most).contains(&f64::from(u32::try_from(asked).unwrap())));
+    let reported = format!("{asked} of 400 names got out");
+    row("N4", "data in names", &reported, (50.0..=most).contains(&f64::from(u32::try_from(asked).unwrap())));
     web.until_event("why", |event| {
         event["event"] == "name_unresolved"
             && event["reason"]

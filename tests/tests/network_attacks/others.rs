@@ -58,7 +58,7 @@ fn n5_other_protocols_do_not_leave() {
     attacks.push(row("an echo with data", 1, "10.0.0.5"));
     let before = packets_out(&world);
     all_held_by(&web, FRAMES, &attacks, &[], |outcome| {
-        // An answer to an echo comes from the gateway only in so far as it says no.
+        // For an echo request the gateway only sends refusals.
         let said_no = outcome.word() == "answered" && outcome.heard().get(40..42) == Some("03");
         said_no || ["timeout", "unreachable"].contains(&outcome.word())
     });
@@ -69,7 +69,7 @@ fn n5_other_protocols_do_not_leave() {
     });
     web.until_event("SCTP", |event| event["event"] == "net_denied" && event["protocol"] == "132");
     web.still_works();
-    // The probe can be heard: the gateway answers an echo that is for itself.
+    // The probe works: the gateway answers an echo request to itself.
     let own = web.try_with(FRAMES, &[json!(["raw", 1, "192.0.0.1", payload])]).remove(0);
     assert_eq!(own.is("answered").heard().get(40..42), Some("00"), "{own:?}");
 }
@@ -107,7 +107,7 @@ fn n5_overlapping_segments_mean_one_thing_only() {
             rows.push(json!(["overlap", API, port, order, what, own]));
         }
     }
-    // Nothing is dialled for what only begins, nor for what is said too early.
+    // Nothing is dialled for half a handshake, nor for data that comes too early.
     let early = "GET / HTTP/1.1\r\nHost: bad.example\r\n\r\n";
     rows.push(json!(["early", API, 443, 30001, early]));
     rows.push(json!(["early", API, 80, 30002, early]));
@@ -124,9 +124,9 @@ fn n5_overlapping_segments_mean_one_thing_only() {
         row("N5", &format!("segments over {}: {order}", outcome.row[4]), outcome.word(), opened && one_thing);
     }
     for outcome in &outcomes[18..20] {
-        let told = format!("{}, nothing was dialled", outcome.word());
+        let reported = format!("{}, nothing was dialled", outcome.word());
         let early = contacts.iter().any(|contact| contact.name.as_deref() == Some("bad.example"));
-        row("N5", &format!("data in the first segment to port {}", outcome.row[2]), &told, !early);
+        row("N5", &format!("data in the first segment to port {}", outcome.row[2]), &reported, !early);
     }
     let believed = outcomes.iter().filter(|outcome| outcome.word() == "believed").count();
     let named = contacts.iter().filter(|contact| contact.kind != Kind::Tcp).count();

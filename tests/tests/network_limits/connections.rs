@@ -15,7 +15,7 @@ use bathy_tests::world::guest::{AT_ONCE, GATEWAY, Guest, on_host};
 use bathy_tests::world::table::{row, undefended};
 
 const FRAMES: &str = include_str!("../network_attacks/frames.py");
-/// What a sandbox may begin in a second if nobody says otherwise, and as much at once.
+/// The default rate of new connections per second, which is also the burst.
 const NEW_IN_A_SECOND: usize = 250;
 
 /// First segments by hand, from every port, as fast as it goes: by their number and not by the clock. Only the own port
@@ -40,7 +40,7 @@ def flood(count, to, port):
     return {'outcome': 'done', 'sent': sent, 'seconds': time.monotonic() - began}
 ";
 
-/// How many connections may have reached somebody since then.
+/// How many connections may have reached a server since then.
 fn allowed_since(began: Instant) -> usize {
     NEW_IN_A_SECOND * (usize::try_from(began.elapsed().as_secs()).unwrap() + 2)
 }
@@ -54,7 +54,7 @@ fn r5_connections_that_are_only_begun() {
     // Without its address the sandbox's own kernel does not break off what it knows nothing about: all stay half-open.
     for (what, to, port, count) in [
         ("half-open connections", [SITE, "151.101.8.8"], 80, 100_000),
-        ("half-open connections that nobody answers", [SILENT, SILENT], 80, 20_000),
+        ("half-open connections without an answer", [SILENT, SILENT], 80, 20_000),
         ("half-open connections that are denied", ["10.0.0.5", "10.0.0.6"], 443, 20_000),
         ("half-open connections that are denied with an answer", ["10.0.0.5", "10.0.0.6"], 80, 20_000),
     ] {
@@ -64,9 +64,9 @@ fn r5_connections_that_are_only_begun() {
             json!(["kernel_address", "add"]),
         ];
         let outcome = scene.web.try_with(&more, &rows).remove(1);
-        let told =
+        let reported =
             format!("{} in {:.1} s", outcome.result["sent"], outcome.result["seconds"].as_f64().unwrap());
-        row("R5", what, &told, outcome.result["sent"] == fewer(count));
+        row("R5", what, &reported, outcome.result["sent"] == fewer(count));
         // What waits for answers that never come is given up after some time.
         until("it serves again", 30, || {
             scene.web.try_one(json!(["curl", "http://site.example/"])).word() == "status 200"
@@ -126,9 +126,9 @@ fn r5_a_hundred_thousand_connections() {
     ];
     for (what, attack, count, least) in attacks {
         let (outcome, worst) = beside(&scene, &more, attack, &neighbour);
-        let told = format!("{}: {}; a neighbour waited {worst:?}", outcome[count], outcome["outcomes"]);
+        let reported = format!("{}: {}; a neighbour waited {worst:?}", outcome[count], outcome["outcomes"]);
         let held = outcome[count].as_u64() >= Some(least) && worst < most;
-        row("R5", what, &told, held);
+        row("R5", what, &reported, held);
     }
     thread::sleep(Duration::from_secs(1));
     scene.survived();
@@ -187,7 +187,7 @@ fn r5_connections_that_are_held() {
     row("R5", "connections that are held", &format!("{held} of 1024"), (1000..=1024).contains(&held));
     scene.limited("connections at once");
     scene.survived();
-    // Whoever may have more gets more.
+    // A sandbox with higher limits gets more.
     let file = world.home().path().join("more.toml");
     fs::write(&file, "[network_limits]\nconnections = 2048\n").unwrap();
     let open = Guest::start(&world, "open", &["--net", "public", "--config", file.to_str().unwrap()]);
@@ -299,7 +299,7 @@ fn r5_published_ports_are_limited_too() {
     let scene = Scene::new(&world, &["-p", "0:9000"]);
     let ports: Value = serde_json::from_str(&world.ok(&["port", "web", "--json"])).unwrap();
     let port = &ports[0]["host"];
-    // Nobody listens in the sandbox: callers are told so, as many as they are.
+    // No program listens in the sandbox: each inbound peer is refused, however many they are.
     let seconds = patience(Duration::from_secs(2)).as_secs();
     let calls = format!(
         "import socket, time\n\

@@ -53,8 +53,8 @@ def one_flow(seconds, to, size):
     }
     for size in [1, 1400, 60_000] {
         let outcome = scene.attack(flood, json!(["one_flow", 1, "151.101.9.9", size]));
-        let told = format!("{} sent, {} came back", outcome.result["sent"], outcome.result["back"]);
-        row("R5", &format!("datagrams of {size} bytes"), &told, outcome.word() == "done");
+        let reported = format!("{} sent, {} came back", outcome.result["sent"], outcome.result["back"]);
+        row("R5", &format!("datagrams of {size} bytes"), &reported, outcome.word() == "done");
     }
     // Flows are given back after a minute of silence; until then there is room for new ones in the same second only if the
     // limit leaves some.
@@ -93,19 +93,19 @@ def questions(seconds, name):
 ";
     for name in ["site.example", "nN.tunnel.example", "silent.example"] {
         let outcome = scene.attack(flood, json!(["questions", 3, name]));
-        let told = format!("{} asked: {}", outcome.result["sent"], outcome.result["codes"]);
+        let reported = format!("{} asked: {}", outcome.result["sent"], outcome.result["codes"]);
         let refused = outcome.result["codes"]["5"].as_u64() > Some(0);
-        row("R5", &format!("questions for {name}"), &told, refused);
+        row("R5", &format!("questions for {name}"), &reported, refused);
     }
-    // 500 at once, and 100 in a second. Those that nobody answers are asked four times.
+    // 500 at once, and 100 in a second. Those without an answer are sent four times.
     let asked = world.asked_names().into_iter().filter(|name| name != "silent.example").count();
     let most = 500 + 100 * usize::try_from(began.elapsed().as_secs() + 1).unwrap();
     row("R5", "what got out of them", &format!("{asked} questions, at most {most}"), asked <= most);
     until("names work again", 20, || scene.web.try_one(json!(["names", "site.example"])).word() == "code 0");
     scene.survived();
-    let told = scene.web.net_log();
+    let reported = scene.web.net_log();
     let reason = "The sandbox sends more than 100 DNS queries per second";
-    assert!(told.iter().any(|event| event["reason"] == reason), "no event of the limit");
+    assert!(reported.iter().any(|event| event["reason"] == reason), "no event of the limit");
     // One that is slow to say what it wants does not keep others waiting.
     let slow = "
 def slow(count):

@@ -23,7 +23,7 @@ fn a_gateway_that_dies_is_replaced_and_nothing_slips_through() {
     world.ok(&["exec", "-d", "web", "--", "python3", "-m", "http.server", "8000"]);
     web.still_works();
     let pid = gateway(&world, "web");
-    // Only a client that asks finds out that nobody has its connection any more.
+    // Only a client that sends something finds out that its connection is gone.
     let url = format!("http://site.example/slow/{}", 200 * slowness());
     let curl = ["exec", "web", "--", "curl", "-sS", "--keepalive-time", "2", &url];
     let download = world.bathy_command(&curl).spawn().unwrap();
@@ -120,8 +120,8 @@ def tunnel(turn, count):
         world.asked_names().into_iter().filter(|name| name.ends_with("tunnel.example")).collect();
     // 4 KiB of names with 54 bytes in each minute that was begun, whatever the number of gateways.
     let minutes = usize::try_from(began.elapsed().as_secs() / 60).unwrap() + 2;
-    let told = format!("{} of 600 names got out", asked.len());
-    row("N9", "names through five gateways", &told, (50..=minutes * 4096 / 54).contains(&asked.len()));
+    let reported = format!("{} of 600 names got out", asked.len());
+    row("N9", "names through five gateways", &reported, (50..=minutes * 4096 / 54).contains(&asked.len()));
     web.until_event("the end of what was open", |event| {
         event["port"] == 80 && is_lost(event) && event["sent"].as_u64() > Some(0)
     });
@@ -133,7 +133,7 @@ fn is_lost(event: &Value) -> bool {
     event["event"] == "net_closed" && reason.starts_with("its gateway failed")
 }
 
-/// Trades 500,000 bytes for 300,000 and tells that by a call to the echo port; with `inbound`, before that also datagrams,
+/// Trades 500,000 bytes for 300,000 and reports that by a connection to the echo port; with `inbound`, before that also datagrams,
 /// and, over a connection from outside, 40,000 bytes for 70,000. Keeps all of it until its standard input ends.
 const TRADES: &str = "
 import socket, sys
@@ -161,7 +161,7 @@ socket.create_connection((site, 7)).close()
 sys.stdin.read()
 ";
 
-/// Calls a published port of the host's, trades 70,000 bytes for 40,000, says so, and keeps the connection.
+/// Calls a published port of the host's, trades 70,000 bytes for 40,000, reports it, and keeps the connection.
 const CALLER: &str = "
 import socket, sys, time
 sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
@@ -179,7 +179,7 @@ type Lost = (String, String, u64, Option<u64>, Option<u64>);
 /// What the log has of them.
 fn lost(log: &[Value]) -> BTreeSet<Lost> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    // Nobody waited for the end of the call to the echo port.
+    // The connection to the echo port was not waited for.
     let is_call = |event: &Value| event["protocol"] == "tcp" && event["port"] == 7;
     let ends = log.iter().filter(|event| is_lost(event) && !is_call(event));
     let bytes = |event: &Value, name| event.get(name).and_then(Value::as_u64);
@@ -245,9 +245,9 @@ fn n9_what_a_killed_gateway_of_a_command_had_carried_is_in_the_log_to_the_byte()
     until("there is a new one", 10, || matches!(gateways()[..], [new] if new != pid));
     drop(command.stdin.take());
     let output = command.wait_with_output().unwrap();
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{told} {}", String::from_utf8_lossy(&output.stderr));
-    let log = world.ok(&["net", "log", told["sandbox"].as_str().unwrap(), "--json"]);
+    let reported: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{reported} {}", String::from_utf8_lossy(&output.stderr));
+    let log = world.ok(&["net", "log", reported["sandbox"].as_str().unwrap(), "--json"]);
     let found = lost(&serde_json::from_str::<Vec<Value>>(&log).unwrap());
     let expected = BTreeSet::from([known("tcp", "out", 17, (500_000, 300_000))]);
     row("N9", "bytes of what a command's killed gateway had open", &format!("{found:?}"), found == expected);
@@ -277,7 +277,7 @@ fn a_gateway_that_stops_is_a_network_that_stops() {
     assert_eq!(world.contacts_beyond(&[]), []);
 }
 
-/// Calls as fast as it goes, until somebody says that it is enough.
+/// Connects as fast as possible, until the test ends it.
 const CALLS: &str = "
 import os, socket
 while not os.path.exists('/tmp/enough'):
@@ -305,7 +305,7 @@ fn n8_what_nobody_writes_down_does_not_happen() {
         }
         last.1.elapsed() > quiet
     });
-    row("N8", "calls that nobody would write down", &format!("ended after {} of them", last.0), true);
+    row("N8", "connections that could not be recorded", &format!("ended after {} of them", last.0), true);
     signal(monitor, Signal::CONT);
     until("they go on", 20, || world.contacts_at(SITE, 7).len() > last.0);
     web.user(&["touch", "/tmp/enough"]);
@@ -315,12 +315,17 @@ fn n8_what_nobody_writes_down_does_not_happen() {
     let allowed =
         |event: &Value| event["event"] == "net_allowed" && event["address"] == SITE && event["port"] == 7;
     let deadline = Instant::now() + patience(Duration::from_secs(10));
-    let told = loop {
-        let told = web.net_log().iter().filter(|event| allowed(event)).count();
-        if told >= reached || Instant::now() > deadline {
-            break told;
+    let reported = loop {
+        let reported = web.net_log().iter().filter(|event| allowed(event)).count();
+        if reported >= reached || Instant::now() > deadline {
+            break reported;
         }
         thread::sleep(limit(Duration::from_millis(100)));
     };
-    row("N8", "calls that were made", &format!("{reached}, and {told} are written down"), told >= reached);
+    row(
+        "N8",
+        "calls that were made",
+        &format!("{reached}, and {reported} are written down"),
+        reported >= reached,
+    );
 }

@@ -38,8 +38,8 @@ fn shown_without(world: &World, rows: &[(&str, Value)], limit: u64) {
     for (what, row) in rows {
         let outcome = moved(&open, row);
         let count = outcome["count"].as_f64().unwrap();
-        let told = format!("{count} in {} s", outcome["seconds"]);
-        undefended("R5", what, &told, count > most(limit, &outcome));
+        let reported = format!("{count} in {} s", outcome["seconds"]);
+        undefended("R5", what, &reported, count > most(limit, &outcome));
     }
 }
 
@@ -50,7 +50,7 @@ fn limited<'world>(world: &'world World, limits: &str) -> Scene<'world> {
     Scene::new(world, &["--net", "public"])
 }
 
-/// Bytes one way and the other, until so many have gone, and packets for so long. Each tells how long that took.
+/// Bytes one way and the other, until so many have gone, and packets for so long. Each reports how long that took.
 const MOVING: &str = "
 def received(total):
     buffer, count = bytearray(1 << 16), 0
@@ -66,7 +66,7 @@ def sent(total):
         began = time.monotonic()
         sock.sendall(bytes(total))
         sock.shutdown(socket.SHUT_WR)
-        # What arrived, told by the other side.
+        # What arrived, reported by the other side.
         count = int(sock.makefile().readline())
         return {'outcome': 'done', 'count': count, 'seconds': time.monotonic() - began}
 
@@ -140,8 +140,8 @@ fn r5_packets_have_a_limit_each_way() {
         let outcome = moved(&scene.web, &json!([format!("packets_{what}"), 3]));
         let count = outcome["count"].as_f64().unwrap();
         let held = count > 0.0 && count <= most(LIMIT, &outcome);
-        let told = format!("{count} in {} s", outcome["seconds"]);
-        row("R5", &format!("packets {what}, {LIMIT} allowed in a second"), &told, held);
+        let reported = format!("{count} in {} s", outcome["seconds"]);
+        row("R5", &format!("packets {what}, {LIMIT} allowed in a second"), &reported, held);
     }
     // What waits in the sandbox's own queue comes first.
     until("it serves again", 20, || {
@@ -190,8 +190,8 @@ fn r5_a_small_request_does_not_wait_for_great_downloads() {
     };
     let (waits, totals) = (numbers("waits"), numbers("totals"));
     let worst = Duration::from_millis(*waits.iter().max().unwrap());
-    let told = format!("{} requests, {worst:?} at most", waits.len());
-    row("R5", "small requests beside eight downloads", &told, worst < most);
+    let reported = format!("{} requests, {worst:?} at most", waits.len());
+    row("R5", "small requests beside eight downloads", &reported, worst < most);
     let (least, all) = (*totals.iter().min().unwrap(), totals.iter().sum::<u64>());
     row("R5", "eight downloads at once", &format!("{least} of {all} bytes at least"), least * 8 * 4 >= all);
     scene.survived();

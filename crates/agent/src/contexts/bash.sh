@@ -75,7 +75,7 @@ __ctx_restore() {
 	done
 } 2>/dev/null
 
-# Tells how the cell ended.
+# Reports how the cell ended.
 __ctx_tell() {
 	local state=error message
 	if [[ $__ctx_interrupted ]]; then

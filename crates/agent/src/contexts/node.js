@@ -18,7 +18,7 @@ const MAX_TRACE = 64 * 1024;
 const { setImmediate } = globalThis;
 const pause = new Int32Array(new SharedArrayBuffer(4));
 
-/** Writes it all, also where somebody made the descriptor non-blocking. */
+/** Writes all of it, even if a cell made the descriptor non-blocking. */
 function writeFully(fd, bytes) {
   for (let at = 0; at < bytes.length; ) {
     try {

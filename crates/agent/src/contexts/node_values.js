@@ -95,7 +95,7 @@ function plainData(value) {
   }
 }
 
-/** Whether somebody wrote down a bundle: an object whose every key is a MIME type. */
+/** Whether a value is a bundle: an object whose every key is a MIME type. */
 function isBundle(value) {
   if (value === null || typeof value !== 'object' || Array.isArray(value) || util.types.isProxy(value)) return false;
   const keys = Object.keys(value);
@@ -137,7 +137,7 @@ function addTo(bundle, mime, value) {
   bundle.data[mime] = content;
 }
 
-/** The bundle of representations that somebody chose. */
+/** The bundle of the representations that the cell chose. */
 function bundleOf(representations, metadata) {
   const bundle = { data: {}, metadata: plainData(metadata) ?? {}, omitted: [], size: 0 };
   for (const [mime, value] of Object.entries(representations)) addTo(bundle, mime, value);

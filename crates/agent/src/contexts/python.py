@@ -11,7 +11,7 @@ ONLY_AST, TOP_LEVEL_AWAIT, COROUTINE, FUTURES = 0x400, 0x2000, 0x80, 0x1FE0000
 MAX_SOURCES = 16 << 20  # of code kept for tracebacks
 MAX_ERROR_LINES, MAX_ERROR = 200, 64 << 10
 CHECK = "found = 6\nfound * 7"
-NOBODY = "%s is not available: nobody is at the keyboard; pass values in the code"
+NO_INPUT = "%s is not available: there is no keyboard input; pass values in the code"
 
 main = sys.modules["__main__"].__dict__
 sources = {}  # "<cell N>": code
@@ -97,11 +97,11 @@ def mend_outputs():
 
 
 def refuse(what):
-    raise EOFError(NOBODY % what)
+    raise EOFError(NO_INPUT % what)
 
 
 class NoInput:
-    """sys.stdin: says why there is nothing to read, instead of an end that looks like empty input."""
+    """sys.stdin: raises an error with the reason, because an end of file would look like empty input."""
 
     encoding, errors, newlines, closed, mode, name = "utf-8", "strict", None, False, "r", "<stdin>"
 

@@ -34,7 +34,7 @@ class State:
 
 
 def reply(kind, payload):
-    """Sends one reply, in pieces if it is long. A forked child says nothing: it is not the context."""
+    """Sends one reply, in pieces if it is long. A forked child sends nothing: it is not the context."""
     if getpid() != State.pid:
         return
     main = get_ident() == State.main
@@ -47,7 +47,7 @@ def reply(kind, payload):
                 write(State.replies, State.token + b"p" + payload[start : start + room])
                 start += room
             write(State.replies, State.token + kind + payload[start:])
-        except OSError:  # the agent is gone, or a cell has closed every descriptor: there is nobody to serve
+        except OSError:  # the agent has exited, or a cell has closed every descriptor: no reply can be sent
             _exit(1)
     if main:
         State.sending = False

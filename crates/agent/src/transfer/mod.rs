@@ -54,7 +54,7 @@ enum TransferError {
     Stream(io::Error),
 }
 
-/// Copies as the arguments say. An error is one line on standard error.
+/// Copies according to the arguments. An error is one line on standard error.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     let arguments: Vec<&[u8]> = arguments.iter().map(|argument| argument.as_bytes()).collect();

@@ -1,6 +1,6 @@
 //! What a writer does under the lock before it writes.
 //!
-//! Usually the file is as long as the head says, and nothing has to be read. Anything else is caused by a
+//! Usually the file has the length in the head, and nothing has to be read. Anything else is caused by a
 //! killed writer, a power failure or a foreign program. It is recorded in the log, and no complete line on
 //! the disk is removed or changed: verification decides what the cause was.
 

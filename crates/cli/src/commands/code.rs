@@ -207,8 +207,8 @@ fn persistent(
     if let Some(context) = &request.context {
         ensure_context(&mut manager, &sandbox, context, request.language)?;
     }
-    let begun = manager.begin_cell(&sandbox, &request)?;
     let mut connection = manager.connect(&sandbox)?;
+    let begun = manager.begin_cell(&sandbox, &request)?;
     let result = perform(&mut connection, begun.cell, begun.tag, show, true)?;
     result.code
 }

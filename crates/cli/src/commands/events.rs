@@ -138,9 +138,11 @@ enum Known {
 
 /// The id of a sandbox. One that was removed is known by its events only.
 fn sandbox_id(wanted: &str) -> Result<(Known, String), Box<dyn Error>> {
-    Ok(open_to_look("bathy events")?
-        .find(wanted)
-        .map_or_else(|_| (Known::Unknown, wanted.to_owned()), |sandbox| (Known::Present, sandbox.record.id)))
+    match open_to_look("bathy events")?.find(wanted) {
+        Ok(sandbox) => Ok((Known::Present, sandbox.record.id)),
+        Err(error) if error.is_unknown_name() => Ok((Known::Unknown, wanted.to_owned())),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether the log has events of a sandbox.

@@ -177,7 +177,7 @@ fn execute(
         if let Some(message) = message {
             output::note(message);
         }
-        hints::of_command(code, &command.argv, Path::new(".")).iter().for_each(output::note);
+        hints::of_exec(code, &command.argv, Path::new("."), sandbox.name()).iter().for_each(output::note);
     }
     Ok(code)
 }

@@ -4,12 +4,13 @@ use std::error::Error;
 use std::io::{self, IsTerminal};
 
 use bathy_client::attach::{Attach, AttachRequest, Outcome};
-use bathy_manager::Manager;
 use bathy_manager::store::Job;
+use bathy_manager::{Manager, Sandboxed};
 use bathy_protocol::unix_ns;
 
 use crate::args::choice::choice;
 use crate::commands::exec::Done;
+use crate::commands::lifecycle::Results;
 use crate::commands::open_to_look;
 use crate::ui::stdio::{CallerStdio, Wiring};
 use crate::ui::table::{Side, Table, cut, output_width};
@@ -50,6 +51,9 @@ pub struct KillArgs {
     /// The signal: a name such as TERM, or a number.
     #[arg(short, long, value_parser = choice(signals::SHOWN, signals::parse), hide_possible_values = true, default_value = "KILL")]
     signal: i32,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
     /// The sandbox: its name, its id or a prefix of its id.
     name: String,
     /// The job's number. Without it KILL kills the whole sandbox, and any other signal goes to the main command.
@@ -141,12 +145,18 @@ pub fn no_job(sandbox: &str, job: u32) -> String {
 /// Sends a signal to a job, or kills a sandbox.
 pub fn kill(args: &KillArgs) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open_to_end("bathy kill")?;
+    let mut results = Results::new(args.json);
+    let killed = kill_one(&mut manager, args);
+    output::warnings(&mut manager);
+    results.add(&args.name, killed.map(|sandbox| (args.name.clone(), sandbox)))?;
+    results.finish()
+}
+
+fn kill_one(manager: &mut Manager, args: &KillArgs) -> Result<Sandboxed, Box<dyn Error>> {
     let sandbox = manager.find(&args.name)?;
     match (args.job, args.signal) {
         (None, libc::SIGKILL) => manager.kill(&sandbox)?,
         (job, signal) => manager.signal_job(&sandbox, job.unwrap_or(0), signal)??,
     }
-    output::warnings(&mut manager);
-    output::line(&args.name)?;
-    Ok(0)
+    Ok(sandbox)
 }

@@ -125,15 +125,18 @@ pub fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 /// The ids of the sandboxes to remove, if they are not named.
-fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, ManagerError> {
-    let fits = |sandbox: &Sandboxed| {
-        (args.force || !sandbox.is_alive()) && args.filter.iter().all(|filter| filter.fits(sandbox))
-    };
-    let (fitting, others): (Vec<_>, Vec<_>) = manager.list()?.into_iter().partition(fits);
-    let running = others.iter().filter(|sandbox| sandbox.is_alive()).count();
-    if args.all && running > 0 {
+fn chosen(manager: &mut Manager, args: &RemoveArgs) -> Result<Vec<String>, Box<dyn Error>> {
+    if args.filter.iter().any(Filter::is_for_orphans) {
+        return Err("What the store does not know is removed by name only: `bathy ls` shows the names".into());
+    }
+    let mut fitting = manager.list()?;
+    fitting.retain(|sandbox| args.filter.iter().all(|filter| filter.fits(sandbox)));
+    let all = fitting.len();
+    fitting.retain(|sandbox| args.force || !sandbox.is_alive());
+    let running = all - fitting.len();
+    if running > 0 {
         output::note(format_args!(
-            "sandboxes that are running and stay: {running}; `bathy rm --all --force` ends them, too"
+            "sandboxes that are running and stay: {running}; the same with --force ends them, too"
         ));
     }
     Ok(fitting.into_iter().map(|sandbox| sandbox.record.id).collect())
@@ -152,14 +155,14 @@ pub fn adopt(names: &Names) -> Result<u8, Box<dyn Error>> {
 }
 
 /// The result of a verb for each of several sandboxes.
-struct Results {
+pub struct Results {
     /// The results so far, if JSON is requested.
     json: Option<Vec<Value>>,
     code: u8,
 }
 
 impl Results {
-    fn new(json: bool) -> Self {
+    pub fn new(json: bool) -> Self {
         Self { json: json.then(Vec::new), code: 0 }
     }
 
@@ -181,7 +184,11 @@ impl Results {
     }
 
     /// Reports one result: the name that was given, or the error.
-    fn add(&mut self, wanted: &str, result: Result<(String, Sandboxed), Box<dyn Error>>) -> io::Result<()> {
+    pub fn add(
+        &mut self,
+        wanted: &str,
+        result: Result<(String, Sandboxed), Box<dyn Error>>,
+    ) -> io::Result<()> {
         match (&mut self.json, result) {
             (Some(all), Ok((_, Sandboxed { record, .. }))) => {
                 all.push(json!({ "id": record.id, "name": record.name, "error": null }));
@@ -199,7 +206,7 @@ impl Results {
         Ok(())
     }
 
-    fn finish(self) -> Result<u8, Box<dyn Error>> {
+    pub fn finish(self) -> Result<u8, Box<dyn Error>> {
         if let Some(all) = self.json {
             output::json(&Value::from(all))?;
         }
@@ -228,7 +235,10 @@ pub fn pause(args: &PauseArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 pub fn resume(names: &Names) -> Result<u8, Box<dyn Error>> {
-    each("bathy resume", names, |manager, sandbox| Ok(manager.resume(sandbox)?))
+    // What runs already is not started: it goes on as the operator's settings were at its start.
+    each_found("bathy resume", names, Manager::open_to_end, Manager::find, |manager, sandbox| {
+        Ok(manager.resume(sandbox)?)
+    })
 }
 
 /// Waits until every sandbox has ended, and prints the exit codes of their main commands.

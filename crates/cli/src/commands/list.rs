@@ -58,6 +58,13 @@ pub enum Filter {
     Name(String),
 }
 
+impl Filter {
+    /// Whether it asks for sandboxes that the store does not know.
+    pub fn is_for_orphans(&self) -> bool {
+        matches!(self, Self::Status(status) if status == "orphaned")
+    }
+}
+
 const STATUSES: [&str; 8] =
     ["created", "running", "paused", "stopped", "dead", "orphaned", "lost", "unusable"];
 

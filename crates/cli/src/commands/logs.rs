@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use bathy_logs::{CONSOLE, LogRecord, Meta, Reader, STDERR};
-use bathy_manager::Manager;
+use bathy_manager::{Manager, ManagerError};
 use bathy_protocol::time::iso;
 use bathy_protocol::unix_ns;
 use serde_json::{Value, json};
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
         // Checked before the last read, so that no output before the end is missed.
         let mut running = true;
         while running {
-            running = goes_on(&mut manager, &sandbox.record.id, wanted_job);
+            running = goes_on(&mut manager, &sandbox.record.id, wanted_job)?;
             printer.flush()?;
             while let Some(record) = reader.wait(if running { LOOK } else { Duration::ZERO })? {
                 if wanted(&record) {
@@ -108,13 +108,16 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
 }
 
 /// Whether more output may follow.
-fn goes_on(manager: &mut Manager, id: &str, job: Option<u32>) -> bool {
-    let Ok(sandbox) = manager.find(id) else { return false };
-    let mut ended = |number| {
-        let jobs = manager.jobs(&sandbox).unwrap_or_default();
-        jobs.iter().any(|job| job.number == number && job.exit.is_some())
+fn goes_on(manager: &mut Manager, id: &str, job: Option<u32>) -> Result<bool, ManagerError> {
+    let sandbox = match manager.find(id) {
+        Err(error) if error.is_unknown_name() => return Ok(false),
+        found => found?,
     };
-    sandbox.is_alive() && !job.is_some_and(&mut ended)
+    let has_ended = match job {
+        Some(number) => manager.jobs(&sandbox)?.iter().any(|job| job.number == number && job.exit.is_some()),
+        None => false,
+    };
+    Ok(sandbox.is_alive() && !has_ended)
 }
 
 /// The last lines of the pushed records.
@@ -199,7 +202,13 @@ impl Printer {
         let timestamps = self.timestamps;
         let fresh = || Line { stream: Stream::new(Returns::Show), begun: false };
         let line = self.streams.entry((meta.source, meta.channel)).or_insert_with(fresh);
-        let shown = if terminal { line.stream.push(bytes).into_bytes() } else { bytes.to_vec() };
+        let shown = if terminal {
+            // The reader may be interrupted after any record.
+            let shown = line.stream.push(bytes);
+            (shown + line.stream.pause()).into_bytes()
+        } else {
+            bytes.to_vec()
+        };
         let shown = if timestamps { stamped(&shown, meta.unix_ns, &mut line.begun) } else { shown };
         if to_stderr { io::stderr().write_all(&shown) } else { io::stdout().write_all(&shown) }
     }

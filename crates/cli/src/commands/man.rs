@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
+use std::thread;
 
 use clap::Command;
 use clap_mangen::Man;
@@ -14,7 +15,7 @@ use crate::ui::output;
 /// Arguments of `bathy man`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A verb whose page to show, or a folder to write all pages to. [default: bathy's own page]
+    /// A verb whose page to show, or a folder to write all pages to, as sources for `man`. [default: bathy's own page]
     #[arg(value_name = "VERB|FOLDER")]
     what: Option<PathBuf>,
 }
@@ -43,19 +44,36 @@ pub fn run(args: &Args, command: Command) -> Result<u8, Box<dyn Error>> {
     Ok(0)
 }
 
-/// Shows a page: on a terminal with the system's `man` if it is installed, elsewhere as it is.
+/// Shows a page with the system's `man`: on a terminal in its pager, elsewhere as text. Without that program the page is
+/// printed as it is.
 fn show(page: &[u8]) -> io::Result<()> {
-    if io::stdout().is_terminal()
-        && let Ok(mut viewer) = process::Command::new("man").args(["-l", "-"]).stdin(Stdio::piped()).spawn()
-    {
-        if let Some(mut input) = viewer.stdin.take() {
-            // The viewer may be closed before it has read everything.
-            let _ = input.write_all(page);
-        }
-        viewer.wait()?;
-        return Ok(());
+    let mut viewer = process::Command::new("man");
+    viewer.args(["-l", "-"]).stdin(Stdio::piped());
+    if !io::stdout().is_terminal() {
+        let text = formatted(viewer, page);
+        return io::stdout().write_all(text.as_deref().unwrap_or(page));
     }
-    io::stdout().write_all(page)
+    let Ok(mut viewer) = viewer.spawn() else { return io::stdout().write_all(page) };
+    if let Some(mut input) = viewer.stdin.take() {
+        // The viewer may be closed before it has read everything.
+        let _ = input.write_all(page);
+    }
+    viewer.wait().map(drop)
+}
+
+/// What `viewer` makes of a page, unless it is missing or fails.
+fn formatted(mut viewer: process::Command, page: &[u8]) -> Option<Vec<u8>> {
+    let mut viewer = viewer.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let mut input = viewer.stdin.take()?;
+    let output = thread::scope(|scope| {
+        // A viewer that has failed reads nothing, which its exit status shows.
+        scope.spawn(move || input.write_all(page));
+        viewer.wait_with_output()
+    });
+    output
+        .ok()
+        .filter(|output| output.status.success() && !output.stdout.is_empty())
+        .map(|output| output.stdout)
 }
 
 /// Writes the page of the command and of every verb below it into `folder`.

@@ -1,9 +1,8 @@
 //! `bathy net log`: allowed and denied connections.
 
-use bathy_protocol::time::iso;
 use std::error::Error;
-use std::fmt::Write as _;
 
+use bathy_protocol::time::iso;
 use serde_json::{Map, Value};
 
 use crate::commands::events::{self, Selection};
@@ -65,99 +64,119 @@ fn is_of_network(event: &Map<String, Value>) -> bool {
 
 /// An event as one line: time, kind, peer, rule, bytes.
 fn sentence(event: &Map<String, Value>) -> String {
-    escape::word(&format!("{}{}", date(event), words(event)))
+    escape::word(&format!("{}{}", date(event), description(event)))
 }
 
 /// As [`sentence`], with the sandbox.
 fn sentence_with_sandbox(event: &Map<String, Value>) -> String {
-    escape::word(&format!("{} {}{}", date(event), sandbox(event), words(event)))
+    escape::word(&format!("{} {}{}", date(event), sandbox(event), description(event)))
 }
 
 fn date(event: &Map<String, Value>) -> String {
     iso(event.get("time_unix_ns").and_then(Value::as_u64).unwrap_or_default())
 }
 
-/// As [`sentence`], without the time: for a caller who has just seen it happen.
+/// As [`sentence`], without the time: for a client that has just seen it happen.
 pub fn without_time(event: &Map<String, Value>) -> String {
-    escape::word(words(event).trim_start())
+    escape::word(description(event).trim_start())
 }
 
-fn words(event: &Map<String, Value>) -> String {
-    let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
-    let number = |key: &str| event.get(key).and_then(Value::as_u64).unwrap_or_default();
-    let list = |key: &str, between: &str| {
-        let all = event.get(key).and_then(Value::as_array).into_iter().flatten();
-        all.filter_map(Value::as_str).collect::<Vec<_>>().join(between)
-    };
-    let mut line = String::new();
-    let kind = text("event");
-    let peer = || {
-        let arrow = if text("direction") == "in" { "from" } else { "to" };
-        let mut peer = format!("{} {arrow} ", text("protocol"));
-        if !text("host").is_empty() {
-            let _ = write!(peer, "{} ", text("host"));
-        }
-        let address = text("address");
-        let address = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
-        let port = number("port");
-        let at = if text("direction") == "in" { " at port " } else { ":" };
-        let _ = if port == 0 { write!(peer, "{address}") } else { write!(peer, "{address}{at}{port}") };
-        peer
-    };
-    let hint = || match text("cure") {
-        "" => String::new(),
-        // An ephemeral sandbox no longer exists: the option is for the next one.
-        target if !is_persistent(event) => {
-            // The first rule that matches decides, so the new one has to precede the rule that denied it.
-            let place = if by_rule(event) { ", before the other rules" } else { "" };
-            format!("; to allow it: --allow {target}{place}")
-        }
-        target => format!("; to allow it: bathy policy allow {} {target}", sandbox(event)),
-    };
-    // Writing to a string cannot fail.
-    let _ = match kind {
-        "net_allowed" => write!(line, " allowed {} by {}", peer(), text("rule")),
+/// What happened, without time and sandbox, after a space.
+fn description(event: &Map<String, Value>) -> String {
+    let fields = Fields(event);
+    let (text, number) = (|key| fields.text(key), |key| fields.number(key));
+    match text("event") {
+        "net_allowed" => format!(" allowed {} by {}", fields.peer(), text("rule")),
         "net_denied" => {
-            let _ = write!(line, " denied {} by {}", peer(), text("rule"));
-            if number("count") > 1 {
-                let _ = write!(line, " ({} times)", number("count"));
-            }
-            write!(line, "{}", hint())
+            let times = match number("count") {
+                0 | 1 => String::new(),
+                count => format!(" ({count} times)"),
+            };
+            format!(" denied {} by {}{times}{}", fields.peer(), text("rule"), fields.hint())
         }
         "net_closed" => {
-            let _ = write!(line, " closed {} after {} ms, ", peer(), number("took_ms"));
-            let _ = match event.get("sent") {
-                Some(_) => write!(line, "{} bytes sent, {} received", number("sent"), number("received")),
-                None => write!(line, "bytes unknown"),
+            let bytes = match event.get("sent") {
+                Some(_) => format!("{} bytes sent, {} received", number("sent"), number("received")),
+                None => "bytes unknown".to_owned(),
             };
-            write!(line, ": {}", text("reason"))
+            format!(" closed {} after {} ms, {bytes}: {}", fields.peer(), number("took_ms"), text("reason"))
         }
         "name_resolved" => {
-            let _ = write!(line, " resolved {} {} to {}", text("host"), text("kind"), list("addresses", " "));
-            match list("removed", " ").as_str() {
-                "" => Ok(()),
-                removed => write!(line, "; kept back: {removed}"),
-            }
+            let removed = match fields.list("removed", " ").as_str() {
+                "" => String::new(),
+                removed => format!("; kept back: {removed}"),
+            };
+            format!(
+                " resolved {} {} to {}{removed}",
+                text("host"),
+                text("kind"),
+                fields.list("addresses", " ")
+            )
         }
         "name_unresolved" => {
             let how = if event.get("denied") == Some(&Value::Bool(true)) { "denied" } else { "unresolved" };
             match text("host") {
-                "" => write!(line, " {how} a DNS query: {}", text("reason")),
-                host => write!(line, " {how} name {host} {}: {}{}", text("kind"), text("reason"), hint()),
+                "" => format!(" {how} a DNS query: {}", text("reason")),
+                host => format!(" {how} name {host} {}: {}{}", text("kind"), text("reason"), fields.hint()),
             }
         }
-        "limit_hit" => write!(line, " limited: {}: {}", text("limit"), text("detail")),
-        "net_dropped" => write!(line, " dropped {} frames: {}", number("count"), text("reason")),
-        "gateway_lost" if event.get("restarted") == Some(&Value::Bool(true)) => {
-            write!(line, " gateway is back")
-        }
-        "gateway_lost" => write!(line, " gateway is gone: {}", text("reason")),
-        _ => match list("rules", ", ").as_str() {
-            "" => write!(line, " policy is {}", text("preset")),
-            rules => write!(line, " policy is {rules}, otherwise {}", text("preset")),
+        "limit_hit" => format!(" limited: {}: {}", text("limit"), text("detail")),
+        "net_dropped" => format!(" dropped {} frames: {}", number("count"), text("reason")),
+        "gateway_lost" if event.get("restarted") == Some(&Value::Bool(true)) => " gateway is back".to_owned(),
+        "gateway_lost" => format!(" gateway failed: {}", text("reason")),
+        _ => match fields.list("rules", ", ").as_str() {
+            "" => format!(" policy is {}", text("preset")),
+            rules => format!(" policy is {rules}, otherwise {}", text("preset")),
         },
-    };
-    line
+    }
+}
+
+/// The fields of an event; one that it does not have is empty or zero.
+struct Fields<'a>(&'a Map<String, Value>);
+
+impl<'a> Fields<'a> {
+    fn text(&self, key: &str) -> &'a str {
+        self.0.get(key).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        self.0.get(key).and_then(Value::as_u64).unwrap_or_default()
+    }
+
+    fn list(&self, key: &str, between: &str) -> String {
+        let all = self.0.get(key).and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(Value::as_str).collect::<Vec<_>>().join(between)
+    }
+
+    /// The protocol and the other end of a connection.
+    fn peer(&self) -> String {
+        let (arrow, at) = if self.text("direction") == "in" { ("from", " at port ") } else { ("to", ":") };
+        let host = match self.text("host") {
+            "" => String::new(),
+            host => format!("{host} "),
+        };
+        let address = self.text("address");
+        let address = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
+        let port = match self.number("port") {
+            0 => String::new(),
+            port => format!("{at}{port}"),
+        };
+        format!("{} {arrow} {host}{address}{port}", self.text("protocol"))
+    }
+
+    /// The option or command that would allow what was denied, if a rule can.
+    fn hint(&self) -> String {
+        match self.text("cure") {
+            "" => String::new(),
+            // An ephemeral sandbox no longer exists: the option is for the next one.
+            target if !is_persistent(self.0) => {
+                // The first rule that matches decides, so the new one has to precede the rule that denied it.
+                let order = if by_rule(self.0) { ", before the other rules" } else { "" };
+                format!("; to allow it: --allow {target}{order}")
+            }
+            target => format!("; to allow it: bathy policy allow {} {target}", sandbox(self.0)),
+        }
+    }
 }
 
 /// Whether a rule denied it, rather than the preset.
@@ -184,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_denial_tells_rule_and_cure() {
+    fn a_denial_has_its_rule_and_a_hint() {
         let event = json!({
             "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "name": "web", "protocol": "tcp",
             "direction": "out", "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
@@ -197,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_not_told_to_be_changed_and_lines_of_all_tell_whose_they_are() {
+    fn ephemeral_sandboxes_get_the_option_and_lines_of_several_have_names() {
         let event = json!({
             "time_unix_ns": 0, "event": "net_denied", "sandbox": "abc", "protocol": "tcp", "direction": "out",
             "address": "10.0.0.5", "port": 22, "rule": "preset public", "cure": "tcp://10.0.0.5:22",
@@ -210,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cure_for_a_rule_stands_before_it() {
+    fn a_hint_inserts_its_rule_before_the_one_that_denies() {
         let mut event = json!({
             "event": "net_denied", "protocol": "tcp", "direction": "out", "address": "10.0.0.5", "port": 22,
             "rule": "deny private", "cure": "tcp://10.0.0.5:22", "actor": {"program": "bathy run"},
@@ -226,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denied_name_and_a_limit_are_told() {
+    fn a_denied_name_and_a_limit_are_described() {
         let name = json!({
             "time_unix_ns": 0, "event": "name_unresolved", "name": "web", "host": "a.example", "kind": "A",
             "reason": "preset allow-list", "denied": true, "cure": "a.example",
@@ -239,12 +258,12 @@ mod tests {
             "{line}"
         );
         let mut limit = json!({
-            "time_unix_ns": 0, "event": "limit_hit", "limit": "connections at once", "detail": "7 turned away",
+            "time_unix_ns": 0, "event": "limit_hit", "limit": "connections at once", "detail": "7 rejected",
             "turned_away": 7,
         });
         let limit = limit.as_object_mut().unwrap();
         assert!(is_of_network(limit));
-        assert!(sentence(limit).ends_with(" limited: connections at once: 7 turned away"));
+        assert!(sentence(limit).ends_with(" limited: connections at once: 7 rejected"));
         limit.remove("turned_away");
         assert!(!is_of_network(limit), "the sandbox's time, say");
     }

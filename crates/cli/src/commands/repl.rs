@@ -10,6 +10,7 @@ use bathy_protocol::unix_ns;
 
 use crate::args::spec::SpecArgs;
 use crate::commands::code::Source;
+use crate::commands::lifecycle::Results;
 use crate::commands::open_to_look;
 use crate::ui::cell::{End, Screen, ShowArgs};
 use crate::ui::interrupts::Interrupts;
@@ -105,6 +106,9 @@ struct RemoveArgs {
     /// The REPLs to remove.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the verb and returns the exit code.
@@ -209,20 +213,15 @@ fn run_code(args: RunArgs) -> Result<u8, Box<dyn Error>> {
 }
 
 fn remove(args: &RemoveArgs) -> Result<u8, Box<dyn Error>> {
-    let mut manager = Manager::open(PROGRAM)?;
-    let mut code = 0;
+    let mut manager = Manager::open_to_end(PROGRAM)?;
+    let mut results = Results::new(args.json);
     for name in &args.names {
-        let removed = manager.find_repl(name).and_then(|repl| manager.remove_repl(&repl));
+        let found = manager.find_repl(name);
+        let removed = found.and_then(|repl| manager.remove_repl(&repl).map(|()| repl.sandbox));
         output::warnings(&mut manager);
-        match removed {
-            Ok(()) => output::line(name)?,
-            Err(error) => {
-                output::failure(&error);
-                code = crate::OUR_FAILURE;
-            }
-        }
+        results.add(name, removed.map(|sandbox| (name.clone(), sandbox)).map_err(Into::into))?;
     }
-    Ok(code)
+    results.finish()
 }
 
 /// A REPL that is open at a prompt or for one cell.

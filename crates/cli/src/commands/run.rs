@@ -184,34 +184,52 @@ impl Ephemeral {
         done.warnings.extend(unrecorded);
 
         let (code, message) = exit_code::of(&done.outcome, self.limit, &stop)?;
-        if wiring.json {
-            output::json(&json!({
+        let denied = denials.lines(&id);
+        self.report(&Report { id, code, message, done, denied, times, spawned })?;
+        Ok(code)
+    }
+
+    /// Prints the result as JSON, or what the command's own output does not show.
+    fn report(&self, report: &Report) -> Result<(), Box<dyn Error>> {
+        let Report { id, code, message, done, denied, times, spawned } = report;
+        if self.wiring.json {
+            return output::json(&json!({
                 "exit_code": code,
                 "error": message,
                 "stdout": done.stdout,
                 "stderr": done.stderr,
                 "warnings": done.warnings,
-                "denied": denials.lines(&id),
-                "engine": engine.engine,
-                "engine_reason": engine.reason,
+                "denied": denied,
+                "engine": self.engine.engine,
+                "engine_reason": self.engine.reason,
                 "sandbox": id,
-                "image": spec.image_text(),
+                "image": self.spec.image_text(),
                 "kernel": times.timeline.kernel,
-                "phases_ms": phases(self.started, spawned, &times),
-            }))?;
-        } else {
-            done.warn();
-            if let Some(message) = message {
-                output::note(message);
-            }
-            // A command that succeeded did not need them.
-            for line in denials.lines(&id).iter().filter(|_| code != 0) {
-                output::note(line);
-            }
-            hints::of_command(code, &command.argv, Path::new(".")).iter().for_each(output::note);
+                "phases_ms": phases(self.started, *spawned, times),
+            }));
         }
-        Ok(code)
+        done.warn();
+        message.iter().for_each(output::note);
+        // A command that succeeded did not need what it was denied.
+        denied.iter().filter(|_| *code != 0).for_each(output::note);
+        hints::of_run(*code, &self.command.argv, Path::new(".")).iter().for_each(output::note);
+        Ok(())
     }
+}
+
+/// The result of a command and of its sandbox.
+struct Report {
+    /// The sandbox's id.
+    id: String,
+    code: u8,
+    /// Why the exit code is not the command's own.
+    message: Option<String>,
+    done: Done,
+    /// The first denials of the network policy.
+    denied: Vec<String>,
+    times: Times,
+    /// When the sandbox's processes were started, in nanoseconds since 1970.
+    spawned: u64,
 }
 
 /// Milliseconds of every phase, in order.

@@ -107,6 +107,13 @@ impl Out {
     }
 }
 
+impl Drop for Out {
+    /// Also when the sandbox ended in the middle of the output: the guest's colours end with it.
+    fn drop(&mut self) {
+        let _ = self.settle();
+    }
+}
+
 impl Screen {
     /// An empty screen. `trigger` interrupts the code when its output can no longer be written.
     pub fn new(args: &ShowArgs, trigger: Trigger) -> Self {
@@ -140,7 +147,7 @@ impl Screen {
             CellEvent::Started(started) => {
                 if let Some(lost) = started.lost {
                     output::note(format_args!(
-                        "{}. All variables of this context are gone; files are kept",
+                        "{}. All variables of this context are lost; files are kept",
                         escape::text(&lost)
                     ));
                 }

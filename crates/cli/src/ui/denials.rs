@@ -31,13 +31,13 @@ impl Denials {
         }
         let Ok(Value::Object(event)) = serde_json::to_value(event) else { return };
         let sentence = net::without_time(&event);
-        let cure = event.get("cure").and_then(Value::as_str).unwrap_or(&sentence).to_owned();
+        let hint = event.get("cure").and_then(Value::as_str).unwrap_or(&sentence).to_owned();
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.first.iter().any(|(same, _)| *same == cure) {
+        if found.first.iter().any(|(same, _)| *same == hint) {
             return;
         }
         if found.first.len() < MOST {
-            found.first.push((cure, sentence));
+            found.first.push((hint, sentence));
         } else {
             found.others = true;
         }
@@ -67,7 +67,7 @@ mod tests {
             kind: kind.to_owned(),
             reason: "preset allow-list".to_owned(),
             denied,
-            cure: denied.then(|| host.to_owned()),
+            hint: denied.then(|| host.to_owned()),
         };
         Event::now(Actor::this_process("bathy run"), what)
     }
@@ -80,23 +80,23 @@ mod tests {
             port,
             host: None,
         };
-        let what = What::NetDenied { peer, rule: "preset public".to_owned(), cure: None, count: 1 };
+        let what = What::NetDenied { peer, rule: "preset public".to_owned(), hint: None, count: 1 };
         Event::now(Actor::this_process("bathy run"), what)
     }
 
     #[test]
-    fn a_name_is_told_once_with_its_cure() {
+    fn a_name_is_reported_once_with_its_hint() {
         let denials = Denials::default();
         for kind in ["A", "AAAA"] {
             denials.record(&name("a.example", kind, true));
         }
-        denials.record(&name("nobody.example", "A", false));
+        denials.record(&name("missing.example", "A", false));
         let lines = denials.lines("abc");
         assert_eq!(lines, ["denied name a.example A: preset allow-list; to allow it: --allow a.example"]);
     }
 
     #[test]
-    fn of_many_the_first_are_told() {
+    fn of_many_the_first_are_printed() {
         let denials = Denials::default();
         assert_eq!(denials.lines("abc"), <[&str; 0]>::default());
         for port in 1..1000 {

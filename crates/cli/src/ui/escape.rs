@@ -1,6 +1,7 @@
 //! Escapes text from a guest for a terminal.
 
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Replaces control characters, except line breaks and tabs, by visible escapes.
 pub fn text(text: &str) -> String {
@@ -53,6 +54,14 @@ fn is_direction(c: char) -> bool {
 const LONGEST_SEQUENCE: usize = 64;
 /// Resets all attributes of text.
 const PLAIN: &str = "\u{1b}[0m";
+
+/// Whether a guest's attributes are in force on a terminal.
+static COLOURED: AtomicBool = AtomicBool::new(false);
+
+/// What has to come before text of ours, so that a guest's attributes do not hide it.
+pub fn reset() -> &'static str {
+    if COLOURED.swap(false, Ordering::Relaxed) { PLAIN } else { "" }
+}
 
 /// Whether all attributes change only how the guest's own text looks, and are undone by a reset: weight, style and colours.
 /// Not 8, which conceals text, nor 10 to 20, which choose fonts and character sets.
@@ -136,6 +145,11 @@ impl Stream {
         out
     }
 
+    /// Ends attributes where the stream may end without notice, such as after each record of a log.
+    pub fn pause(&mut self) -> &'static str {
+        if std::mem::take(&mut self.is_coloured) { PLAIN } else { "" }
+    }
+
     /// Returns what was held back, at the end of the stream.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
@@ -195,6 +209,7 @@ impl Stream {
                 out.push_str(sequence);
                 out.push(c);
                 self.is_coloured = !matches!(sequence, "\u{1b}[" | "\u{1b}[0");
+                COLOURED.fetch_or(self.is_coloured, Ordering::Relaxed);
                 self.sequence.clear();
                 true
             }
@@ -279,6 +294,16 @@ mod tests {
             assert_eq!(shown, "a\u{1b}[1;31mred\u{1b}[38;2;8;8;8mgrey\u{1b}[0m", "in chunks of {size}");
         }
         assert_eq!(in_chunks(b"\x1b[32mgreen\x1b[0m", 3, Returns::Show), "\u{1b}[32mgreen\u{1b}[0m");
+    }
+
+    #[test]
+    fn c1_a_colour_ends_where_the_stream_may_end_and_before_text_of_ours() {
+        let mut stream = Stream::new(Returns::Show);
+        assert_eq!(stream.push(b"\x1b[30;40mhidden"), "\u{1b}[30;40mhidden");
+        assert_eq!(reset(), PLAIN, "before a message of ours");
+        assert_eq!(stream.pause(), PLAIN);
+        assert_eq!(stream.pause(), "", "once");
+        assert_eq!(stream.finish(), "");
     }
 
     #[test]

@@ -29,9 +29,22 @@ const IMAGES: [&str; 12] = [
     "ubuntu",
 ];
 
-/// Hints for a command that ended with `code`, run by a client in `folder`.
-pub fn of_command(code: u8, argv: &[Vec<u8>], folder: &Path) -> Option<String> {
-    image(code, argv).or_else(|| host_file(code, argv, folder))
+/// A hint for a command of `bathy run` that ended with `code`, run by a client in `folder`.
+pub fn of_run(code: u8, argv: &[Vec<u8>], folder: &Path) -> Option<String> {
+    image(code, argv).or_else(|| {
+        let file = host_file(code, argv, folder)?;
+        Some(format!(
+            "{file} is a file of this machine, and a sandbox has files of its own: pass it on standard input (`bathy run python3 - < FILE`), or copy it into a persistent sandbox with `bathy cp`"
+        ))
+    })
+}
+
+/// A hint for a command of `bathy exec` in `sandbox` that ended with `code`, run by a client in `folder`.
+pub fn of_exec(code: u8, argv: &[Vec<u8>], folder: &Path, sandbox: &str) -> Option<String> {
+    let (file, sandbox) = (host_file(code, argv, folder)?, escape::word(sandbox));
+    Some(format!(
+        "{file} is a file of this machine, and a sandbox has files of its own: copy it with `bathy cp FILE {sandbox}:FILE`, or pass it on standard input (`bathy exec -i {sandbox} python3 - < FILE`)"
+    ))
 }
 
 /// The command begins with the name of an image.
@@ -47,7 +60,7 @@ fn image(code: u8, argv: &[Vec<u8>]) -> Option<String> {
     })
 }
 
-/// A word of the command is the relative path of a file on this machine.
+/// The first word of a failed command that is the relative path of a file on this machine.
 fn host_file(code: u8, argv: &[Vec<u8>], folder: &Path) -> Option<String> {
     if !NOT_FOUND.contains(&code) {
         return None;
@@ -56,10 +69,7 @@ fn host_file(code: u8, argv: &[Vec<u8>], folder: &Path) -> Option<String> {
         let path = Path::new(OsStr::from_bytes(word));
         path.is_relative() && folder.join(path).is_file()
     };
-    let word = escape::word(&String::from_utf8_lossy(argv.iter().find(is_here)?));
-    Some(format!(
-        "{word} is a file of this machine, and a sandbox has files of its own: pass it on standard input (`bathy run -- python3 - < FILE`), or copy it with `bathy cp`"
-    ))
+    Some(escape::word(&String::from_utf8_lossy(argv.iter().find(is_here)?)))
 }
 
 /// The error for a sandbox that is not running, because its main command ended: to start it again would not help.
@@ -86,19 +96,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("s.py"), "").unwrap();
         std::fs::create_dir(folder.path().join("python3")).unwrap();
-        let hint = |line: &[&str]| of_command(2, &words(line), folder.path());
+        let hint = |line: &[&str]| of_run(2, &words(line), folder.path());
         assert!(hint(&["python3", "s.py"]).unwrap().starts_with("s.py is a file of this machine"));
         assert!(hint(&["./s.py"]).unwrap().starts_with("./s.py "));
         // Folders, files that are nowhere, and paths that a sandbox has as well.
         assert_eq!(hint(&["python3", "x.py", "/etc/passwd", ""]), None);
         for code in [0, 3, 124, 130, 137] {
-            assert_eq!(of_command(code, &words(&["s.py"]), folder.path()), None, "{code}");
+            assert_eq!(of_run(code, &words(&["s.py"]), folder.path()), None, "{code}");
         }
     }
 
     #[test]
+    fn each_verb_is_answered_with_what_it_can_do() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("s.py"), "").unwrap();
+        let hint = of_exec(2, &words(&["python3", "s.py"]), folder.path(), "web").unwrap();
+        assert!(hint.contains("`bathy cp FILE web:FILE`") && hint.contains("`bathy exec -i web"), "{hint}");
+        assert!(!hint.contains("bathy run"), "{hint}");
+        // A sandbox that exists has its image.
+        assert_eq!(of_exec(127, &words(&["debian"]), folder.path(), "web"), None);
+    }
+
+    #[test]
     fn an_image_in_place_of_a_command_is_recognized() {
-        let hint = |code, line: &[&str]| of_command(code, &words(line), Path::new("/nowhere"));
+        let hint = |code, line: &[&str]| of_run(code, &words(line), Path::new("/nowhere"));
         for image in ["debian", "python:3.12", "ghcr.io/owner/name:latest"] {
             let hint = hint(127, &[image, "echo"]).unwrap();
             assert!(hint.contains(&format!("run --image {image}")), "{hint}");

@@ -53,6 +53,8 @@ const FOREIGN: [(&[&str], &str); 15] = [
 ];
 /// Options that mount directories in other tools.
 const MOUNTS: [&str; 3] = ["-v", "--volume", "--mount"];
+/// Verbs that make sandboxes, into which other tools could mount directories.
+const MAKERS: [&str; 4] = ["run", "create", "code", "repl"];
 
 /// Replaces an error by a more helpful one where there is one.
 pub fn improve(error: Error, command: &mut Command, line: &[String]) -> Error {
@@ -63,12 +65,31 @@ pub fn improve(error: Error, command: &mut Command, line: &[String]) -> Error {
         ErrorKind::UnknownArgument if line.iter().skip(1).take(2).eq(["policy", "set"]) => {
             as_rules(error, command)
         }
-        ErrorKind::UnknownArgument if MOUNTS.contains(&text(&error, ContextKind::InvalidArg).as_str()) => {
+        ErrorKind::UnknownArgument if is_mount(&text(&error, ContextKind::InvalidArg), line) => {
             let message = "no directory of this machine can be mounted in this version. Copy files with `bathy cp`, or pass one on standard input";
+            command.error(ErrorKind::UnknownArgument, message)
+        }
+        ErrorKind::UnknownArgument if text(&error, ContextKind::InvalidArg) == "-v" => {
+            let message = "there is no option `-v`: `bathy --version` prints the version, and nothing makes bathy more verbose";
             command.error(ErrorKind::UnknownArgument, message)
         }
         _ => error,
     }
+}
+
+/// Whether an unknown option would mount a directory: `-v` does so only with a path, for a verb that makes a sandbox.
+fn is_mount(option: &str, line: &[String]) -> bool {
+    if option != "-v" {
+        return MOUNTS.contains(&option);
+    }
+    let makes_sandbox = line.get(1).is_some_and(|verb| MAKERS.contains(&verb.as_str()));
+    let is_path = |text: &str| text.contains(['/', ':', '.']);
+    let with_path = |(index, word): (usize, &String)| match word.strip_prefix("-v") {
+        Some("") => line.get(index + 1).is_some_and(|next| is_path(next)),
+        Some(attached) => is_path(attached),
+        None => false,
+    };
+    makes_sandbox && line.iter().enumerate().any(with_path)
 }
 
 /// Removes hidden verbs from the suggestions.
@@ -136,7 +157,11 @@ mod tests {
             let told = told(&format!("bathy run {option} /tmp:/work ls"));
             assert!(told.contains("bathy cp") && !told.contains("as a value"), "{told}");
         }
-        assert!(!told("bathy run --nonsense").contains("bathy cp"));
+        assert!(told("bathy run -v.:/work ls").contains("bathy cp"));
+        for line in ["bathy run --nonsense", "bathy -v", "bathy run -v ls", "bathy ls -v"] {
+            assert!(!told(line).contains("bathy cp"), "{line}: {}", told(line));
+        }
+        assert!(told("bathy -v").contains("bathy --version"), "{}", told("bathy -v"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl Observer for Narrator {
         match &event.what {
             What::GatewayLost { restarted: true, .. } => output::note("the sandbox has a network again"),
             What::GatewayLost { reason, .. } => output::note(format_args!(
-                "the sandbox has lost its network: its gateway is gone: {}",
+                "the sandbox has lost its network: its gateway failed: {}",
                 escape::text(reason)
             )),
             _ => {}

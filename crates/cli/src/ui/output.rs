@@ -27,7 +27,7 @@ pub fn note(text: impl Display) {
 
 /// As [`note`], after `before`, which may end a line that something else began.
 pub fn note_after(before: &str, text: impl Display) {
-    let _ = writeln!(io::stderr(), "{before}bathy: {text}");
+    let _ = writeln!(io::stderr(), "{before}{}bathy: {text}", escape::reset());
 }
 
 /// Prints a message about empty results, on a terminal only: programs need none.

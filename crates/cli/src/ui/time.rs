@@ -88,7 +88,7 @@ fn parse_date(text: &str) -> Option<u64> {
     let days = (1970..year).map(days_of_year).sum::<u64>()
         + (1..month).map(|month| days_of_month(year, month)).sum::<u64>()
         + (day - 1);
-    let midnight = days * DAY * SECOND;
+    let midnight = days.checked_mul(DAY * SECOND)?;
     let Some(clock) = clock else { return Some(midnight) };
 
     let (clock, east, minutes) = zone(clock)?;
@@ -170,6 +170,7 @@ mod tests {
             "ö",
             "1e9",
             "2026-13-01",
+            "2600-01-01",
             "2026-02-29",
             "2026-1-1",
             "2026-01-01T25:00:00Z",

@@ -172,7 +172,10 @@ impl<'c, 'a> Running<'c, 'a> {
         }
         if arrived {
             for event in self.stream.receive()? {
-                self.on_event(event)?;
+                // The first end counts: a sandbox that ends after its cell does not undo the cell.
+                if !self.over {
+                    self.on_event(event)?;
+                }
             }
         }
         Ok(())

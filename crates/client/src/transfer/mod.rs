@@ -45,7 +45,7 @@ pub struct Summary {
     /// * 32 bytes of plain BLAKE3: of a file's content, of a link's target, of a folder's entries' numbers in
     ///   ascending order.
     pub digest: String,
-    /// What was left out and why, at most [`MAX_SKIPPED`] entries. Controlled by the guest: escape it before
+    /// What was left out and why, at most `MAX_SKIPPED` entries. Controlled by the guest: escape it before
     /// printing.
     pub skipped: Vec<(String, String)>,
     /// How many entries were left out in total.

@@ -1,4 +1,4 @@
-//! Reading requests out of guest memory. Nothing here trusts a number of the guest.
+//! Parses requests in guest memory. No number of the guest is trusted.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,

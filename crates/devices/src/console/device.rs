@@ -68,7 +68,7 @@ impl Console {
         self.session.is_open()
     }
 
-    /// How often a guest process has opened the port; a change tells that the other end is a new one.
+    /// How often a guest process has opened the port; a change means that the other end is a new one.
     pub fn sessions(&self) -> u64 {
         self.session.sessions
     }

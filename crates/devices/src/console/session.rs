@@ -32,7 +32,7 @@ pub(super) struct Session {
     pub(super) waiting: VecDeque<Vec<u8>>,
     pub(super) port_ready: bool,
     pub(super) guest_open: bool,
-    /// Whether the last message to the guest said that the host's end is open.
+    /// Whether the host's end was open according to the last message to the guest.
     pub(super) host_open: bool,
     pub(super) hangup: Hangup,
     pub(super) sessions: u64,
@@ -48,16 +48,16 @@ impl Session {
 
     /// Whether another control message of the guest's can be handled now.
     pub(super) fn accepts_control(&self) -> bool {
-        // While old data is being thrown away, an opening by the guest must wait: what it writes next is new data.
+        // While old data is being discarded, an opening by the guest must wait: what it writes next is new data.
         self.hangup != Hangup::Drain && self.waiting.len() <= MAX_BEFORE_ANSWERING
     }
 
     pub(super) fn handle(&mut self, message: DriverMessage) {
         match message {
-            DriverMessage::DeviceReady(true) => self.say(HostMessage::AddPort),
+            DriverMessage::DeviceReady(true) => self.send(HostMessage::AddPort),
             DriverMessage::PortReady(true) => {
                 self.port_ready = true;
-                self.say(HostMessage::NamePort(PORT_NAME));
+                self.send(HostMessage::NamePort(PORT_NAME));
                 self.set_host_open(true);
             }
             DriverMessage::DeviceReady(false) | DriverMessage::PortReady(false) => {
@@ -104,10 +104,10 @@ impl Session {
 
     fn set_host_open(&mut self, open: bool) {
         self.host_open = open;
-        self.say(HostMessage::SetOpen(open));
+        self.send(HostMessage::SetOpen(open));
     }
 
-    fn say(&mut self, message: HostMessage) {
+    fn send(&mut self, message: HostMessage) {
         self.waiting.push_back(message.encode());
         self.mark(CONTROL_RX_QUEUE);
     }

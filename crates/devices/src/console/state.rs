@@ -22,9 +22,9 @@ pub struct ConsoleState {
     pub port_ready: bool,
     /// Whether a guest process has the port open.
     pub guest_open: bool,
-    /// Whether the last control message said that the host has its end open.
+    /// Whether the host's end was open according to the last control message.
     pub host_open: bool,
-    /// How far a hang-up has come.
+    /// The progress of a hang-up.
     pub hangup: Hangup,
     /// How often a guest process has opened the port.
     pub sessions: u64,

@@ -87,7 +87,7 @@ impl Net {
     /// Hands over a frame for the guest; its checksums have to be right. While the link is down it is dropped.
     ///
     /// # Errors
-    /// When the buffer is full, which [`wants_frames`](Self::wants_frames) tells beforehand, or no frame has this length.
+    /// When the buffer is full, which [`wants_frames`](Self::wants_frames) reports beforehand, or no frame has this length.
     pub fn offer(&mut self, frame: &[u8]) -> Result<(), Refused> {
         check_length(frame.len())?;
         let space = self.space().and_then(|space| space.get_mut(..frame.len())).ok_or(Refused::Full)?;
@@ -161,8 +161,8 @@ impl Net {
                 return Err(NetError::ShortHeader(chain.readable_bytes()).into());
             }
             let length = (chain.readable_bytes() as usize).saturating_sub(HEADER_BYTES);
-            let verdict = FrameHeader::parse(raw).check(length, accepted);
-            match if self.link_up { verdict } else { Err(Reason::LinkDown) } {
+            let checked = FrameHeader::parse(raw).check(length, accepted);
+            match if self.link_up { checked } else { Err(Reason::LinkDown) } {
                 Err(reason) => self.counters.dropped.count(reason),
                 Ok(()) => {
                     let Some(space) = self.from_guest.space(length) else {

@@ -36,7 +36,7 @@ impl Open {
         Self { stack, host, inspector, handshake_deadline: Some(now + HALF_OPEN_TIME) }
     }
 
-    /// `is_logged` says whether the connection was logged as established, `reset` is the reason if the guest resets it.
+    /// `is_logged` is whether the connection was logged as established, `reset` is the reason if the guest resets it.
     pub(super) fn pump(&mut self, turn: &mut Turn<'_>, is_logged: bool, reset: &str) -> TurnOutcome {
         match self.pump_up(turn) {
             Ok(None) => {}

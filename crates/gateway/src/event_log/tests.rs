@@ -42,7 +42,7 @@ fn peer(port: u16) -> Peer {
 }
 
 fn denied(port: u16, count: u32) -> NetEvent {
-    NetEvent::Denied { peer: peer(port), rule: "deny any".to_owned(), cure: None, count }
+    NetEvent::Denied { peer: peer(port), rule: "deny any".to_owned(), hint: None, count }
 }
 
 fn limited(limit: &str, count: u64) -> NetEvent {

@@ -165,10 +165,10 @@ fn v9_shapes_that_the_link_does_not_carry_are_dropped() {
     assert_eq!(parse(&from_guest(0x800, &wrong_sum)).err(), Some(DropReason::Malformed));
 }
 
-fn arp(operation: u16, card: [u8; 6], from: Ipv4Addr, wanted: Ipv4Addr) -> Vec<u8> {
+fn arp(operation: u16, mac: [u8; 6], from: Ipv4Addr, wanted: Ipv4Addr) -> Vec<u8> {
     let mut packet = vec![0, 1, 8, 0, 6, 4];
     packet.extend(operation.to_be_bytes());
-    packet.extend(card);
+    packet.extend(mac);
     packet.extend(from.octets());
     packet.extend([0; 6]);
     packet.extend(wanted.octets());
@@ -186,7 +186,7 @@ fn v9_only_the_gateway_answers_for_the_gateway() {
     ] {
         assert_eq!(parse(&frame).err(), Some(reason));
     }
-    for (place, what) in [(18, "length of a card's number"), (19, "length of an address")] {
+    for (place, what) in [(18, "length of a MAC address"), (19, "length of an address")] {
         let mut frame = arp(1, GUEST_MAC, GUEST_V4, GATEWAY_V4);
         frame[place] += 2;
         frame.extend([0; 8]);

@@ -56,7 +56,7 @@ impl Scene {
             resolvers: Vec::new(),
             limits,
             ports: bound,
-            cure: String::new(),
+            allow_command: String::new(),
             spent: None,
             own: Vec::new(),
         };
@@ -569,7 +569,7 @@ fn n9_a_gateway_that_is_not_the_first_begins_without_bursts() {
         resolvers: Vec::new(),
         limits: LIMITS,
         ports: Vec::new(),
-        cure: String::new(),
+        allow_command: String::new(),
         spent: Some(bathy_protocol::network::Spent::default()),
         own: Vec::new(),
     };

@@ -227,7 +227,7 @@ pub(super) fn check_trailer(line: &[u8]) -> Result<(), HttpRefusal> {
     Ok(())
 }
 
-/// Programs behind a CGI gateway cannot tell an underscore from a hyphen.
+/// Programs behind a CGI gateway cannot distinguish an underscore from a hyphen.
 fn is_rewriting(name: &str) -> bool {
     REWRITING.contains(&name.replace('_', "-").as_str())
 }

@@ -71,7 +71,7 @@ fn status(line: &[u8]) -> Option<u16> {
     (100..=599).contains(&status).then_some(status)
 }
 
-/// What a 403 says.
+/// The content of a 403.
 #[derive(Clone, Copy, Debug)]
 pub struct Denial<'a> {
     /// The destination that was denied.

@@ -78,12 +78,12 @@ fn a_denied_connection_is_reset_and_its_server_is_not_dialed() {
     let mut client = Client::open_unanswered(&scene, 30000, address);
     assert_eq!(until_ended(&mut scene, &mut client), b"");
     assert!(client.acknowledged.is_none(), "it never was established");
-    let [NetEvent::Denied { peer, rule, cure, count: 1 }] = &scene.events[..] else {
+    let [NetEvent::Denied { peer, rule, hint, count: 1 }] = &scene.events[..] else {
         unreachable!("{:?}", scene.events)
     };
     assert_eq!((peer.address, peer.port, peer.inbound), (address.ip(), address.port(), false));
     assert_eq!(
-        (rule.as_str(), cure.as_deref()),
+        (rule.as_str(), hint.as_deref()),
         ("preset allow-list", Some(&allow(address)["allow ".len()..]))
     );
     assert_never_dialed(&listener);

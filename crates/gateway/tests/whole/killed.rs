@@ -40,7 +40,7 @@ fn process(rules: &[&str]) -> Process {
         resolvers: Vec::new(),
         limits,
         ports: Vec::new(),
-        cure: String::new(),
+        allow_command: String::new(),
         spent: None,
         own: Vec::new(),
     };

@@ -71,7 +71,7 @@ impl Scene {
             resolvers,
             limits,
             ports: vec![BoundPort { guest: 80, udp: false }; ports.len()],
-            cure: String::new(),
+            allow_command: String::new(),
             spent: None,
             own: Vec::new(),
         };

@@ -50,8 +50,7 @@ pub fn put(folder: &Path, pid: u32) -> io::Result<()> {
     write(folder, "cgroup.procs", &pid.to_string())
 }
 
-/// The groups below `parent` whose names begin with `prefix` and that were made longer ago than `age`. One whose age is not known is
-/// young.
+/// The groups below `parent` whose names begin with `prefix` and that were made longer ago than `age`. A group of unknown age counts as young.
 pub fn older_than(parent: &Path, prefix: &str, age: Duration) -> Vec<PathBuf> {
     let is_old = |path: &Path| {
         let made = fs::metadata(path).and_then(|found| found.modified());

@@ -45,7 +45,7 @@ impl CgroupFreezer {
         let begin = Instant::now();
         while begin.elapsed() < DEADLINE {
             // Version 1 misses processes that were just being born; asking again catches them.
-            self.tell(frozen).map_err(failed)?;
+            self.write_state(frozen).map_err(failed)?;
             if self.is(frozen).map_err(failed)? {
                 return Ok(());
             }
@@ -54,7 +54,7 @@ impl CgroupFreezer {
         Err(CgroupError::Slow(self.folder.clone(), if frozen { "stand still" } else { "go on" }))
     }
 
-    fn tell(&self, frozen: bool) -> std::io::Result<()> {
+    fn write_state(&self, frozen: bool) -> std::io::Result<()> {
         match self.version {
             Version::V1 { .. } => folder::write(&self.folder, "freezer.state", v1_state(frozen)),
             Version::V2 => folder::write(&self.folder, "cgroup.freeze", if frozen { "1" } else { "0" }),
@@ -73,9 +73,9 @@ impl CgroupFreezer {
 
     /// Does `end` to processes that cannot fork away from it. Whatever fails shows as processes that are left.
     pub(super) fn while_frozen(&self, end: impl FnOnce()) {
-        let _ = self.tell(true);
+        let _ = self.write_state(true);
         end();
-        let _ = self.tell(false);
+        let _ = self.write_state(false);
     }
 
     /// Takes one process out.

@@ -51,7 +51,7 @@ fn remove_folder(path: &Path) -> io::Result<()> {
 }
 
 impl Hierarchies {
-    /// This machine's. One that tells nothing has none.
+    /// This machine's hierarchies. None if the kernel does not list them.
     pub fn of_this_process() -> Self {
         Self::of_process("self")
     }
@@ -144,7 +144,7 @@ fn search_below(mount: &Path, name: &str, found: &mut Vec<PathBuf>) {
 
 /// The folder in which one of `trees` shows `group`.
 fn own_folder(trees: &[&Tree], group: Option<&str>) -> Result<PathBuf, String> {
-    let group = group.ok_or("the kernel does not tell which group this process is in")?;
+    let group = group.ok_or("the kernel does not report the group of this process")?;
     // A group above the namespace's own is shown as `/..`, and cannot be reached.
     let shown = trees.iter().find_map(|tree| {
         let below = Path::new(group).strip_prefix(&tree.root).ok()?;

@@ -1,6 +1,6 @@
 //! Control groups: limits that hold for all processes of a sandbox together, and stopping them all at once.
 //!
-//! Nothing here is a must. An ordinary user seldom may make groups, and a container may have none; so each limit says by
+//! Nothing here is a must. An ordinary user seldom may make groups, and a container may have none; so each limit states by
 //! which mechanism it is held, or why by none, and the sandbox's other limits stand by themselves.
 //!
 //! The keeper enters the guest's part before its first instruction ([`Entrance`]), and everything it starts is born there. Then
@@ -124,7 +124,7 @@ pub struct Enforcement {
     pub freezer: String,
 }
 
-/// What the group's processes use together, as far as the group tells.
+/// What the group's processes use together, as far as the kernel reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupUsage {
     /// Nanoseconds of CPU time, of ended processes too.
@@ -335,7 +335,7 @@ impl Cgroup {
     }
 
     /// Removes what a killed monitor left of a sandbox that is not running any more: its groups, thawed, and processes
-    /// in them that did not end. Tells whether there was anything.
+    /// in them that did not end. Returns whether there was anything.
     pub fn remove_stale(id: &str) -> Result<bool, CgroupError> {
         Self::remove_stale_in(&Hierarchies::of_this_process(), id)
     }

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use super::hierarchy::Hierarchies;
 use super::{Cgroup, folder, v2};
 
-/// Says 1 where the scheduler has a group for each session.
+/// Contains 1 where the scheduler has a group for each session.
 const AUTOGROUP: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 /// The number of the first cgroup namespace. In any other, a group that is shown as the root may not be it.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFB;

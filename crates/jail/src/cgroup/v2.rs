@@ -158,7 +158,7 @@ fn explain(group: &mut Cgroup, wanted: &Wanted, why: &str) {
         (true, &mut enforced.freezer),
     ] {
         if wanted {
-            say(place, Err(why.to_owned()));
+            record(place, Err(why.to_owned()));
         }
     }
 }
@@ -169,35 +169,35 @@ fn hold(group: &mut Cgroup, wanted: &Wanted, parent: &Path) {
     if let Some(quota) = wanted.cpu {
         let value = format!("{} {PERIOD_US}", quota_us(quota));
         let limit = || folder::write(&layout.top, "cpu.max", &value);
-        say(&mut enforced.cpu, control(parent, "cpu", limit));
+        record(&mut enforced.cpu, control(parent, "cpu", limit));
     }
     if wanted.weight {
         // Without the second step guest and host side would be one group, whose processes compete one by one.
         let apart = || control(&layout.top, "cpu", || Ok(()));
-        say(&mut enforced.weight, control(parent, "cpu", || Ok(())).and_then(|()| apart()));
+        record(&mut enforced.weight, control(parent, "cpu", || Ok(())).and_then(|()| apart()));
     }
     if let Some(bytes) = wanted.memory {
         let limit = || {
             folder::write(&layout.top, "memory.max", &bytes.to_string())?;
             folder::write_if_there(&layout.top, "memory.swap.max", "0")
         };
-        say(&mut enforced.memory, control(parent, "memory", limit));
+        record(&mut enforced.memory, control(parent, "memory", limit));
     }
     if let Some(count) = wanted.pids {
         let limit = || folder::write(&layout.top, "pids.max", &count.to_string());
-        say(&mut enforced.processes, control(parent, "pids", limit));
+        record(&mut enforced.processes, control(parent, "pids", limit));
     }
     if layout.guest.join("cgroup.freeze").exists() {
         group.freezer = Some(CgroupFreezer { folder: layout.guest.clone(), version: Version::V2 });
-        say(&mut enforced.freezer, Ok(()));
+        record(&mut enforced.freezer, Ok(()));
     } else {
         let why = "this kernel cannot freeze control groups of version 2 (it takes Linux 5.2)";
-        say(&mut enforced.freezer, Err(why.to_owned()));
+        record(&mut enforced.freezer, Err(why.to_owned()));
     }
 }
 
 /// Notes how it went; a version 1 tree that is there and refuses has the better reason.
-fn say(place: &mut String, result: Result<(), String>) {
+fn record(place: &mut String, result: Result<(), String>) {
     match result {
         Ok(()) => HELD.clone_into(place),
         Err(why) if place.starts_with("none: this machine has no") => *place = format!("none: {why}"),

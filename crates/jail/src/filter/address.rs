@@ -1,7 +1,7 @@
 //! A filter that decides by the address of the instruction that makes a system call.
 //!
 //! In seccomp mode a guest program and the stub that runs it are one host process, and both of them and the guest kernel have
-//! one filter, from the jail (attack U11: a guest that could add one could add thousands). Only the address tells their calls
+//! one filter, from the jail (attack U11: a guest that could add one could add thousands). Only the address distinguishes their calls
 //! apart, so the guest kernel keeps guest programs out of the first two places:
 //!
 //! - the kernel's text, where the stub's start-up code is linked too: the kernel's table;

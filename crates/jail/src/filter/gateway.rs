@@ -31,13 +31,13 @@ const DIAL: Group = Group {
         ),
         any!(SYS_connect),
         any!(SYS_getsockname),
-        // Tells whether a connection that was ended is closed.
+        // Queries whether a connection that was ended is closed.
         any!(SYS_getpeername),
         only!(
             SYS_getsockopt,
             &[
                 &[is(1, SOL_SOCKET), is(2, SO_ERROR)],
-                // Tell whether an address is the host's own.
+                // Query whether an address is the host's own.
                 &[is(1, IPPROTO_IP), is(2, IP_MTU)],
                 &[is(1, IPPROTO_IPV6), is(2, IPV6_MTU)],
             ],

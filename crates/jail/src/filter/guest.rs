@@ -9,14 +9,16 @@ use libc::{
     AF_UNIX, AT_EMPTY_PATH, CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID,
     CLONE_NEWUSER, CLONE_NEWUTS, F_ADD_SEALS, F_GETFL, F_SETFD, F_SETFL, F_SETOWN, FUTEX_WAIT, FUTEX_WAKE,
     MAP_ANONYMOUS, MAP_FIXED, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, PR_SET_NAME,
-    PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET, PTRACE_GETSIGINFO,
-    PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS, PTRACE_SETREGSET,
-    PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME,
+    PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PROT_WRITE, PTRACE_CONT, PTRACE_GETREGS, PTRACE_GETREGSET,
+    PTRACE_GETSIGINFO, PTRACE_KILL, PTRACE_PEEKUSER, PTRACE_POKEUSER, PTRACE_SETOPTIONS, PTRACE_SETREGS,
+    PTRACE_SETREGSET, PTRACE_SYSCALL, PTRACE_SYSEMU, PTRACE_SYSEMU_SINGLESTEP, PTRACE_TRACEME,
 };
 
 use seccompiler::BpfProgram;
 
-use super::{ByAddress, Condition, Filter, FilterError, Group, Otherwise, Test, UNCOUNTED, is, without};
+use super::{
+    ByAddress, Condition, Filter, FilterError, Group, KERNEL_TEXT, Otherwise, Test, UNCOUNTED, is, without,
+};
 
 const NEW_NAMESPACES: i32 =
     CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
@@ -35,6 +37,12 @@ const F_SETSIG: i32 = 10;
 const PRIVATE: Test =
     Test::Masked { mask: (MAP_TYPE | UNCOUNTED).cast_unsigned(), value: MAP_PRIVATE.cast_unsigned() };
 
+/// The address is in the 16 MiB that the guest kernel's program is in.
+const IN_THE_PROGRAM: Condition =
+    Condition { argument: 0, test: Test::Wide { mask: !0xff_ffff, value: KERNEL_TEXT.start as u64 } };
+/// The length is below 64 KiB.
+const LESS_THAN_64_KIB: Condition = Condition { argument: 1, test: Test::Wide { mask: !0xffff, value: 0 } };
+
 const MEMORY: Group = Group {
     purpose: "arrange guest memory, which is the one file it was given",
     rules: &[
@@ -44,7 +52,9 @@ const MEMORY: Group = Group {
             &[&[without(3, UNCOUNTED | MAP_ANONYMOUS)], &[Condition { argument: 3, test: PRIVATE }]],
         ),
         any!(SYS_munmap),
-        any!(SYS_mprotect),
+        // A limit of the address space keeps the host's kernel from counting memory that becomes writable after it was mapped
+        // (attack U6), so only what is in the guest kernel's program may.
+        only!(SYS_mprotect, &[&[without(2, PROT_WRITE)], &[IN_THE_PROGRAM, LESS_THAN_64_KIB]]),
         any!(SYS_madvise),
         any!(SYS_brk),
     ],

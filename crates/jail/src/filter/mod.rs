@@ -54,7 +54,8 @@ pub enum FilterError {
     Install(seccompiler::Error),
 }
 
-/// What a condition demands of an argument. Arguments are compared in the width that the kernel reads.
+/// The comparison that a condition makes with an argument. Arguments are compared in the width that the kernel reads: 32 bits
+/// but for addresses and lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Exactly this 32-bit value.
@@ -67,6 +68,13 @@ pub enum Test {
         mask: u32,
         /// What they have to be.
         value: u32,
+    },
+    /// These bits, of those in the mask, of the whole 64-bit value: an address or a length in a range.
+    Wide {
+        /// Which bits are looked at.
+        mask: u64,
+        /// What they have to be.
+        value: u64,
     },
 }
 
@@ -159,12 +167,15 @@ impl Filter {
 
 impl Condition {
     fn compile(&self) -> Result<SeccompCondition, BackendError> {
-        let (op, value) = match self.test {
-            Test::Is(value) => (SeccompCmpOp::Eq, value),
-            Test::Without(mask) => (SeccompCmpOp::MaskedEq(mask.into()), 0),
-            Test::Masked { mask, value } => (SeccompCmpOp::MaskedEq(mask.into()), value),
+        let (width, op, value) = match self.test {
+            Test::Is(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value.into()),
+            Test::Without(mask) => (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask.into()), 0),
+            Test::Masked { mask, value } => {
+                (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask.into()), value.into())
+            }
+            Test::Wide { mask, value } => (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value),
         };
-        SeccompCondition::new(self.argument, SeccompCmpArgLen::Dword, op, value.into())
+        SeccompCondition::new(self.argument, width, op, value)
     }
 }
 
@@ -356,6 +367,15 @@ mod tests {
             let private = Condition { argument: 3, test: Test::Masked { mask: 0x4_010f, value: 2 } };
             let expected: [&[Condition]; 2] = [&[of_a_file], &[private]];
             assert_eq!(mmap.forms, expected, "{}", filter.name);
+            // 64 KiB within the 16 MiB from the kernel's address on, of which it makes its signal stack writable.
+            let image = Condition {
+                argument: 0,
+                test: Test::Wide { mask: 0xffff_ffff_ff00_0000, value: 0x6000_0000 },
+            };
+            let small = Condition { argument: 1, test: Test::Wide { mask: 0xffff_ffff_ffff_0000, value: 0 } };
+            let expected: [&[Condition]; 2] = [&[without(2, libc::PROT_WRITE)], &[image, small]];
+            let mprotect = filter.rules().find(|rule| rule.call == libc::SYS_mprotect).unwrap();
+            assert_eq!(mprotect.forms, expected, "{}", filter.name);
             assert!(!filter.rules().any(|rule| rule.call == libc::SYS_setsid), "U8: {}", filter.name);
         }
     }

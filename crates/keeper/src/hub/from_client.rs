@@ -1,4 +1,4 @@
-//! Requests of clients.
+//! Handles the requests of clients.
 
 use bathy_protocol::cell::{ContextsRequest, Surroundings};
 use bathy_protocol::frame;

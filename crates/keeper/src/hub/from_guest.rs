@@ -131,7 +131,7 @@ impl Hub {
         Ok(())
     }
 
-    /// A piece of work is over.
+    /// A command or cell has ended.
     fn end(&mut self, number: u32, end: WorkEnd, answer: &Answer) {
         let Some(stream) = self.state.streams.remove(&number) else { return };
         if let Some(holder) = stream.holder {

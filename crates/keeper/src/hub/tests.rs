@@ -290,10 +290,10 @@ fn one_client_at_a_time_holds_a_job() {
     hub.on_guest_bytes(&data(1, Channel::Stdout, 1), NOW).unwrap();
     assert_eq!(answers(&mut hub, OWNER), [(1, Some(Answer::TakenOver))]);
     let input = INITIAL_WINDOW - 100;
-    let heard = answers(&mut hub, OTHER);
+    let received = answers(&mut hub, OTHER);
     assert!(
-        matches!(&heard[..], [(4, Some(Answer::Attached { input: open })), (5, Some(Answer::Refused(_))), (4, None)] if *open == input),
-        "{heard:?}"
+        matches!(&received[..], [(4, Some(Answer::Attached { input: open })), (5, Some(Answer::Refused(_))), (4, None)] if *open == input),
+        "{received:?}"
     );
 }
 
@@ -319,8 +319,8 @@ fn the_owner_receives_how_all_work_ended() {
     decoder.push(hub.for_client(OWNER));
     let frame = decoder.next_frame().unwrap().unwrap();
     let end = WorkEnd::Exited(Exit::Code(3));
-    let heard: FromKeeper = decode(frame.payload).unwrap();
-    assert_eq!(heard, FromKeeper::WorkEnded { tag: 77, job: Some(2), end });
+    let received: FromKeeper = decode(frame.payload).unwrap();
+    assert_eq!(received, FromKeeper::WorkEnded { tag: 77, job: Some(2), end });
 }
 
 #[test]
@@ -329,8 +329,8 @@ fn a_restricted_sandbox_restricts_every_command() {
     let mut hub = Hub::new(Timeline::default(), Some(restriction));
     hub.greet(NOW).unwrap();
     hub.on_client_bytes(OWNER, &message(1, &start(1, None))).unwrap();
-    let heard = sent(&mut hub);
-    let [_, (1, ToGuest::Exec(exec))] = &heard[..] else { panic!("{heard:?}") };
+    let received = sent(&mut hub);
+    let [_, (1, ToGuest::Exec(exec))] = &received[..] else { panic!("{received:?}") };
     assert_eq!(exec.restricted, Some(restriction));
 }
 
@@ -345,8 +345,8 @@ fn a_command_can_be_restricted_further_than_its_sandbox_and_not_less() {
             exec.restricted = Some(asked);
         }
         hub.on_client_bytes(OWNER, &message(1, &request)).unwrap();
-        let heard = sent(&mut hub);
-        let [_, (1, ToGuest::Exec(exec))] = &heard[..] else { panic!("{heard:?}") };
+        let received = sent(&mut hub);
+        let [_, (1, ToGuest::Exec(exec))] = &received[..] else { panic!("{received:?}") };
         assert_eq!(exec.restricted, Some(read_only));
     }
 }

@@ -159,7 +159,7 @@ mod tests {
         assert!(!kill_processes(&unknown, &folder).unwrap());
         assert!(other.0.try_wait().unwrap().is_none(), "another process was killed");
         assert!(monitor.0.try_wait().unwrap().is_none(), "its pid was unknown");
-        // The store has the right pid, whatever the lock file says.
+        // The pid in the store is right, even if the one in the lock file is not.
         let known = record(Some(monitor.0.id()));
         std::thread::scope(|scope| {
             scope.spawn(|| monitor.0.wait().unwrap());

@@ -18,7 +18,7 @@ use bathy_runtime::description::Description;
 use bathy_runtime::folder::Folder;
 use bathy_runtime::images::Pull;
 use bathy_runtime::{disk, engine};
-use bathy_spec::name::{self, NameError};
+use bathy_spec::name;
 use bathy_spec::{Choice, SandboxSpec, SpecError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -376,11 +376,7 @@ impl Manager {
     /// The sandbox's present state; none if it was removed when it ended.
     fn refresh_or_removed(&mut self, sandbox: &Sandboxed) -> Result<Option<Sandboxed>, ManagerError> {
         match self.refresh(sandbox) {
-            Err(ManagerError::Store(StoreError::Name(NameError::Unknown { .. })))
-                if sandbox.record.spec.auto_remove =>
-            {
-                Ok(None)
-            }
+            Err(error) if error.is_unknown_name() && sandbox.record.spec.auto_remove => Ok(None),
             found => found.map(Some),
         }
     }
@@ -557,6 +553,6 @@ mod tests {
             collect_ended();
             sleep(POLL_INTERVAL);
         }
-        assert!(other.wait().unwrap().success(), "somebody else waits for it");
+        assert!(other.wait().unwrap().success(), "its parent waits for it");
     }
 }

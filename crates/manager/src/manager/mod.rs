@@ -149,6 +149,13 @@ pub enum ManagerError {
     Interrupted,
 }
 
+impl ManagerError {
+    /// Whether no sandbox has the name or id, as opposed to an error while looking.
+    pub fn is_unknown_name(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Name(NameError::Unknown { .. })))
+    }
+}
+
 /// A hint for an error that was caused by a full disk.
 fn full_disk(error: &io::Error) -> &'static str {
     match error.kind() {

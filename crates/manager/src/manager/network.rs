@@ -39,7 +39,6 @@ impl Manager {
     /// # Errors
     /// The change cannot be made or recorded, or the running sandbox does not confirm it. A policy that was
     /// stored and recorded applies from the next start on.
-    /// holds from the next start on.
     pub fn change_policy(
         &mut self,
         sandbox: &Sandboxed,

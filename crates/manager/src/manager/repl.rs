@@ -184,7 +184,7 @@ impl Manager {
     }
 
     /// Runs a cell in a REPL and starts or resumes it as needed. Concurrent cells run one after the other.
-    /// The language and context are the REPL's, whatever the request says.
+    /// The language and context are the REPL's; those of the request are ignored.
     pub fn run_in_repl(
         &mut self,
         repl: &Repl,
@@ -197,8 +197,8 @@ impl Manager {
         let sandbox = self.wake(&found, &mut |_| {})?;
         // Without a name the default context is created on demand.
         let request = CellRequest { language: repl.language, context: None, ..request };
-        let cell = self.begin_cell(&sandbox, &request)?;
         let mut connection = self.connect(&sandbox)?;
+        let cell = self.begin_cell(&sandbox, &request)?;
         let result = interpreter::run_cell(&mut connection, STREAM, cell, options, on_event);
         let boot = host::boot_id();
         self.store.use_repl(&before.name, unix_ns(), &boot)?;

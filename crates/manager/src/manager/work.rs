@@ -82,7 +82,7 @@ impl Manager {
         request: &ExecRequest<'_>,
     ) -> Result<PreparedExec, ManagerError> {
         let mut options = request.options;
-        options.restricted = options.restricted.or_else(|| self.floor(sandbox));
+        options.restricted = Restriction::stricter(options.restricted, self.floor(sandbox));
         let image = self.image_config(sandbox)?;
         let exec = command::request(request.command, &sandbox.record.spec, &image, options);
         let tag = command::new_tag().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;

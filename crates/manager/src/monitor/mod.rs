@@ -85,7 +85,7 @@ pub(crate) enum StartReport {
     Failed(String),
 }
 
-/// Runs a monitor. Standard input is the sandbox's life lock; one [`StartReport`] goes to standard output.
+/// Runs a monitor. Standard input is the sandbox's life lock; one `StartReport` goes to standard output.
 ///
 /// # Errors
 /// The sandbox could not be started. How it ends later is written to the store.

@@ -166,16 +166,18 @@ impl Monitor {
         drop(fds);
         let mut fired = fired.into_iter().map(|flags| flags - PollFlags::OUT).map(|flags| !flags.is_empty());
         let (keeper, arrived) = (fired.next() == Some(true), fired.next() == Some(true));
+        // What was polled is paired with its flag before anything is added: serving a pending client may add it to the clients.
         let pending = std::mem::take(&mut state.pending);
-        for client in pending {
-            let spoke = fired.next() == Some(true);
-            self.serve_pending(client, spoke, state);
-        }
+        let pending: Vec<_> =
+            pending.into_iter().map(|client| (client, fired.next() == Some(true))).collect();
         let clients = std::mem::take(&mut state.clients);
         let had_clients = !clients.is_empty();
         let stay: Vec<_> = clients.into_iter().filter(|_| fired.next() != Some(true)).collect();
         let gateway = fired.next() == Some(true);
         state.clients.extend(stay);
+        for (client, spoke) in pending {
+            self.serve_pending(client, spoke, state);
+        }
         if !state.clients.is_empty() {
             state.idle_since = None;
         } else if had_clients || state.idle_since.is_none() {

@@ -44,7 +44,7 @@ fn what_was_written_is_read_by_others() {
         (Size(64 << 20), State::Created, Some("web"))
     );
     assert_eq!(web.created_ns, 1_700_000_000_000_000_000);
-    assert_eq!(other.get("nobody").unwrap(), None);
+    assert_eq!(other.get("missing").unwrap(), None);
     let ids: Vec<_> = other.list().unwrap().into_iter().map(|record| record.id).collect();
     assert_eq!(ids, [ONE, TWO]);
 }

@@ -91,7 +91,7 @@ fn context_restart() -> Spec {
         "context_restart",
         "Restart a context",
         SETTLES,
-        "Ends an interpreter of a sandbox and starts it anew: its variables and imports are gone, files are kept. Code that \
+        "Ends an interpreter of a sandbox and starts it anew: its variables and imports are lost, files are kept. Code that \
          runs in it or waits for it is ended.",
         |call, given: One| {
             let context = given.context_id.0;
@@ -105,7 +105,7 @@ fn context_delete() -> Spec {
         "context_delete",
         "Delete a context",
         SETTLES,
-        "Ends an interpreter of a sandbox and forgets it: its variables are gone, files are kept. Code that runs in it or waits \
+        "Ends an interpreter of a sandbox and forgets it: its variables are lost, files are kept. Code that runs in it or waits \
          for it is ended.",
         |call, given: One| {
             ask(call, &given.sandbox_id, ContextsRequest::Remove { context: given.context_id.0 })

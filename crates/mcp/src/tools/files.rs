@@ -48,7 +48,7 @@ fn read_limit() -> u64 {
 }
 
 #[derive(Deserialize, JsonSchema)]
-struct Part {
+struct FileRange {
     sandbox_id: SandboxId,
     path: Path,
     /// Where to begin, in bytes
@@ -60,7 +60,7 @@ struct Part {
     limit: u64,
 }
 
-fn read(call: &Call, given: Part) -> Result<Answer, ToolError> {
+fn read(call: &Call, given: FileRange) -> Result<Answer, ToolError> {
     let sandbox = call.running_sandbox(&given.sandbox_id)?;
     let (offset, limit) = (given.offset, given.limit);
     let whole = offset == 0 && limit == read_limit();

@@ -33,13 +33,13 @@ use crate::schema;
 /// The annotations of a tool.
 #[derive(Clone, Copy, Debug)]
 pub struct Hints {
-    /// It changes nothing.
+    /// Whether it changes nothing.
     pub read_only: bool,
-    /// It may change or remove something that exists.
+    /// Whether it may change or remove something that exists.
     pub destructive: bool,
-    /// A second call has no further effect.
+    /// Whether a second call has no further effect.
     pub idempotent: bool,
-    /// What it runs may reach the network.
+    /// Whether what it runs may reach the network.
     pub open_world: bool,
 }
 

@@ -18,7 +18,7 @@ pub fn read_output() -> Spec {
         "read_output",
         "Read a long output",
         READS,
-        "Reads from an output that was too long for its answer, of which 4 MiB are kept until newer ones need the room. Changes \
+        "Reads from an output that was too long for its answer, of which 4 MiB are stored until newer ones need the space. Changes \
          nothing.",
         read,
     )
@@ -47,7 +47,7 @@ fn read(call: &Call, given: Arguments) -> Result<Answer, ToolError> {
     let part = call.state.outputs.part(&given.output, size(given.offset), size(given.limit));
     let part = part.ok_or_else(|| {
         ToolError::Failed(format!(
-            "There is no output {:?}, or not any more: newer ones take the room of older ones. Run the code again, and write what it prints to a file.",
+            "There is no output {:?}, or not any more: newer ones evict older ones. Run the code again, and write what it prints to a file.",
             crate::text::line(&given.output, 80)
         ))
     })?;

@@ -76,7 +76,7 @@ fn run_python_in_repl() -> Spec {
         RUNS,
         "Use this with a repl_id of create_python_repl; use run_code with a sandbox_id. Runs Python code and returns what \
          run_code does. Variables, imports and files of earlier calls are there. One call runs at a time; others wait. If \
-         earlier state is lost, the notes say what and why.",
+         earlier state is lost, the notes explain what and why.",
         run,
     )
 }
@@ -183,7 +183,7 @@ fn repl_delete() -> Spec {
         "repl_delete",
         "Delete a REPL",
         SETTLES,
-        "Deletes a Python REPL with its sandbox: its variables and its files are gone at once and cannot be brought back. Code \
+        "Deletes a Python REPL with its sandbox: its variables and files are removed at once and cannot be restored. Code \
          that runs in it is ended.",
         delete,
     )

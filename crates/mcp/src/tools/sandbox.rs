@@ -220,23 +220,23 @@ fn sandbox_delete() -> Spec {
         "sandbox_delete",
         "Delete a sandbox",
         SETTLES,
-        "Ends a sandbox or REPL at once and removes it with its files, variables and logs; nothing can be brought back. Do this \
-         when you are done, so that others have room.",
+        "Ends a sandbox or REPL at once and removes it with its files, variables and logs; nothing can be restored. Do this \
+         when you are done, because the number of sandboxes is limited.",
         delete,
     )
 }
 
 fn delete(call: &Call, given: Which) -> Result<Answer, ToolError> {
-    let sandbox = match call.sandbox(&given.sandbox_id) {
-        Err(_) if call.state.host.has_deleted(&given.sandbox_id) => {
-            let id: &str = &given.sandbox_id;
-            return Ok(Answer::new(
-                json!({ "sandbox_id": id }),
-                format!("The sandbox {id} was deleted before."),
-            ));
-        }
-        found => found?,
-    };
+    let is_unknown = call.manager(|manager| match manager.find(&given.sandbox_id) {
+        Err(error) => Ok(error.is_unknown_name()),
+        Ok(_) => Ok(false),
+    })?;
+    if is_unknown && call.state.host.has_deleted(&given.sandbox_id) {
+        let id: &str = &given.sandbox_id;
+        let text = format!("The sandbox {id} was deleted before.");
+        return Ok(Answer::new(json!({ "sandbox_id": id }), text));
+    }
+    let sandbox = call.sandbox(&given.sandbox_id)?;
     call.remember(&sandbox);
     call.state.host.pool.hang_up(&sandbox);
     let warnings = call.manager(|manager| host::remove(manager, &sandbox))?;

@@ -108,7 +108,7 @@ impl Reader<'_> {
         self.text(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
     }
 
-    /// What follows the scheme: nothing, a first parameter, or data without a name, which nobody here understands.
+    /// Parses what follows the scheme: nothing, the first parameter, or data without a name, which is not supported.
     fn challenge(&mut self, scheme: String, spaces: usize) -> Result<Challenge, ChallengeError> {
         let mut challenge = Challenge { scheme: scheme.to_ascii_lowercase(), parameters: Vec::new() };
         if self.is_at_end() || self.peek() == Some(b',') {

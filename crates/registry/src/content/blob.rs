@@ -82,7 +82,7 @@ impl Store {
         loop {
             let file = options.open(partial)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Whoever had the lock before may have finished the blob, or removed this file.
+                // The previous owner of the lock may have completed the blob, or removed this file.
                 Ok(()) if is_at(&file, partial)? => return Ok(Some(file)),
                 Ok(()) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),
@@ -112,12 +112,12 @@ impl BlobWriter {
         self.size
     }
 
-    /// Whether some of it is of an earlier attempt, of which nobody knows how it ended.
+    /// Whether the file begins with data of an earlier attempt, which may have been interrupted by anything.
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
     }
 
-    /// Hashes what an earlier attempt left.
+    /// Hashes the data of an earlier attempt.
     fn resume(&mut self) -> Result<(), ContentError> {
         let read = || -> io::Result<Option<(Hasher, u64)>> {
             let found = self.file.metadata()?.len();
@@ -174,7 +174,7 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Verifies the blob and gives it its name. If it is not what it should be, nothing of it stays.
+    /// Verifies the blob and moves it to its final name. If its digest is wrong, it is removed.
     pub fn finish(self) -> Result<(), ContentError> {
         if self.length != self.size {
             return Err(ContentError::Size { what: self.what, expected: self.size, found: self.length });

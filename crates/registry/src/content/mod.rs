@@ -5,7 +5,8 @@
 //! * `blobs/ALGORITHM/HEX`: whole and verified, never changed again.
 //! * `partial/ALGORITHM-HEX`: the beginning of a blob. It is locked while a process writes it.
 //! * `index.json`: the references.
-//! * `lock`: locked while the references change. `in-use`: shared by whoever adds blobs, exclusive for who removes them.
+//! * `lock`: locked while the references change. `in-use`: a shared lock of processes that add blobs, an
+//!   exclusive one of a process that removes them.
 
 mod blob;
 mod references;
@@ -97,7 +98,7 @@ impl Store {
         &self.root
     }
 
-    /// Where a blob is once it is there.
+    /// The path of a complete blob.
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
         self.root.join("blobs").join(digest.algorithm().name()).join(digest.hex())
     }
@@ -112,7 +113,7 @@ impl Store {
         }
     }
 
-    /// Opens a blob. Whoever reads it verifies it on the way: the disk may have changed it.
+    /// Opens a blob. The reader has to verify it, because the disk may have changed it.
     pub fn open_blob(&self, digest: &Digest) -> Result<File, ContentError> {
         let path = self.blob_path(digest);
         match File::options().read(true).custom_flags(no_links()).open(&path) {
@@ -140,7 +141,7 @@ impl Store {
         Err(ContentError::Mismatch { what: what.into(), expected: digest.clone(), found })
     }
 
-    /// Removes a blob that turned out not to be what its name says, so that the next pull fetches it again.
+    /// Removes a blob whose content does not match its digest, so that the next pull fetches it again.
     pub fn discard(&self, digest: &Digest) -> Result<(), ContentError> {
         let path = self.blob_path(digest);
         match fs::remove_file(&path) {

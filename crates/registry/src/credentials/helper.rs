@@ -16,7 +16,7 @@ use crate::text::plain;
 
 const MAX_ANSWER: u64 = 64 << 10;
 const POLL: Duration = Duration::from_millis(5);
-/// What helpers say if there is no login.
+/// The output of a helper that has no credentials.
 const NOT_FOUND: &str = "credentials not found";
 /// The user's name if the secret is an identity token.
 const TOKEN_USER: &str = "<token>";
@@ -49,7 +49,7 @@ fn run(program: &str, registry: &str, time: Duration) -> Result<Option<Credentia
     let (is_success, answer) = asked?;
     if !is_success {
         let is_unknown = answer.contains(NOT_FOUND);
-        // What else it says is not shown: it could be anything.
+        // Other output is not shown: it may contain secrets.
         return if is_unknown { Ok(None) } else { Err(failed(program, "its exit status is not 0")) };
     }
     let answer: Answer =
@@ -65,7 +65,7 @@ fn failed(program: &str, reason: &str) -> CredentialsError {
     CredentialsError::HelperFailed(program.to_owned(), reason.to_owned())
 }
 
-/// Writes the question and reads the answer, both for a limited time.
+/// Writes the request and reads the response, both with a time limit.
 fn ask(
     child: &mut Child,
     program: &str,

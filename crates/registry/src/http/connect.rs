@@ -1,4 +1,4 @@
-//! New connections.
+//! Connects to a server, directly or through a proxy, with or without TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,9 +18,9 @@ use super::tls::TlsError;
 use super::url::{Origin, Scheme};
 use super::{HttpError, Net, ProxyError};
 
-/// How much of an answer's head is read before it is given up.
+/// The longest response head that is accepted.
 const MAX_HEAD: usize = 64 << 10;
-/// How long is waited for an address if there are others.
+/// The time limit for one address if the host has several.
 const NEXT_ADDRESS: Duration = Duration::from_secs(3);
 
 trait Stream: AsyncRead + AsyncWrite + Send {}
@@ -36,7 +36,7 @@ pub async fn connect(net: &Net, origin: &Origin) -> Result<SendRequest<Payload>,
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| HttpError::Cut(origin.to_string(), error))?;
-    // Its errors reach whoever waits for an answer.
+    // Errors of the connection are returned by the requests on it.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }
@@ -88,7 +88,7 @@ async fn dial(origin: &Origin, only_loopback: bool) -> Result<TcpStream, HttpErr
         let connected = if is_last { Ok(attempt.await) } else { timeout(NEXT_ADDRESS, attempt).await };
         match connected {
             Ok(Ok(stream)) => {
-                // Requests are small and waited for.
+                // Requests are small, and each waits for its response.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }

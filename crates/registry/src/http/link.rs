@@ -19,15 +19,15 @@ use super::{HttpError, Net};
 use crate::cancel::Cancel;
 
 const MAX_REDIRECTS: usize = 5;
-/// Connections that are kept: registry, token server, and where blobs are.
+/// The most idle connections: to the registry, its token server and its servers of blobs.
 const MAX_IDLE: usize = 4;
-/// The least that a server sends within the idle time, to be more than a trickle.
+/// The least number of bytes that a server has to send within the idle time.
 const LEAST: u64 = 16 << 10;
-/// What is read of an answer that nobody wants, to use its connection again.
+/// The most that is read of an unwanted response, so that its connection can be used again.
 const MAX_UNWANTED: u64 = 16 << 10;
 const AGENT: &str = concat!("bathysphere/", env!("CARGO_PKG_VERSION"));
 
-/// A request.
+/// An HTTP request.
 #[derive(Clone)]
 pub struct Call {
     pub method: Method,
@@ -163,7 +163,7 @@ impl<'a> Link<'a> {
         Ok(content)
     }
 
-    /// Forgets an answer.
+    /// Discards a response. Its connection is used again if the rest is short.
     pub fn discard(&mut self, mut response: Response) -> Result<(), HttpError> {
         let mut left = MAX_UNWANTED;
         loop {
@@ -180,13 +180,13 @@ impl<'a> Link<'a> {
         }
     }
 
-    /// Keeps the connection of an answer that was read to its end.
+    /// Returns the connection of a response that was read to its end to the idle ones.
     pub fn finish(&mut self, response: Response) {
         self.idle.truncate(MAX_IDLE - 1);
         self.idle.insert(0, (response.url.origin, response.sender));
     }
 
-    /// Lets time pass.
+    /// Sleeps, unless the transfer is cancelled.
     pub fn pause(&self, time: Duration) -> Result<(), HttpError> {
         self.wait(async { tokio::time::sleep(time).await })
     }

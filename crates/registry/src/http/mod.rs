@@ -1,5 +1,5 @@
-//! HTTP as registries need it: one request at a time on a connection that is kept, redirects that carry no secret to
-//! another host, time limits everywhere. The callers block; everything asynchronous is in here.
+//! HTTP for registries: one request at a time on persistent connections, redirects that send no secret to another host,
+//! and time limits for every step. The API blocks; everything asynchronous is private to this module.
 
 mod body;
 mod connect;
@@ -27,7 +27,7 @@ use crate::cancel::Cancel;
 #[derive(Debug, Error)]
 pub enum HttpError {
     #[error(
-        "{0} was told to be reached without TLS, which is only done on this machine itself (localhost, 127.0.0.1, [::1])"
+        "{0} cannot be used without TLS: only a registry on this machine itself can (localhost, 127.0.0.1, [::1])"
     )]
     Plain(String),
     #[error("There is no host {0}, or its address cannot be looked up")]

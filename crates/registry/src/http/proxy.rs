@@ -130,7 +130,7 @@ impl Proxy {
     }
 }
 
-/// Percent-decoded.
+/// Decodes percent-encoded text.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::new();

@@ -13,7 +13,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum TlsError {
     #[error(
-        "Its certificate is signed by nobody that this machine trusts. SSL_CERT_FILE can name a file with further certificates"
+        "Its certificate is not signed by an authority that this machine trusts. SSL_CERT_FILE can name a file with further certificates"
     )]
     Issuer(#[source] rustls::Error),
     #[error("Its certificate is for another name")]
@@ -42,7 +42,7 @@ impl TlsError {
         let Some(known) = known else { return Self::Ended(error) };
         match &known {
             rustls::Error::InvalidCertificate(reason) => match reason {
-                // By somebody of the same name with another key.
+                // A bad signature: the issuer has the same name and another key.
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::Issuer(known),
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                     Self::Name(known)

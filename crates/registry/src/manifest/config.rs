@@ -29,7 +29,7 @@ impl ImageConfig {
     }
 }
 
-/// The part that says what to run.
+/// The command, environment and user of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RunConfig {
@@ -54,7 +54,7 @@ pub struct RunConfig {
     pub stop_signal: String,
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub shell: Vec<String>,
-    /// Kept as it is, not run.
+    /// Preserved, but not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub healthcheck: Option<serde_json::Value>,
 }

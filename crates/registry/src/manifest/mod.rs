@@ -1,4 +1,4 @@
-//! What a registry says an image consists of: indexes, manifests, configs. All of it is hostile until it was parsed here.
+//! The documents that describe an image: indexes, manifests, configs. They are hostile until they are parsed here.
 //!
 //! These are structs of our own, about 150 lines: `oci-spec` would bring 21 more crates (regular expressions and three
 //! families of procedural macros among them) for the same four documents, and none of the limits.
@@ -21,10 +21,10 @@ pub use select::Platform;
 use crate::digest::Digest;
 use crate::text::plain;
 
-/// As registries have it.
+/// The limit of most registries.
 pub const MAX_MANIFEST: u64 = 4 << 20;
 pub const MAX_CONFIG: u64 = 4 << 20;
-/// As docker has it.
+/// The limit of Docker.
 pub const MAX_LAYERS: usize = 128;
 
 /// A document that is not used.
@@ -82,7 +82,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// How a layer is compressed, as far as its type says so.
+    /// The compression of a layer, if its media type names one.
     pub fn compression(&self) -> Option<Compression> {
         match media::layer_kind(&self.media_type) {
             LayerKind::Tar(compression) => Some(compression),

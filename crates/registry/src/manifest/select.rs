@@ -20,7 +20,7 @@ pub struct Platform {
 }
 
 impl Default for Platform {
-    /// What guests are.
+    /// The platform of guests.
     fn default() -> Self {
         Self::new("linux", "amd64", "")
     }

@@ -1,4 +1,4 @@
-//! One blob from a registry into the store.
+//! Downloads one blob from a registry into the store.
 
 use std::time::Duration;
 

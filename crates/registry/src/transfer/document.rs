@@ -30,7 +30,7 @@ impl Session<'_> {
         let target = reference.target();
         let fetched = self.fetch(&self.document_call(Method::HEAD, &target), MAX_MANIFEST)?;
         if !fetched.status.is_success() {
-            // An answer to HEAD has no text that would say what is unknown.
+            // A response to HEAD has no body that would name the error.
             return Ok(self.document(&target, reference.digest(), &what_of(&target))?.digest);
         }
         let found = header_digest(&fetched.headers, &fetched.origin, &what_of(&target))?;
@@ -84,7 +84,7 @@ pub fn what_of(target: &str) -> String {
     format!("The manifest {target}")
 }
 
-/// The digest that the registry says something has.
+/// Parses the digest in the registry's header.
 fn header_digest(headers: &HeaderMap, origin: &Origin, what: &str) -> Result<Option<Digest>, ClientError> {
     let Some(value) = headers.get(DIGEST_HEADER) else { return Ok(None) };
     let digest = value.to_str().ok().and_then(|text| text.parse().ok());

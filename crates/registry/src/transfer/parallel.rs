@@ -9,7 +9,7 @@ use super::TransferError;
 use super::progress::{Event, Progress, Reporter};
 use crate::cancel::Cancel;
 
-/// How many events wait for whoever shows them.
+/// The length of the queue of progress events.
 const MAX_EVENTS: usize = 1024;
 
 /// Runs `work` on another thread and reports here what happens there.

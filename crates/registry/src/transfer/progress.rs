@@ -9,7 +9,7 @@ use crate::manifest::Descriptor;
 /// Something that happened. Parts of an image are named by their digests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The reference leads to this.
+    /// The digest that the reference leads to.
     Resolved(Digest),
     /// These are transferred, each once.
     Blobs(Vec<Descriptor>),
@@ -40,7 +40,7 @@ pub struct Reporter(pub SyncSender<Event>);
 
 impl Reporter {
     pub fn report(&self, event: Event) {
-        // Nobody listens any more when the transfer has failed.
+        // The receiver is dropped when the transfer has failed.
         let _ = self.0.send(event);
     }
 }

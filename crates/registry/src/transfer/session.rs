@@ -148,7 +148,7 @@ impl<'a> Session<'a> {
                 }
             };
             match response.status.as_u16() {
-                // Where a redirect led to somebody else, it is not the registry that asks.
+                // After a redirect to another host, the challenge is not the registry's.
                 401 if response.url.origin == self.scope.origin => {
                     let headers = response.headers.clone();
                     self.link.discard(response)?;

@@ -42,7 +42,7 @@ fn the_certificate_is_checked_before_anything_is_said() {
     let store = store_in(daemon.folder.path());
     let others = Certificates::new(tempfile::tempdir().unwrap().keep().as_path());
     let error = refused(&with(&others, Keychain::empty()), &store, &daemon.reference("name:tag"));
-    assert!(error.contains("signed by nobody") && error.contains("SSL_CERT_FILE"), "{error}");
+    assert!(error.contains("not signed by an authority") && error.contains("SSL_CERT_FILE"), "{error}");
     let elsewhere = daemon.reference("name:tag").replace("127.0.0.1", "localhost");
     let error = refused(&with(&certificates, Keychain::empty()), &store, &elsewhere);
     assert!(error.contains("for another name"), "{error}");

@@ -121,7 +121,7 @@ fn evict(folder: &Path, now: SystemTime) {
 
 fn make_fresh(path: &Path, size: Size, journal: Journal) -> Result<String, DiskError> {
     let failed = |error| super::failed(path)(error);
-    // A new file only: whatever is at the path is not written to.
+    // Only a new file: an existing one is not written to.
     let file = File::options().read(true).write(true).create_new(true).open(path).map_err(failed)?;
     file.set_len(size.0).map_err(failed)?;
     format(path, size, journal)?;

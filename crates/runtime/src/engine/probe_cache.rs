@@ -57,7 +57,8 @@ impl Device {
 #[serde(deny_unknown_fields)]
 struct Entry {
     device: Device,
-    verdict: KvmSupport,
+    #[serde(rename = "verdict")]
+    support: KvmSupport,
 }
 
 #[derive(Debug)]
@@ -72,8 +73,17 @@ impl ProbeCache {
         Self { state: state.to_owned(), path: state.join(FILE) }
     }
 
-    /// The cached result for this device.
+    /// The cached result for this device, unless it is time for a new probe.
     pub fn get(&self, device: &Device) -> Option<KvmSupport> {
+        self.read(device, RETRY_SLOW_AFTER)
+    }
+
+    /// As [`Self::get`], where no new probe would be run: the last result is still the best one.
+    pub fn get_of_any_age(&self, device: &Device) -> Option<KvmSupport> {
+        self.read(device, Duration::MAX)
+    }
+
+    fn read(&self, device: &Device, slow_until: Duration) -> Option<KvmSupport> {
         // Whatever is at the path, opening it does not block.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = File::options().read(true).custom_flags(flags).open(&self.path).ok()?;
@@ -83,19 +93,19 @@ impl ProbeCache {
         file.take(MAX_FILE).read_to_string(&mut text).ok()?;
         let entry: Entry = serde_json::from_str(&text).ok()?;
         // Permissions are checked at every start, so only a measurement is cached.
-        let holds = match entry.verdict {
+        let holds = match entry.support {
             KvmSupport::Hardware { .. } => true,
-            KvmSupport::NotHardware { .. } => age < RETRY_SLOW_AFTER,
+            KvmSupport::NotHardware { .. } => age < slow_until,
             _ => false,
         };
-        (entry.device == *device && holds).then_some(entry.verdict)
+        (entry.device == *device && holds).then_some(entry.support)
     }
 
     /// Caches a result if it is a measurement.
-    pub fn put(&self, device: Device, verdict: KvmSupport) {
-        if verdict.is_measurement() {
+    pub fn put(&self, device: Device, support: KvmSupport) {
+        if support.is_measurement() {
             // If that fails, the next start probes again.
-            let _ = self.write(&Entry { device, verdict });
+            let _ = self.write(&Entry { device, support });
         }
     }
 

@@ -9,8 +9,8 @@ fn asked(wanted: Engine, variable: Option<&str>) -> Result<Asked, EngineError> {
     Asked::of(wanted, variable.map(OsString::from))
 }
 
-fn decided(wanted: Engine, variable: Option<&str>, verdict: &KvmSupport) -> Result<Choice, EngineError> {
-    decide(&asked(wanted, variable)?, || verdict.clone())
+fn decided(wanted: Engine, variable: Option<&str>, support: &KvmSupport) -> Result<Choice, EngineError> {
+    decide(&asked(wanted, variable)?, || support.clone())
 }
 
 fn not_for_us() -> [KvmSupport; 6] {
@@ -30,17 +30,17 @@ const HARDWARE: KvmSupport = KvmSupport::Hardware { milliseconds: 30 };
 fn an_open_choice_is_kvm_on_hardware_and_uml_with_the_reason_elsewhere() {
     let choice = decided(Engine::Auto, None, &HARDWARE).unwrap();
     assert_eq!(choice, Choice { engine: Chosen::Kvm, reason: HARDWARE.to_string() });
-    for verdict in not_for_us() {
-        let choice = decided(Engine::Auto, None, &verdict).unwrap();
-        assert_eq!(choice, Choice { engine: Chosen::Uml, reason: verdict.to_string() });
+    for support in not_for_us() {
+        let choice = decided(Engine::Auto, None, &support).unwrap();
+        assert_eq!(choice, Choice { engine: Chosen::Uml, reason: support.to_string() });
     }
 }
 
 #[test]
 fn kvm_is_refused_where_it_is_not_hardware_with_reason_and_hint() {
-    for verdict in not_for_us() {
-        let error = decided(Engine::Kvm, None, &verdict).unwrap_err().to_string();
-        assert!(error.contains(&verdict.to_string()), "{error}");
+    for support in not_for_us() {
+        let error = decided(Engine::Kvm, None, &support).unwrap_err().to_string();
+        assert!(error.contains(&support.to_string()), "{error}");
         assert!(error.contains("Without it: use --engine uml, or leave --engine out"), "{error}");
     }
     let error =
@@ -98,9 +98,9 @@ fn what_was_found_is_remembered_for_the_same_device_and_boot() {
     let cache = ProbeCache::of(&state);
     let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
     assert_eq!(cache.get(&device), None);
-    for verdict in [KvmSupport::NotHardware { milliseconds: 1500 }, HARDWARE] {
-        cache.put(device.clone(), verdict.clone());
-        assert_eq!(cache.get(&device), Some(verdict));
+    for support in [KvmSupport::NotHardware { milliseconds: 1500 }, HARDWARE] {
+        cache.put(device.clone(), support.clone());
+        assert_eq!(cache.get(&device), Some(support));
     }
     let file = fs::metadata(state.join(FILE)).unwrap();
     assert_eq!((file.mode() & 0o777, fs::metadata(&state).unwrap().mode() & 0o777), (0o600, 0o700));
@@ -121,13 +121,15 @@ fn a_guest_that_did_not_finish_is_tried_again_after_a_while_and_one_that_failed_
     let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
     cache.put(device.clone(), not_for_us()[5].clone());
     assert_eq!(cache.get(&device), None, "a failure");
-    let age = |verdict: KvmSupport| {
-        cache.put(device.clone(), verdict);
+    let age = |support: KvmSupport| {
+        cache.put(device.clone(), support);
         let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
         File::options().write(true).open(folder.path().join(FILE)).unwrap().set_modified(hour_ago).unwrap();
         cache.get(&device)
     };
-    assert_eq!(age(KvmSupport::NotHardware { milliseconds: 1500 }), None);
+    let slow = KvmSupport::NotHardware { milliseconds: 1500 };
+    assert_eq!(age(slow.clone()), None);
+    assert_eq!(cache.get_of_any_age(&device), Some(slow), "where no probe is run, the reason stays the same");
     assert_eq!(age(HARDWARE), Some(HARDWARE), "hardware stays hardware");
 }
 
@@ -136,9 +138,9 @@ fn permission_is_never_remembered() {
     let folder = tempfile::tempdir().unwrap();
     let cache = ProbeCache::of(folder.path());
     let device = Device::of(&File::open("/dev/null").unwrap()).unwrap();
-    for verdict in &not_for_us()[1..5] {
-        cache.put(device.clone(), verdict.clone());
-        assert!(!folder.path().join(FILE).exists(), "{verdict}");
+    for support in &not_for_us()[1..5] {
+        cache.put(device.clone(), support.clone());
+        assert!(!folder.path().join(FILE).exists(), "{support}");
     }
     // A forged entry is not used either.
     cache.put(device.clone(), HARDWARE);

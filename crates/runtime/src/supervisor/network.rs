@@ -402,7 +402,7 @@ mod tests {
         let gateway = gateways.remove(0);
         let sender = std::thread::spawn(move || {
             let end = Instant::now() + LEAVE_TIME * 20;
-            // Until nobody reads any more.
+            // Until the reader has closed its end.
             while Instant::now() < end && try_send_as_gateway(&gateway, &event(1)) {}
             Instant::now() < end
         });

@@ -82,7 +82,11 @@ impl<S: Sink> Spool<S> {
     /// None was recorded.
     pub(crate) fn append_now(&mut self, events: &[Event]) -> Result<(), LogError> {
         self.write_some(AT_ONCE, S::append)?;
-        self.sink.append(events)
+        self.sink.append(events)?;
+        if self.waiting.is_empty() {
+            self.retry = None;
+        }
+        Ok(())
     }
 
     /// Retries queued events when it is time.

@@ -49,7 +49,7 @@ pub enum VhostError {
     /// A feature that was not offered, or one missing that is needed.
     #[error("The guest accepted features {accepted:#x} of {offered:#x}")]
     Features {
-        /// What the guest says it accepts.
+        /// The features that the guest accepts.
         accepted: u64,
         offered: u64,
     },

@@ -20,7 +20,7 @@ const FEATURE_CHUNKS: u32 = 4;
 /// How the data of an inode is found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataLayout {
-    /// In consecutive blocks.
+    /// The data is in consecutive blocks.
     Plain = 0,
     /// The same, but the last part of it follows the inode.
     Inline = 2,

@@ -1,4 +1,4 @@
-//! The index's file.
+//! Writes the file of the index.
 
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 

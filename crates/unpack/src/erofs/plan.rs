@@ -41,7 +41,7 @@ struct Needs {
     inode: u64,
     /// What follows if it fits into the inode's block.
     tail: u64,
-    /// Whole blocks elsewhere.
+    /// The size of its further whole blocks.
     blocks: u64,
 }
 
@@ -126,7 +126,7 @@ impl Plan {
         }
     }
 
-    /// Places an inode; says how many blocks it needs elsewhere.
+    /// Places an inode, and returns how many further blocks it needs.
     fn place_inode(&mut self, needs: &Needs) -> Result<u64, IndexError> {
         let block = 1 << self.bits;
         let inline = needs.tail > 0 && needs.inode + needs.tail <= block;

@@ -310,7 +310,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Moves an inode to `kept` unless it is there already; says its number there.
+/// Moves an inode to `kept` unless it is there already, and returns its number there.
 fn renumber(
     inode: u32,
     inodes: &mut [Option<Inode>],

@@ -15,7 +15,7 @@ pub(crate) const BLOCK: usize = 512;
 
 const BUFFER: usize = 64 << 10;
 
-/// What a zstd frame may ask to be remembered, as a power of two: the limit of the `zstd` program.
+/// The largest window of a zstd frame, as a power of two: the limit of the `zstd` program.
 const ZSTD_WINDOW: u32 = 27;
 
 /// The digest of a layer's archive, and the size of its file.
@@ -122,7 +122,7 @@ impl<'a, W: Write> Source<'a, W> {
         self.skip_padding()
     }
 
-    /// Passes over a file's data; says where in the layer's file it is.
+    /// Skips a file's data, and returns its offset in the layer's file.
     pub(crate) fn data(&mut self, size: u64) -> Result<u64, Refusal> {
         if self.layout == Layout::Tar {
             let offset = self.position;
@@ -181,7 +181,7 @@ impl<'a, W: Write> Source<'a, W> {
         Ok(&self.buffer[range])
     }
 
-    /// Consumes at most `most` bytes; says where in the buffer they are. None at the end.
+    /// Consumes at most `most` bytes, and returns their range in the buffer. None at the end.
     fn available(&mut self, most: usize) -> Result<std::ops::Range<usize>, Refusal> {
         if self.start == self.end {
             self.fill()?;

@@ -21,7 +21,7 @@ pub(super) struct Header {
 const CHECKSUM: std::ops::Range<usize> = 148..156;
 
 impl Header {
-    /// The header that `block` is, if its checksum says that it is one.
+    /// Parses a block as a header, if its checksum is right.
     pub(super) fn new(block: [u8; 512]) -> Result<Self, Refusal> {
         let format = match (&block[257..265], &block[508..512]) {
             (b"ustar\x0000", b"tar\0") => Format::Star,

@@ -41,7 +41,7 @@ pub(crate) struct Archive<'a, W: Write> {
     current: Vec<u8>,
 }
 
-/// What headers say about the entry that follows them.
+/// The fields of extended headers, which apply to the next entry.
 #[derive(Default)]
 struct Ahead {
     pax: Option<Pax>,

@@ -1,4 +1,4 @@
-//! PAX extended headers.
+//! Parses PAX extended headers.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::layer::Refusal;
 use crate::limits::Limits;
 use crate::tree::{Namespace, Xattr};
 
-/// What a PAX header says about the next entry.
+/// The fields of a PAX header, which apply to the next entry.
 #[derive(Debug, Default)]
 pub(super) struct Pax {
     pub(super) path: Option<Vec<u8>>,
@@ -55,7 +55,7 @@ impl Pax {
         if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
             return self.sparse.set(key, value, limits);
         }
-        // An empty value takes back what was said before.
+        // An empty value removes an earlier one.
         let given = !value.is_empty();
         match key {
             b"path" => self.path = given.then(|| value.to_vec()),

@@ -62,7 +62,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Reads one block; says whether the map ends in it.
+    /// Reads one block, and returns whether the map ends in it.
     pub(super) fn read(&mut self, block: &[u8], limits: &Limits) -> Result<bool, Refusal> {
         for byte in block {
             if self.complete() {

@@ -1,4 +1,4 @@
-//! Archives that nobody should accept (C4, C5): each is refused, and the entry is named.
+//! Hostile archives (C4, C5): each is refused, and the entry is named.
 
 use super::archive::{Archive, Header, seal};
 use super::{image, options, refusal, unpack, unpack_bytes};

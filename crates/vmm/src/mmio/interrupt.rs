@@ -1,4 +1,4 @@
-//! What the device tells the driver, and how it gets its attention.
+//! Interrupts: notifications from the device to the driver.
 //!
 //! This is shared outside of the device's lock: a processor of the guest's that serves an interrupt never waits for a
 //! device that is at work.
@@ -44,7 +44,7 @@ impl Interrupt {
         self.reasons.fetch_and(!reasons, Ordering::SeqCst);
     }
 
-    /// Tells the driver that a queue has completed chains.
+    /// Notifies the driver that a queue has completed chains.
     ///
     /// # Errors
     /// When the line is broken.
@@ -52,7 +52,7 @@ impl Interrupt {
         self.raise_for(QUEUE)
     }
 
-    /// Tells the driver that the configuration space has changed.
+    /// Notifies the driver that the configuration space has changed.
     ///
     /// # Errors
     /// When the line is broken.

@@ -1,6 +1,6 @@
 //! The virtio-mmio transport: registers that a hostile driver writes, in front of our device models.
 //!
-//! The guest's processors read and write one page of registers per device; this module says what each access means,
+//! The guest's processors read and write one page of registers per device; this module defines the effect of each access,
 //! in every state that driver and device can be in, and nothing here knows how an access gets here. Three rules keep
 //! the registers harmless: what a driver wrote is checked when it starts to count, all of it at once; once the
 //! device has been started it cannot be changed; and from then on only a reset of all of it makes it changeable again.
@@ -8,7 +8,7 @@
 //! * `registers`: which accesses there are.
 //! * `status`: how far the driver has come.
 //! * `queue`: one queue, from its registers to its rings.
-//! * `interrupt`: what the device tells the driver.
+//! * `interrupt`: notifications from the device to the driver.
 //! * `transport`: all of it together.
 
 mod interrupt;

@@ -31,7 +31,7 @@ pub struct QueueState {
 
 /// The three parts of a queue in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum RingPart {
     Descriptors,
     Available,
     Used,
@@ -123,14 +123,14 @@ impl MmioQueue {
         }
     }
 
-    pub(super) fn set_address(&mut self, part: Part, half: Half, value: u32) {
+    pub(super) fn set_address(&mut self, part: RingPart, half: Half, value: u32) {
         if self.is_ready() {
             return;
         }
         let address = match part {
-            Part::Descriptors => &mut self.descriptors,
-            Part::Available => &mut self.available,
-            Part::Used => &mut self.used,
+            RingPart::Descriptors => &mut self.descriptors,
+            RingPart::Available => &mut self.available,
+            RingPart::Used => &mut self.used,
         };
         half.put(address, value);
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::interrupt::Interrupt;
-use super::queue::{Half, MmioQueue, Part, QueueState};
+use super::queue::{Half, MmioQueue, QueueState, RingPart};
 use super::registers::{LAYOUT, MAGIC, NO_SHARED_MEMORY, Register, Target, VENDOR};
 use super::status::{Status, Step};
 
@@ -43,7 +43,7 @@ pub enum Effect {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmioState {
     pub status: u32,
-    /// What the driver says it accepts of the device's features.
+    /// The features of the device that the driver accepts.
     pub driver_features: u64,
     /// Which half of the device's features the driver reads.
     pub device_features_select: u32,
@@ -224,12 +224,12 @@ impl<D: VirtioDevice> Mmio<D> {
             Register::DriverFeatures => self.accept_features(value),
             Register::QueueSelect => self.queue_select = value,
             Register::QueueSize => self.set_up(|queue| queue.set_size(value)),
-            Register::DescriptorsLow => self.set_address(Part::Descriptors, Half::Low, value),
-            Register::DescriptorsHigh => self.set_address(Part::Descriptors, Half::High, value),
-            Register::AvailableLow => self.set_address(Part::Available, Half::Low, value),
-            Register::AvailableHigh => self.set_address(Part::Available, Half::High, value),
-            Register::UsedLow => self.set_address(Part::Used, Half::Low, value),
-            Register::UsedHigh => self.set_address(Part::Used, Half::High, value),
+            Register::DescriptorsLow => self.set_address(RingPart::Descriptors, Half::Low, value),
+            Register::DescriptorsHigh => self.set_address(RingPart::Descriptors, Half::High, value),
+            Register::AvailableLow => self.set_address(RingPart::Available, Half::Low, value),
+            Register::AvailableHigh => self.set_address(RingPart::Available, Half::High, value),
+            Register::UsedLow => self.set_address(RingPart::Used, Half::Low, value),
+            Register::UsedHigh => self.set_address(RingPart::Used, Half::High, value),
             Register::QueueReady => self.set_ready(value),
             Register::QueueNotify => return self.notified(value),
             Register::InterruptAcknowledge => self.interrupt.acknowledge(value),
@@ -263,7 +263,7 @@ impl<D: VirtioDevice> Mmio<D> {
         }
     }
 
-    fn set_address(&mut self, part: Part, half: Half, value: u32) {
+    fn set_address(&mut self, part: RingPart, half: Half, value: u32) {
         self.set_up(|queue| queue.set_address(part, half, value));
     }
 

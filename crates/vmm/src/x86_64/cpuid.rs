@@ -29,7 +29,7 @@ type Removal = (u32, Option<u32>, Register, u32);
 use Register::{Eax, Ebx, Ecx, Edx};
 
 /// Virtual machines in the virtual machine, performance counters and traces, waiting for memory, transactions, features
-/// whose state has to be asked for, and what tells about the host's hardware.
+/// whose state has to be asked for, and what reveals the host's hardware.
 const REMOVED: &[Removal] = &[
     // Monitor and wait, the debug store's 64-bit form and its qualification, VMX, SMX, speed steps, thermal, debug over the
     // bus, performance capabilities, DCA.
@@ -95,7 +95,7 @@ const DEADLINE_TIMER: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 const SEVERAL_PROCESSORS: u32 = 1 << 28;
 
-/// Leaves that say how processors are arranged; some hosts offer them without saying anything.
+/// Leaves that describe the topology of processors; on some hosts they are empty.
 const ARRANGEMENT: [u32; 2] = [0xb, 0x1f];
 
 /// Turns what KVM offers into the table of the processor `who`.

@@ -40,7 +40,7 @@ pub const MP_TABLE: u64 = 0xf_0000;
 
 /// The structure that the kernel's first instruction is given the address of.
 pub const START_INFO: u64 = 0x6000;
-/// Where that says the initramfs is.
+/// Where that structure has the address of the initramfs.
 pub const MODULE_LIST: u64 = 0x6040;
 /// Which addresses are memory.
 pub const MEMORY_MAP: u64 = 0x7000;

@@ -1,4 +1,4 @@
-//! The table by which a PC without ACPI tells its kernel about processors and interrupt lines (Intel's MultiProcessor
+//! The table by which a PC without ACPI describes processors and interrupt lines to its kernel (Intel's MultiProcessor
 //! Specification 1.4).
 
 use super::layout::LINES;
@@ -60,7 +60,7 @@ pub fn table(at: u64, cpus: u8) -> Vec<u8> {
 const POINTER_SIZE: usize = 16;
 const HEADER_SIZE: usize = 44;
 
-/// The structure that a kernel searches for; it says where the rest is.
+/// The structure that a kernel searches for; it has the address of the rest.
 fn pointer(table: u64) -> Vec<u8> {
     let mut bytes = vec![0; POINTER_SIZE];
     bytes[..4].copy_from_slice(b"_MP_");

@@ -37,6 +37,7 @@ const CHECKS: &[(&str, Check, bool)] = &[
     ("other processes", no_other_process, true),
     ("signals by descriptor", no_foreign_owner, true),
     ("private memory", private_memory_is_limited, true),
+    ("private memory that becomes writable", private_memory_does_not_become_writable, true),
     ("shared memory", shared_memory_is_limited, true),
     ("guest memory grows", || refuses_to_grow(RAM), false),
     ("initramfs written", || refuses_to_grow(INITRAMFS), false),
@@ -109,13 +110,22 @@ fn no_foreign_owner() -> Result<(), String> {
 }
 
 fn private_memory_is_limited() -> Result<(), String> {
-    let mapped = sys::map_memory(GIB, libc::MAP_PRIVATE);
+    let mapped = sys::map_memory(GIB, libc::MAP_PRIVATE, libc::PROT_READ | libc::PROT_WRITE);
     demand(mapped == Err(libc::ENOMEM), || format!("1 GiB: {mapped:?}"))
+}
+
+/// The limit of the address space turns off that of private memory for what becomes writable later.
+fn private_memory_does_not_become_writable() -> Result<(), String> {
+    for mib in [1, 64, 700, 1024] {
+        let mapped = sys::map_memory(mib << 20, libc::MAP_PRIVATE, libc::PROT_READ);
+        demand(mapped.is_err(), || format!("{mib} MiB: {mapped:?}"))?;
+    }
+    Ok(())
 }
 
 /// Shared memory counts for no limit of a process: it must not be had at all.
 fn shared_memory_is_limited() -> Result<(), String> {
-    let mapped = sys::map_memory(GIB, libc::MAP_SHARED);
+    let mapped = sys::map_memory(GIB, libc::MAP_SHARED, libc::PROT_READ);
     demand(mapped.is_err(), || "1 GiB of shared memory, which no limit counts".to_owned())
 }
 

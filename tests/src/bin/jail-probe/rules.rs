@@ -116,36 +116,45 @@ fn forms(rule: &Rule) -> Vec<Case> {
     cases
 }
 
-fn set(args: &mut Args, condition: &Condition, value: u32) {
+fn set(args: &mut Args, condition: &Condition, value: u64) {
     if let Some(arg) = args.get_mut(usize::from(condition.argument)) {
-        *arg = value.into();
+        *arg = value;
     }
 }
 
 fn holds(condition: &Condition, args: &Args) -> bool {
-    let arg = args.get(usize::from(condition.argument)).copied().unwrap_or_default();
-    // Conditions look at the lower half only, as the kernel does.
-    let arg = u32::try_from(arg & u64::from(u32::MAX)).unwrap_or_default();
+    let whole = args.get(usize::from(condition.argument)).copied().unwrap_or_default();
+    // Most conditions look at the lower half only, as the kernel does.
+    let arg = whole & u64::from(u32::MAX);
     match condition.test {
-        Test::Is(value) => arg == value,
-        Test::Without(mask) => arg & mask == 0,
-        Test::Masked { mask, value } => arg & mask == value,
+        Test::Is(value) => arg == value.into(),
+        Test::Without(mask) => arg & u64::from(mask) == 0,
+        Test::Masked { mask, value } => arg & u64::from(mask) == value.into(),
+        Test::Wide { mask, value } => whole & mask == value,
     }
 }
 
-fn met(test: Test) -> u32 {
+fn met(test: Test) -> u64 {
     match test {
-        Test::Is(value) => value,
-        Test::Without(mask) => !mask,
-        Test::Masked { mask, value } => !mask | value,
+        Test::Is(value) => value.into(),
+        Test::Without(mask) => (!mask).into(),
+        Test::Masked { mask, value } => (!mask | value).into(),
+        // The lowest of them: nothing that the range does not have comes with it.
+        Test::Wide { value, .. } => value,
     }
 }
 
-fn broken(test: Test) -> Vec<u32> {
+fn broken(test: Test) -> Vec<u64> {
     let bits = |mask: u32| (0..u32::BITS).map(|bit| 1 << bit).filter(move |bit| mask & bit != 0);
+    let narrow = |values: Vec<u32>| values.into_iter().map(u64::from).collect();
     match test {
-        Test::Is(value) => vec![value.wrapping_add(1), value.wrapping_sub(1), value ^ 0x4000_0000, !value],
-        Test::Without(mask) => bits(mask).map(|bit| !mask | bit).collect(),
-        Test::Masked { mask, value } => bits(mask).map(|bit| (!mask | value) ^ bit).collect(),
+        Test::Is(value) => {
+            narrow(vec![value.wrapping_add(1), value.wrapping_sub(1), value ^ 0x4000_0000, !value])
+        }
+        Test::Without(mask) => narrow(bits(mask).map(|bit| !mask | bit).collect()),
+        Test::Masked { mask, value } => narrow(bits(mask).map(|bit| (!mask | value) ^ bit).collect()),
+        Test::Wide { mask, value } => {
+            (0..u64::BITS).map(|bit| 1 << bit).filter(|bit| mask & bit != 0).map(|bit| value ^ bit).collect()
+        }
     }
 }

@@ -274,15 +274,18 @@ pub fn append(fd: i32, bytes: &[u8]) -> Result<usize, i32> {
     usize::try_from(written).map_err(|_| errno())
 }
 
-/// Whether `length` bytes of anonymous memory can be mapped with `flags`, and made writable. They are given back.
-pub fn map_memory(length: usize, flags: i32) -> Result<(), i32> {
+/// Whether `length` bytes of anonymous memory can be mapped with `flags` and the rights in `first`, and are then writable. They
+/// are given back.
+pub fn map_memory(length: usize, flags: i32, first: i32) -> Result<(), i32> {
     // SAFETY: the kernel chooses an unused range, which only this function knows and which it gives back untouched.
     unsafe {
-        let start = libc::mmap(ptr::null_mut(), length, libc::PROT_READ, flags | libc::MAP_ANONYMOUS, -1, 0);
+        let start = libc::mmap(ptr::null_mut(), length, first, flags | libc::MAP_ANONYMOUS, -1, 0);
         if start == libc::MAP_FAILED {
             return Err(errno());
         }
-        let result = libc::mprotect(start, length, libc::PROT_READ | libc::PROT_WRITE);
+        let writable = first & libc::PROT_WRITE != 0;
+        let result =
+            if writable { 0 } else { libc::mprotect(start, length, libc::PROT_READ | libc::PROT_WRITE) };
         let error = errno();
         libc::munmap(start, length);
         if result < 0 { Err(error) } else { Ok(()) }

@@ -9,7 +9,7 @@
 	.equ DEVICES, 0xd0000000
 	.equ DEVICE_SIZE, 0x1000
 	.equ PLACES, 8
-	# Memory that nobody else uses; zeros where nothing was written.
+	# Memory that nothing else uses; zeros where nothing was written.
 	.equ RINGS, 0x4000000
 	.equ APIC, 0xfee00000
 	.equ LOW, 0x8000

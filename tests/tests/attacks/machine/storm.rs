@@ -9,7 +9,7 @@ use std::time::Duration;
 use bathy_tests::{Ran, patient_seconds, promptly, run};
 
 const SOURCE: &str = include_str!("storm.S");
-/// What a keeper says of a guest that it had to end: anything else would be about the keeper itself.
+/// The messages of a keeper about a guest that it had to end: any other would be about the keeper itself.
 const LATE: &str = "the guest was not ready after";
 const WRONG: &str = "the guest violated the protocol and was killed";
 
@@ -40,7 +40,7 @@ fn kernel(folder: &Path, mode: Mode, seed: u32) -> PathBuf {
     kernel
 }
 
-/// Boots it with two processors and returns what `bathy` says of its end.
+/// Boots it with two processors and returns the message of `bathy` about its end.
 fn boot(mode: Mode, seed: u32, seconds: u64) -> Ran {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let kernel = kernel(folder.path(), mode, seed);

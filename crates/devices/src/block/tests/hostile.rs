@@ -263,7 +263,7 @@ fn v8_read_only_disk_refuses_every_change() {
 fn v8_request_of_too_many_buffers_is_refused() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
-    let most: Vec<Part> = (0..128).map(|i| writable(DATA + i * 4, 4)).collect();
+    let most: Vec<DriverBuffer> = (0..128).map(|i| writable(DATA + i * 4, 4)).collect();
     assert_eq!(bench.request(IN, 0, &most), (OK, 513));
     // The same sector once more, in one buffer more.
     let mut bench = Bench::new(&ram);

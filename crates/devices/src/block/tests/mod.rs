@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Block, BlockConfig, BlockError, BlockState, ID_BYTES, MAX_RANGE_SECTORS, MAX_SEGMENTS};
-use crate::testing::{Driver, Part, readable, writable};
+use crate::testing::{Driver, DriverBuffer, readable, writable};
 use crate::{DeviceError, GuestMemory, GuestRam, Outcome, Queue, VirtioDevice};
 
 const IN: u32 = 0;
@@ -69,16 +69,16 @@ impl<'mem> Bench<'mem> {
         Self { mem: ram.memory(), driver, queue, file, block }
     }
 
-    fn header(&self, kind: u32, sector: u64) -> Part {
+    fn header(&self, kind: u32, sector: u64) -> DriverBuffer {
         self.mem.write_obj(kind.to_le(), GuestAddress(HEADER)).unwrap();
         self.mem.write_obj(sector.to_le(), GuestAddress(HEADER + 8)).unwrap();
         self.mem.write_obj(UNANSWERED, GuestAddress(STATUS)).unwrap();
         readable(HEADER, 16)
     }
 
-    fn push(&mut self, kind: u32, sector: u64, data: &[Part]) {
+    fn push(&mut self, kind: u32, sector: u64, data: &[DriverBuffer]) {
         let header = self.header(kind, sector);
-        let parts: Vec<Part> = [&[header], data, &[writable(STATUS, 1)]].concat();
+        let parts: Vec<DriverBuffer> = [&[header], data, &[writable(STATUS, 1)]].concat();
         self.driver.push(&parts);
     }
 
@@ -87,7 +87,7 @@ impl<'mem> Bench<'mem> {
     }
 
     /// Makes one request, and returns its status and the length in the used ring.
-    fn request(&mut self, kind: u32, sector: u64, data: &[Part]) -> (u8, u32) {
+    fn request(&mut self, kind: u32, sector: u64, data: &[DriverBuffer]) -> (u8, u32) {
         self.push(kind, sector, data);
         self.process().unwrap();
         let used = self.driver.take_used();
@@ -108,7 +108,7 @@ impl<'mem> Bench<'mem> {
     }
 
     /// Writes the payload of a discard or write-zeroes request to guest memory.
-    fn ranges(&self, list: &[(u64, u32, u32)]) -> Part {
+    fn ranges(&self, list: &[(u64, u32, u32)]) -> DriverBuffer {
         let mut raw = Vec::new();
         for (sector, sectors, flags) in list {
             raw.extend_from_slice(&sector.to_le_bytes());

@@ -69,7 +69,7 @@ fn bytes_arrive_in_order_however_the_guest_spreads_its_buffers() {
     let (one, two) = (file_of(1, 700), file_of(2, 512));
     let mut bench = bench_of(&ram, vec![part(0, &one), part(4096, &two)]);
     let buffers = [(DATA, 10), (DATA + 0x1000, 4000), (DATA + 0x3000, 598)];
-    let data: Vec<Part> = buffers.iter().map(|(at, length)| writable(*at, *length)).collect();
+    let data: Vec<DriverBuffer> = buffers.iter().map(|(at, length)| writable(*at, *length)).collect();
     assert_eq!(bench.request(IN, 0, &data), (OK, 4609));
     let found: Vec<u8> =
         buffers.iter().flat_map(|(at, length)| bench.guest_bytes(*at, *length as usize)).collect();

@@ -87,10 +87,10 @@ fn answers_wait_up_to_the_limit_and_a_hang_up_still_has_its_place() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
     // These leave two messages, and the next ones one each.
-    bench.say(PORT_READY, 1).unwrap();
-    bench.say(PORT_OPEN, 1).unwrap();
+    bench.send_control(PORT_READY, 1).unwrap();
+    bench.send_control(PORT_OPEN, 1).unwrap();
     for _ in 0..20 {
-        bench.say(DEVICE_READY, 1).unwrap();
+        bench.send_control(DEVICE_READY, 1).unwrap();
     }
     assert_eq!(bench.console.save().control.len(), MOST_WAITING);
     assert_eq!(bench.drivers[CONTROL_TX_QUEUE].take_used().len(), MOST_WAITING);
@@ -126,11 +126,11 @@ fn port_that_the_driver_gave_up_is_not_open_and_not_hung_up() {
     let ram = ram();
     for event in [DEVICE_READY, PORT_READY] {
         let mut bench = Bench::opened(&ram);
-        bench.say(event, 0).unwrap();
+        bench.send_control(event, 0).unwrap();
         assert!(!bench.console.guest_open());
         bench.console.reconnect();
         bench.run(TX_QUEUE).unwrap();
-        assert_eq!(bench.heard(), [], "there is no port to send a message about");
+        assert_eq!(bench.received_control(), [], "there is no port to send a message about");
         assert_eq!(bench.console.save().hangup, Hangup::None);
     }
 }
@@ -141,14 +141,14 @@ fn host_is_not_back_at_a_port_that_was_given_up_during_a_hang_up() {
     let mut bench = Bench::opened(&ram);
     bench.console.reconnect();
     bench.run(CONTROL_RX_QUEUE).unwrap();
-    assert_eq!(bench.heard(), [(PORT_OPEN, 0, vec![])]);
-    bench.say(PORT_READY, 0).unwrap();
-    bench.say(PORT_OPEN, 0).unwrap();
+    assert_eq!(bench.received_control(), [(PORT_OPEN, 0, vec![])]);
+    bench.send_control(PORT_READY, 0).unwrap();
+    bench.send_control(PORT_OPEN, 0).unwrap();
     assert_eq!(bench.console.save().hangup, Hangup::None);
-    assert_eq!(bench.heard(), []);
+    assert_eq!(bench.received_control(), []);
     // It is back as soon as there is a port again.
-    bench.say(PORT_READY, 1).unwrap();
-    assert_eq!(bench.heard().last(), Some(&(PORT_OPEN, 1, vec![])));
+    bench.send_control(PORT_READY, 1).unwrap();
+    assert_eq!(bench.received_control().last(), Some(&(PORT_OPEN, 1, vec![])));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn second_hang_up_while_one_is_under_way_sends_nothing_more() {
     bench.console.reconnect();
     bench.console.reconnect();
     bench.run(CONTROL_RX_QUEUE).unwrap();
-    assert_eq!(bench.heard(), [(PORT_OPEN, 0, vec![])]);
+    assert_eq!(bench.received_control(), [(PORT_OPEN, 0, vec![])]);
 }
 
 #[test]

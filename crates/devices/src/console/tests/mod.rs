@@ -44,10 +44,10 @@ impl<'mem> Bench<'mem> {
         for _ in 0..32 {
             bench.offer_control_buffer();
         }
-        bench.say(DEVICE_READY, 1).unwrap();
-        bench.say(PORT_READY, 1).unwrap();
-        bench.say(PORT_OPEN, 1).unwrap();
-        bench.heard();
+        bench.send_control(DEVICE_READY, 1).unwrap();
+        bench.send_control(PORT_READY, 1).unwrap();
+        bench.send_control(PORT_OPEN, 1).unwrap();
+        bench.received_control();
         bench
     }
 
@@ -64,11 +64,11 @@ impl<'mem> Bench<'mem> {
         Ok(())
     }
 
-    fn say(&mut self, event: u16, value: u16) -> Result<(), DeviceError> {
-        self.say_about(0, event, value)
+    fn send_control(&mut self, event: u16, value: u16) -> Result<(), DeviceError> {
+        self.send_control_about(0, event, value)
     }
 
-    fn say_about(&mut self, port: u32, event: u16, value: u16) -> Result<(), DeviceError> {
+    fn send_control_about(&mut self, port: u32, event: u16, value: u16) -> Result<(), DeviceError> {
         self.push_control(port, event, value);
         self.run(CONTROL_TX_QUEUE)
     }
@@ -90,7 +90,7 @@ impl<'mem> Bench<'mem> {
     }
 
     /// The control messages that the guest has received since the last call: event, value and payload.
-    fn heard(&mut self) -> Vec<(u16, u16, Vec<u8>)> {
+    fn received_control(&mut self) -> Vec<(u16, u16, Vec<u8>)> {
         let used = self.drivers[CONTROL_RX_QUEUE].take_used();
         used.iter()
             .map(|(slot, length)| {
@@ -144,12 +144,15 @@ mod ordinary {
             bench.offer_control_buffer();
         }
 
-        bench.say(DEVICE_READY, 1).unwrap();
-        assert_eq!(bench.heard(), [(PORT_ADD, 1, vec![])]);
-        bench.say(PORT_READY, 1).unwrap();
-        assert_eq!(bench.heard(), [(PORT_NAME, 1, b"bathysphere".to_vec()), (PORT_OPEN, 1, vec![])]);
+        bench.send_control(DEVICE_READY, 1).unwrap();
+        assert_eq!(bench.received_control(), [(PORT_ADD, 1, vec![])]);
+        bench.send_control(PORT_READY, 1).unwrap();
+        assert_eq!(
+            bench.received_control(),
+            [(PORT_NAME, 1, b"bathysphere".to_vec()), (PORT_OPEN, 1, vec![])]
+        );
         assert!(!bench.console.guest_open());
-        bench.say(PORT_OPEN, 1).unwrap();
+        bench.send_control(PORT_OPEN, 1).unwrap();
         assert!(bench.console.guest_open());
         assert_eq!(bench.console.sessions(), 1);
         let mut ports = [0; 4];
@@ -161,11 +164,11 @@ mod ordinary {
     fn answers_wait_for_the_guests_buffers() {
         let ram = ram();
         let mut bench = Bench::new(&ram);
-        bench.say(DEVICE_READY, 1).unwrap();
-        assert_eq!(bench.heard(), []);
+        bench.send_control(DEVICE_READY, 1).unwrap();
+        assert_eq!(bench.received_control(), []);
         bench.offer_control_buffer();
         bench.run(CONTROL_RX_QUEUE).unwrap();
-        assert_eq!(bench.heard(), [(PORT_ADD, 1, vec![])]);
+        assert_eq!(bench.received_control(), [(PORT_ADD, 1, vec![])]);
     }
 
     #[test]
@@ -192,13 +195,13 @@ mod ordinary {
     fn data_waits_until_the_guest_has_opened_the_port() {
         let ram = ram();
         let mut bench = Bench::opened(&ram);
-        bench.say(PORT_OPEN, 0).unwrap();
+        bench.send_control(PORT_OPEN, 0).unwrap();
         bench.offer(64);
         bench.console.send(b"early");
         bench.run(RX_QUEUE).unwrap();
         assert_eq!(bench.read(), b"");
 
-        bench.say(PORT_OPEN, 1).unwrap();
+        bench.send_control(PORT_OPEN, 1).unwrap();
         assert_eq!(bench.read(), b"early");
         assert_eq!(bench.console.sessions(), 2);
     }
@@ -221,15 +224,15 @@ mod ordinary {
 
         bench.console.reconnect();
         bench.run(CONTROL_RX_QUEUE).unwrap();
-        assert_eq!(bench.heard(), [(PORT_OPEN, 0, vec![])]);
+        assert_eq!(bench.received_control(), [(PORT_OPEN, 0, vec![])]);
         assert_eq!(bench.console.received(), 0);
         assert!(!bench.console.guest_open());
         bench.write(b"still old").unwrap();
         assert_eq!(bench.console.received(), 0);
 
-        bench.say(PORT_OPEN, 0).unwrap();
-        assert_eq!(bench.heard(), [(PORT_OPEN, 1, vec![])]);
-        bench.say(PORT_OPEN, 1).unwrap();
+        bench.send_control(PORT_OPEN, 0).unwrap();
+        assert_eq!(bench.received_control(), [(PORT_OPEN, 1, vec![])]);
+        bench.send_control(PORT_OPEN, 1).unwrap();
         assert!(bench.console.guest_open());
         bench.write(b"new").unwrap();
         assert_eq!(bench.console.take(100), b"new");
@@ -250,18 +253,18 @@ mod ordinary {
         bench.write(b"stuck").unwrap();
         assert_eq!(bench.drivers[TX_QUEUE].take_used().len(), 8);
         bench.console.reconnect();
-        bench.say(PORT_OPEN, 0).unwrap();
-        bench.say(PORT_OPEN, 1).unwrap();
+        bench.send_control(PORT_OPEN, 0).unwrap();
+        bench.send_control(PORT_OPEN, 1).unwrap();
         assert_eq!(bench.drivers[TX_QUEUE].take_used().len(), 1);
         assert_eq!(bench.console.take(100), b"");
     }
 
     #[test]
-    fn opening_is_heard_only_when_old_data_is_gone() {
+    fn opening_takes_effect_only_when_old_data_is_drained() {
         let ram = ram();
         let mut bench = Bench::opened(&ram);
         // A process that has closed the port left data in the queue, and the next one is opening it.
-        bench.say(PORT_OPEN, 0).unwrap();
+        bench.send_control(PORT_OPEN, 0).unwrap();
         bench.ram.memory().write_slice(b"old", GuestAddress(DATA)).unwrap();
         bench.drivers[TX_QUEUE].push(&[readable(DATA, 3)]);
         bench.console.reconnect();
@@ -286,21 +289,21 @@ mod ordinary {
         let mut bench = Bench::new(&ram);
         bench.console.reconnect();
         bench.offer_control_buffer();
-        bench.say(DEVICE_READY, 1).unwrap();
-        assert_eq!(bench.heard(), [(PORT_ADD, 1, vec![])]);
+        bench.send_control(DEVICE_READY, 1).unwrap();
+        assert_eq!(bench.received_control(), [(PORT_ADD, 1, vec![])]);
     }
 
     #[test]
-    fn reconnecting_again_and_again_says_nothing_more() {
+    fn reconnecting_again_and_again_sends_nothing_more() {
         let ram = ram();
         let mut bench = Bench::opened(&ram);
-        bench.say(PORT_OPEN, 0).unwrap();
+        bench.send_control(PORT_OPEN, 0).unwrap();
         for _ in 0..100 {
             bench.console.reconnect();
             bench.run(TX_QUEUE).unwrap();
         }
-        assert_eq!(bench.heard(), []);
-        bench.say(PORT_OPEN, 1).unwrap();
+        assert_eq!(bench.received_control(), []);
+        bench.send_control(PORT_OPEN, 1).unwrap();
         assert!(bench.console.guest_open());
     }
 
@@ -367,7 +370,7 @@ mod hostile {
         let ram = ram();
         let mut bench = Bench::new(&ram);
         for _ in 0..60 {
-            bench.say(DEVICE_READY, 1).unwrap();
+            bench.send_control(DEVICE_READY, 1).unwrap();
         }
         let waiting = bench.console.save().control.len();
         assert!(waiting <= 16, "{waiting} messages wait");
@@ -377,17 +380,17 @@ mod hostile {
             bench.offer_control_buffer();
         }
         bench.run(CONTROL_RX_QUEUE).unwrap();
-        assert_eq!(bench.heard().len(), 60);
+        assert_eq!(bench.received_control().len(), 60);
     }
 
     #[test]
     fn v11_control_messages_that_make_no_sense_stop_the_device() {
         let ram = ram();
-        let unknown = Bench::opened(&ram).say(9, 1);
+        let unknown = Bench::opened(&ram).send_control(9, 1);
         assert!(matches!(console_error(unknown), ConsoleError::UnknownControl(9)));
-        let host_only = Bench::opened(&ram).say(PORT_ADD, 1);
+        let host_only = Bench::opened(&ram).send_control(PORT_ADD, 1);
         assert!(matches!(console_error(host_only), ConsoleError::UnknownControl(PORT_ADD)));
-        let other_port = Bench::opened(&ram).say_about(1, PORT_OPEN, 1);
+        let other_port = Bench::opened(&ram).send_control_about(1, PORT_OPEN, 1);
         assert!(matches!(console_error(other_port), ConsoleError::NoSuchPort(1)));
 
         let mut bench = Bench::opened(&ram);
@@ -405,7 +408,7 @@ mod hostile {
 
         let mut bench = Bench::new(&ram);
         bench.drivers[CONTROL_RX_QUEUE].push(&[writable(CONTROL_BUFFERS, 7)]);
-        assert!(matches!(console_error(bench.say(DEVICE_READY, 1)), ConsoleError::SmallBuffer(7)));
+        assert!(matches!(console_error(bench.send_control(DEVICE_READY, 1)), ConsoleError::SmallBuffer(7)));
     }
 
     #[test]

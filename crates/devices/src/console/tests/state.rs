@@ -73,13 +73,14 @@ fn bytes_from_the_guest_arrive_once_and_in_order_though_its_queue_was_held_back(
 fn control_messages_that_wait_for_a_buffer_arrive_once_after_a_move() {
     let ram = ram();
     let mut bench = Bench::new(&ram);
-    bench.say(DEVICE_READY, 1).unwrap();
+    bench.send_control(DEVICE_READY, 1).unwrap();
     bench.move_to_another_process();
-    bench.say(PORT_READY, 1).unwrap();
+    bench.send_control(PORT_READY, 1).unwrap();
     bench.move_to_another_process();
     (0..8).for_each(|_| bench.offer_control_buffer());
     bench.serve_all();
-    let events: Vec<_> = bench.heard().into_iter().map(|(event, value, _)| (event, value)).collect();
+    let events: Vec<_> =
+        bench.received_control().into_iter().map(|(event, value, _)| (event, value)).collect();
     assert_eq!(events, [(PORT_ADD, 1), (PORT_NAME, 1), (PORT_OPEN, 1)]);
 }
 
@@ -90,8 +91,8 @@ fn a_session_stays_open_and_is_counted_on() {
     assert_eq!((bench.console.sessions(), bench.console.guest_open()), (1, true));
     bench.move_to_another_process();
     assert_eq!((bench.console.sessions(), bench.console.guest_open()), (1, true));
-    bench.say(PORT_OPEN, 0).unwrap();
-    bench.say(PORT_OPEN, 1).unwrap();
+    bench.send_control(PORT_OPEN, 0).unwrap();
+    bench.send_control(PORT_OPEN, 1).unwrap();
     assert_eq!(bench.console.sessions(), 2);
 }
 
@@ -104,10 +105,10 @@ fn a_hang_up_that_has_begun_is_completed_and_old_bytes_stay_thrown_away() {
     bench.move_to_another_process();
     assert_eq!(bench.console.save().hangup, Hangup::AwaitClose);
     bench.write(b"of the old session too").unwrap();
-    bench.say(PORT_OPEN, 0).unwrap();
+    bench.send_control(PORT_OPEN, 0).unwrap();
     bench.move_to_another_process();
     bench.serve_all();
-    bench.say(PORT_OPEN, 1).unwrap();
+    bench.send_control(PORT_OPEN, 1).unwrap();
     bench.write(b"new").unwrap();
     assert_eq!(bench.console.take(100), b"new");
     assert_eq!(bench.console.sessions(), 2);

@@ -1,4 +1,4 @@
-//! What the header in front of a frame may say. A frame whose header lies is dropped and counted for a reason; the guest
+//! Valid and invalid headers of frames. A frame with an invalid header is dropped and counted by its reason; the guest
 //! gets its buffers back, and the next frame passes.
 
 use super::*;

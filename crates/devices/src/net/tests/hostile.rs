@@ -11,7 +11,7 @@ const F_INDIRECT: u16 = 4;
 /// The longest that a race may take to happen on a busy host.
 const TOO_LONG: Duration = Duration::from_secs(120);
 
-/// Tells the same lie in each queue, at a moment when the device looks into it.
+/// Writes the same false values to each queue, while the device reads it.
 fn in_both_queues(expected: impl Fn(&RingError) -> bool, lie: impl Fn(&mut Driver<'_>)) {
     let ram = ram();
     for queue in [RX_QUEUE, TX_QUEUE] {
@@ -289,7 +289,7 @@ fn v7_header_and_lengths_that_change_all_the_time_never_let_a_wrong_frame_throug
         while !happened(&bench) {
             assert!(begun.elapsed() < TOO_LONG, "the race did not happen: {:?}", bench.net.counters());
             bench.process(TX_QUEUE).unwrap();
-            // What was judged is what was copied, to the last byte.
+            // The copied bytes are the checked ones, to the last byte.
             let seen = bench.net.frame().map(<[u8]>::len);
             assert!(seen.is_none_or(|seen| lengths[..4].contains(&seen)), "{seen:?} bytes");
             bench.net.drop_frame();

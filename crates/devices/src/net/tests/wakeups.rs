@@ -1,4 +1,4 @@
-//! Both sides tell each other only when they were asked to, as Linux does, and still nothing is left lying.
+//! Both sides notify each other only on request, as Linux does, and no frame is left waiting.
 
 use super::*;
 

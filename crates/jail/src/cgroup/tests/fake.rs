@@ -133,7 +133,7 @@ fn freezing_kernel(guest: &Path, work: impl FnOnce()) {
                 thread::sleep(Duration::from_millis(5));
                 let frozen = fs::read_to_string(guest.join("cgroup.freeze")).unwrap_or_default();
                 if let Ok(frozen) = frozen.trim().parse::<u8>() {
-                    // Renamed, so that nobody reads half of it.
+                    // Renamed, so that no reader sees half of it.
                     fs::write(guest.join("new"), format!("populated 1\nfrozen {frozen}\n")).unwrap();
                     fs::rename(guest.join("new"), guest.join("cgroup.events")).unwrap();
                 }
@@ -197,7 +197,7 @@ fn v2_freezing_waits_for_the_kernel_and_leaves_the_keeper_alone() {
 fn v2_what_does_not_freeze_in_time_is_thawed_again() {
     let fake = Fake::new().v2("cpu memory pids");
     let group = fake.create();
-    // Nobody plays the kernel, so nothing is ever frozen.
+    // Without the thread that acts as the kernel, nothing is ever frozen.
     assert!(matches!(group.freeze(), Err(CgroupError::Slow(_, "stand still"))));
     assert_eq!(fake.read("v2/own/bathysphere-x/guest/cgroup.freeze"), "0");
 }

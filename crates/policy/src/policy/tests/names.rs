@@ -1,4 +1,4 @@
-//! Names: what was resolved, what the client sends, and what the rules say.
+//! Names: what was resolved, what the client sends, and what the rules allow.
 
 use super::{SERVER, SERVER_V6, address, allow_list, name, names, policies, rule, tcp, tls, udp};
 use crate::{Access, Destination, HostName, Inspected, InspectedRequest, Policies, Preset, Protocol};

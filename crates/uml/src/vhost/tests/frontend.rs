@@ -1,4 +1,4 @@
-//! A client that can say anything.
+//! A vhost-user frontend that can send any message.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -88,7 +88,7 @@ impl<D: VirtioDevice> Frontend<D> {
         epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap()
     }
 
-    pub(super) fn tell(
+    pub(super) fn request(
         &mut self,
         request: u32,
         payload: &[u8],
@@ -99,14 +99,14 @@ impl<D: VirtioDevice> Frontend<D> {
     }
 
     /// Sends a request the way the driver does: it wants an acknowledgement.
-    pub(super) fn tell_acked(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+    pub(super) fn request_acked(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_raw(&message(request, VERSION | NEED_REPLY, payload), fds);
         self.pump().unwrap();
         assert_eq!(self.receive(), message(request, VERSION | 4, &longs(&[0])));
     }
 
     pub(super) fn ask(&mut self, request: u32, payload: &[u8]) -> Vec<u8> {
-        self.tell(request, payload, &[]).unwrap();
+        self.request(request, payload, &[]).unwrap();
         let answer = self.receive();
         assert_eq!(answer[..8], words(&[request, VERSION | 4]));
         answer[12..].to_vec()
@@ -124,38 +124,38 @@ impl<D: VirtioDevice> Frontend<D> {
 
     /// The part of the conversation that comes before the queues, as Linux has it.
     pub(super) fn negotiate(&mut self) {
-        self.tell(SET_OWNER, &[], &[]).unwrap();
+        self.request(SET_OWNER, &[], &[]).unwrap();
         let features = u64::from_ne_bytes(self.ask(GET_FEATURES, &[]).try_into().unwrap());
         assert_ne!(features & PROTOCOL_FEATURES_BIT, 0);
         let protocol = u64::from_ne_bytes(self.ask(GET_PROTOCOL_FEATURES, &[]).try_into().unwrap());
         assert_eq!(protocol, ACCEPTED_PROTOCOL);
-        self.tell_acked(SET_PROTOCOL_FEATURES, &longs(&[protocol]), &[]);
+        self.request_acked(SET_PROTOCOL_FEATURES, &longs(&[protocol]), &[]);
         let (ours, theirs) = sockets(SocketType::STREAM);
-        self.tell_acked(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+        self.request_acked(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
         self.request_end = Some(ours);
-        self.tell_acked(SET_FEATURES, &longs(&[features]), &[]);
+        self.request_acked(SET_FEATURES, &longs(&[features]), &[]);
     }
 
     pub(super) fn share_memory(&mut self) {
         let ram = Arc::clone(&self.ram);
-        self.tell_acked(SET_MEM_TABLE, &region(RESERVED, RAM - RESERVED, RESERVED, RESERVED), &[ram.fd()]);
+        self.request_acked(SET_MEM_TABLE, &region(RESERVED, RAM - RESERVED, RESERVED, RESERVED), &[ram.fd()]);
     }
 
     /// Describes a queue to the server, without starting it.
     pub(super) fn describe_queue(&mut self, queue: u32, driver: &Driver<'_>) {
         let (ours, theirs) = sockets(SocketType::STREAM);
-        self.tell_acked(SET_VRING_CALL, &longs(&[queue.into()]), &[theirs.as_fd()]);
-        self.tell_acked(SET_VRING_NUM, &words(&[queue, 256]), &[]);
-        self.tell_acked(SET_VRING_BASE, &words(&[queue, 0]), &[]);
-        self.tell_acked(SET_VRING_ADDR, &testing::ring_addresses(queue, driver), &[]);
+        self.request_acked(SET_VRING_CALL, &longs(&[queue.into()]), &[theirs.as_fd()]);
+        self.request_acked(SET_VRING_NUM, &words(&[queue, 256]), &[]);
+        self.request_acked(SET_VRING_BASE, &words(&[queue, 0]), &[]);
+        self.request_acked(SET_VRING_ADDR, &testing::ring_addresses(queue, driver), &[]);
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         self.queues.push(ClientQueue { kick, call: ours });
     }
 
     pub(super) fn start_queue(&mut self, queue: u32) {
         let kick = self.queues[usize::try_from(queue).unwrap()].kick.try_clone().unwrap();
-        self.tell_acked(SET_VRING_KICK, &longs(&[queue.into()]), &[kick.as_fd()]);
-        self.tell_acked(SET_VRING_ENABLE, &words(&[queue, 1]), &[]);
+        self.request_acked(SET_VRING_KICK, &longs(&[queue.into()]), &[kick.as_fd()]);
+        self.request_acked(SET_VRING_ENABLE, &words(&[queue, 1]), &[]);
     }
 
     /// The whole conversation up to running queues.

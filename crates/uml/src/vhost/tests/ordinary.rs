@@ -1,4 +1,4 @@
-//! What the guest's own driver says and gets.
+//! The messages of the guest's own driver, and the replies.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -94,13 +94,13 @@ fn configuration_has_exactly_the_length_that_was_asked_for() {
         assert_eq!(answer.len(), 12 + filler.len());
         assert_eq!(answer[12], 2, "the disk has two sectors");
     }
-    frontend.tell_acked(SET_CONFIG, &[words(&[32, 1, 0]), vec![1]].concat(), &[]);
+    frontend.request_acked(SET_CONFIG, &[words(&[32, 1, 0]), vec![1]].concat(), &[]);
 }
 
 #[test]
 fn message_that_arrives_byte_by_byte_is_understood() {
     let mut frontend = Frontend::new(disk());
-    frontend.tell(SET_OWNER, &[], &[]).unwrap();
+    frontend.request(SET_OWNER, &[], &[]).unwrap();
     let whole = message(GET_FEATURES, VERSION, &[]);
     for byte in &whole {
         assert!(frontend.receive().is_empty());
@@ -113,7 +113,7 @@ fn message_that_arrives_byte_by_byte_is_understood() {
 #[test]
 fn messages_that_arrive_together_are_all_answered() {
     let mut frontend = Frontend::new(disk());
-    frontend.tell(SET_OWNER, &[], &[]).unwrap();
+    frontend.request(SET_OWNER, &[], &[]).unwrap();
     frontend.send_raw(&message(GET_FEATURES, VERSION, &[]).repeat(100), &[]);
     frontend.pump().unwrap();
     assert_eq!(frontend.receive().len(), 100 * 20);
@@ -128,7 +128,7 @@ fn driver_can_be_unbound_and_bound_again() {
     push_read(&ram, &mut driver, 0);
     frontend.kick(0).unwrap();
 
-    frontend.tell_acked(SET_VRING_ENABLE, &words(&[0, 0]), &[]);
+    frontend.request_acked(SET_VRING_ENABLE, &words(&[0, 0]), &[]);
     let features = frontend.ask(GET_FEATURES, &[]);
     push_read(&ram, &mut driver, 1);
     frontend.kick(0).unwrap();
@@ -136,7 +136,7 @@ fn driver_can_be_unbound_and_bound_again() {
 
     frontend.queues.clear();
     let mut driver = Driver::new(ram.memory(), QUEUE + 0x8000, 256);
-    frontend.tell_acked(SET_FEATURES, &features, &[]);
+    frontend.request_acked(SET_FEATURES, &features, &[]);
     frontend.share_memory();
     frontend.describe_queue(0, &driver);
     frontend.start_queue(0);
@@ -161,7 +161,7 @@ fn queue_can_be_stopped_and_resumed_where_it_was() {
     frontend.kick(0).unwrap();
     assert_eq!(driver.used_index(), 3);
 
-    frontend.tell_acked(SET_VRING_BASE, &words(&[0, 3]), &[]);
+    frontend.request_acked(SET_VRING_BASE, &words(&[0, 3]), &[]);
     frontend.start_queue(0);
     assert_eq!(driver.used_index(), 4);
     assert_eq!(data(&ram), *b"BBBB");
@@ -264,7 +264,7 @@ fn call_descriptor_can_be_taken_away() {
     let ram = Arc::clone(&frontend.ram);
     let mut driver = Driver::new(ram.memory(), QUEUE, 256);
     frontend.set_up(std::slice::from_ref(&driver));
-    frontend.tell_acked(SET_VRING_CALL, &longs(&[1 << 8]), &[]);
+    frontend.request_acked(SET_VRING_CALL, &longs(&[1 << 8]), &[]);
     assert!(is_abandoned(&frontend.queues[0].call));
     push_read(&ram, &mut driver, 0);
     frontend.kick(0).unwrap();

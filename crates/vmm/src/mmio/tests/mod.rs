@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bathy_devices::block::{Block, BlockConfig};
 use bathy_devices::console::{CONTROL_RX_QUEUE, CONTROL_TX_QUEUE, Console};
-use bathy_devices::testing::{Driver, Part, readable, writable};
+use bathy_devices::testing::{Driver, DriverBuffer, readable, writable};
 use bathy_devices::{GuestMemory, GuestRam, Outcome, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -225,7 +225,7 @@ fn bytes_of(file: &File) -> Vec<u8> {
 }
 
 /// The buffers of a block request, whose header is written to memory.
-fn block_request(mem: &GuestMemory, kind: u32, sector: u64, data: &[Part]) -> Vec<Part> {
+fn block_request(mem: &GuestMemory, kind: u32, sector: u64, data: &[DriverBuffer]) -> Vec<DriverBuffer> {
     mem.write_obj(kind.to_le(), GuestAddress(HEADER)).unwrap();
     mem.write_obj(sector.to_le(), GuestAddress(HEADER + 8)).unwrap();
     mem.write_obj(0xaa_u8, GuestAddress(ANSWER)).unwrap();

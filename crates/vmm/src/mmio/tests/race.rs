@@ -74,7 +74,7 @@ fn tail(length: u32, flags: u16, next: u16) -> u64 {
     u64::from(length) | u64::from(flags) << 32 | u64::from(next) << 48
 }
 
-/// Counts what came of a kick. An error has to be one of the device's rules.
+/// Counts the outcome of a kick. An error has to be one of the device's own.
 #[derive(Debug, Default)]
 struct Tally {
     fine: u32,

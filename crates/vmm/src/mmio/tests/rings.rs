@@ -29,7 +29,7 @@ fn provoke<D: VirtioDevice>(
     error
 }
 
-/// Tells the same lie in one console queue, at a moment when the device looks into it.
+/// Writes the same false values to one console queue, while the device reads it.
 fn provoke_console(queue: usize, lie: &impl Fn(&mut Driver<'_>)) -> DeviceError {
     let ram = ram();
     let mut drivers = drivers(&ram, 4, SIZE);
@@ -47,7 +47,7 @@ fn provoke_console(queue: usize, lie: &impl Fn(&mut Driver<'_>)) -> DeviceError 
     provoke(&mut guest, &mut drivers[queue], queue, lie)
 }
 
-/// Tells the same lie in one queue of a network link, while a frame waits for a buffer.
+/// Writes the same false values to one queue of a network link, while a frame waits for a buffer.
 fn provoke_link(queue: usize, lie: &impl Fn(&mut Driver<'_>)) -> DeviceError {
     let ram = ram();
     let mut drivers = drivers(&ram, 2, SIZE);
@@ -57,7 +57,7 @@ fn provoke_link(queue: usize, lie: &impl Fn(&mut Driver<'_>)) -> DeviceError {
     provoke(&mut guest, &mut drivers[queue], queue, lie)
 }
 
-/// Tells the same lie in every queue of every device.
+/// Writes the same false values to every queue of every device.
 fn in_every_queue(expected: impl Fn(&RingError) -> bool, lie: impl Fn(&mut Driver<'_>)) {
     let ram = ram();
     let (block, file) = disk(BlockConfig::default());
@@ -175,7 +175,7 @@ fn v4_indirect_descriptors_and_wrong_order_are_refused() {
 
 #[test]
 fn v4_buffers_of_the_wrong_direction_end_the_device() {
-    let block = |parts: &[Part]| {
+    let block = |parts: &[DriverBuffer]| {
         let ram = ram();
         let mut drivers = drivers(&ram, 1, SIZE);
         let mut guest = Guest::started(disk(BlockConfig::default()).0, &ram, &drivers);

@@ -26,8 +26,8 @@ fn v14_kick_is_never_read() {
     let ram = Arc::clone(&disk.ram);
     disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
     let (reader, writer) = pipe().unwrap();
-    disk.tell_acked(SET_VRING_KICK, &longs(&[0]), &[reader.as_fd()]);
-    disk.tell_acked(SET_VRING_ENABLE, &words(&[0, 1]), &[]);
+    disk.request_acked(SET_VRING_KICK, &longs(&[0]), &[reader.as_fd()]);
+    disk.request_acked(SET_VRING_ENABLE, &words(&[0, 1]), &[]);
     rustix::io::write(&writer, b"12345678").unwrap();
     disk.pump().unwrap();
     let mut left = [0; 16];
@@ -62,7 +62,7 @@ fn v14_call_socket_that_is_full_or_closed_does_not_hold_the_server_up() {
     disk.set_up(std::slice::from_ref(&driver));
     let (ours, theirs) = sockets(SocketType::STREAM);
     while send(&theirs, &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
-    disk.tell_acked(SET_VRING_CALL, &longs(&[0]), &[theirs.as_fd()]);
+    disk.request_acked(SET_VRING_CALL, &longs(&[0]), &[theirs.as_fd()]);
     ram.memory().write_slice(&longs(&[4, 0]), GuestAddress(DATA)).unwrap();
 
     driver.push(&[readable(DATA, 16), writable(DATA + 64, 1)]);
@@ -81,10 +81,10 @@ fn v14_replaced_descriptors_are_closed() {
     let mut old: Vec<OwnedFd> = Vec::new();
     for _ in 0..300 {
         let (ours, theirs) = sockets(SocketType::STREAM);
-        disk.tell_acked(SET_VRING_CALL, &longs(&[0]), &[theirs.as_fd()]);
+        disk.request_acked(SET_VRING_CALL, &longs(&[0]), &[theirs.as_fd()]);
         old.push(ours);
         let (reader, writer) = pipe().unwrap();
-        disk.tell_acked(SET_VRING_KICK, &longs(&[0]), &[writer.as_fd()]);
+        disk.request_acked(SET_VRING_KICK, &longs(&[0]), &[writer.as_fd()]);
         old.push(reader);
     }
     let open = old.iter().filter(|fd| !is_abandoned(fd)).count();

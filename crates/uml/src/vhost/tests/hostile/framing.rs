@@ -107,7 +107,7 @@ fn v14_client_that_does_not_read_its_answers_is_cut_off() {
     let mut disk = owned();
     let mut result = Ok(());
     for _ in 0..100_000 {
-        result = disk.tell(GET_FEATURES, &[], &[]);
+        result = disk.request(GET_FEATURES, &[], &[]);
         if result.is_err() {
             break;
         }

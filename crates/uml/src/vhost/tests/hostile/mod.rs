@@ -1,4 +1,4 @@
-//! What an attacker in the place of the driver says and gets: one typed error, and a closed connection.
+//! Messages of an attacker in place of the driver: each gets one typed error and a closed connection.
 
 mod descriptors;
 mod framing;
@@ -39,7 +39,7 @@ fn fresh() -> Disk {
 
 fn owned() -> Disk {
     let mut disk = fresh();
-    disk.tell(SET_OWNER, &[], &[]).unwrap();
+    disk.request(SET_OWNER, &[], &[]).unwrap();
     disk
 }
 
@@ -64,7 +64,7 @@ fn running() -> Disk {
 
 /// Sends one message and checks that it ends the connection, once, with nothing left open.
 fn fails(disk: &mut Disk, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> VhostError {
-    let error = disk.tell(request, payload, fds).unwrap_err();
+    let error = disk.request(request, payload, fds).unwrap_err();
     assert!(disk.backend.is_ended());
     assert_eq!(disk.backend.on_event(1000).unwrap(), Outcome::default());
     assert_eq!(disk.backend.on_event(1001).unwrap(), Outcome::default());

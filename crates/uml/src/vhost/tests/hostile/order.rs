@@ -1,4 +1,4 @@
-//! Good messages at the wrong moment.
+//! Valid messages at the wrong moment.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn v14_addresses_from_an_old_memory_table_do_not_count() {
     disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
     disk.share_memory();
     let kick = eventfd(0, EventfdFlags::empty()).unwrap();
-    disk.tell_acked(SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
+    disk.request_acked(SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
     let error = fails(&mut disk, SET_VRING_ENABLE, &words(&[0, 1]), &[]);
     assert!(matches!(vring_error(error), VringError::Incomplete));
 }

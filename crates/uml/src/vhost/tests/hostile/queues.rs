@@ -50,9 +50,9 @@ fn v14_rings_outside_the_table_or_not_aligned_are_refused() {
         let ram = Arc::clone(&disk.ram);
         disk.describe_queue(0, &Driver::new(ram.memory(), QUEUE, 256));
         let payload = [words(&[0, 0]), longs(&[table, used, available, 0])].concat();
-        disk.tell_acked(SET_VRING_ADDR, &payload, &[]);
+        disk.request_acked(SET_VRING_ADDR, &payload, &[]);
         let kick = eventfd(0, EventfdFlags::empty()).unwrap();
-        disk.tell_acked(SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
+        disk.request_acked(SET_VRING_KICK, &longs(&[0]), &[kick.as_fd()]);
         let error = fails(&mut disk, SET_VRING_ENABLE, &words(&[0, 1]), &[]);
         assert!(matches!(vring_error(error), VringError::Address), "{table:#x} {used:#x} {available:#x}");
     }
