@@ -21,8 +21,8 @@ use crate::{ending, identity};
 pub const PROGRAM: &str = "bathy-unpack";
 /// How long the process may be silent. It writes what it unpacks as it goes.
 const SILENCE: Duration = Duration::from_secs(300);
-/// A tree of a million names has about a tenth of it.
-const MAX_TREE: u64 = 512 << 20;
+/// A tree of a million names has half of it.
+const MAX_TREE: u64 = 128 << 20;
 /// Characters of a message that are shown.
 const MAX_MESSAGE: usize = 2000;
 const BUFFER: usize = 256 << 10;
@@ -155,13 +155,16 @@ impl Unpacking {
             answer.extend_from_slice(bytes);
             Ok(())
         })?;
-        match answer.split_first() {
-            Some((&process::TREE, encoded)) => {
-                let (tree, encoded) = (LayerTree::decode(encoded)?, encoded.to_vec());
-                Ok(Unpacked { digest: hasher.finish(), tree, encoded })
+        if answer.is_empty() {
+            return Err(UnpackError::Died(self.end()));
+        }
+        match answer.remove(0) {
+            process::TREE => {
+                let tree = LayerTree::decode(&answer)?;
+                Ok(Unpacked { digest: hasher.finish(), tree, encoded: answer })
             }
-            Some((&process::FAILURE, text)) => Err(UnpackError::Refused(message(text))),
-            _ => Err(UnpackError::Died(self.end())),
+            process::FAILURE => Err(UnpackError::Refused(message(&answer))),
+            _ => Err(UnpackError::Died("answers something else".to_owned())),
         }
     }
 
