@@ -10,6 +10,7 @@ mod hostile;
 #[allow(dead_code, reason = "shared with the tests of the client")]
 mod image;
 mod kept;
+mod login;
 mod run;
 
 use std::fs;
