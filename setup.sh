@@ -39,6 +39,7 @@ TEST_PACKAGES=(
   /usr/include/libfdt.h:libfdt-dev
   /usr/bin/docker-registry:docker-registry
   /usr/bin/skopeo:skopeo
+  /bin/busybox:busybox-static
 )
 
 say() { printf 'bathysphere: %s\n' "$*" >&2; }
@@ -84,6 +85,6 @@ build_release() {
   say "building the programs (once; about two minutes)"
   local began=$EPOCHSECONDS quiet=--quiet
   [ -t 2 ] && quiet=
-  (cd "$here" && cargo build --release $quiet --locked -p bathy -p bathy-keeper -p bathy-gateway -p bathy-agent) >&2
+  (cd "$here" && cargo build --release $quiet --locked -p bathy -p bathy-keeper -p bathy-gateway -p bathy-agent -p bathy-unpack) >&2
   touch -d "@$began" "$stamp"
 }

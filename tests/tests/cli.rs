@@ -104,7 +104,7 @@ fn programs_that_cannot_be_run_have_their_own_codes() {
     assert_eq!(missing.code, Some(127));
     assert!(missing.stderr.contains("no-such-program"), "{}", missing.stderr);
     let image = run(&["run", "debian", "echo"]);
-    assert!(image.code == Some(127) && image.stderr.contains("there is one image"), "{image:?}");
+    assert!(image.code == Some(127) && image.stderr.contains("bathy run --image debian"), "{image:?}");
     assert_eq!(run(&["run", "--", "/etc/passwd"]).code, Some(126));
     assert_eq!(run(&["run", "--", "/etc"]).code, Some(126));
 }
@@ -171,13 +171,14 @@ fn numpy_works_in_little_memory_or_is_ended_and_never_hangs() {
 
 #[test]
 fn requests_that_cannot_be_met_are_refused_with_the_reason() {
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["--timeout", "1e19", "--", "true"], "is not a length of time"),
         (&["--timeout=-1", "--", "true"], "is not a length of time"),
         (&["--timeout", "400d", "--", "true"], "a year"),
         (&["-e", "BATHY_NO_SUCH_VARIABLE", "true"], "is not set here"),
         (&["-v", "/tmp:/tmp", "true"], "no directory of this machine can be mounted"),
-        (&["--image", "nope", "--", "true"], "There is no image \"nope\""),
+        (&["--image", "nope", "--pull", "never", "--", "true"], "library/nope:latest is not on this machine"),
+        (&["--image", "Nope", "--", "true"], "Did you mean `nope`?"),
         (&["--"], "The command is empty"),
         (&["--", ""], "The command is empty"),
         (&["--memory", "1M", "--", "true"], "too little"),

@@ -31,7 +31,7 @@ impl OrdinaryUser {
         let user = Self { uid: String::from_utf8(uid.stdout).unwrap().trim().parse().unwrap(), name, home };
         let programs = user.home.join("programs");
         fs::create_dir(&programs).unwrap();
-        for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent"] {
+        for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent", "bathy-unpack"] {
             fs::copy(bathy().with_file_name(program), programs.join(program)).unwrap();
         }
         copy_cache(&user.home.join(".cache/bathysphere"));

@@ -315,7 +315,7 @@ fn the_prompt_of_a_repl() {
 fn mistakes_are_told_so_that_the_next_try_works() {
     let home = Home::new();
     home.create("box", &[]);
-    assert!(home.fails(&["pull", "alpine"], 125).contains("one image"));
+    assert!(home.fails(&["build", "."], 125).contains("bathy pull"));
     assert!(!home.fails(&["init"], 125).contains("monitor"));
     let no_job = home.fails(&["logs", "box", "--job", "9"], 125);
     assert!(no_job.contains("no job 9") && no_job.contains("bathy jobs box"), "{no_job}");

@@ -79,6 +79,9 @@ pub fn prepare_root(restricted: Option<Restriction>, threads: Option<u32>) -> Re
     )?;
     let own_program = hold(OWN_PROGRAM, OFlags::empty())?;
     let layer = hold("/layer", OFlags::DIRECTORY)?;
+    for folder in ["/root/proc", "/root/sys", "/root/run", "/root/tmp", "/root/dev"] {
+        make_mount_point(folder)?;
+    }
     attach("proc", "proc", "/root/proc", plain | MountFlags::NOEXEC, None)?;
     attach("sysfs", "sysfs", "/root/sys", plain | MountFlags::NOEXEC, None)?;
     attach("tmpfs", "tmpfs", "/root/run", plain, Some(c"mode=755"))?;
@@ -253,6 +256,17 @@ fn make_folder(path: &'static str, mode: u32) -> Result<(), BootError> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(BootError::Prepare(path, error)),
         _ => Ok(()),
     }
+}
+
+/// Makes a folder to mount on. An image need not have it, and may have something else in its place.
+fn make_mount_point(path: &'static str) -> Result<(), BootError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => fs::remove_file(path).map_err(|error| BootError::Prepare(path, error))?,
+        // Making it reports what is wrong.
+        Err(_) => {}
+    }
+    make_folder(path, 0o755)
 }
 
 fn attach(

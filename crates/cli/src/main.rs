@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    code, completion, copy, create, doctor, events, exec, jobs, lifecycle, list, logs, man, mcp, net, policy,
-    repl, run, setup, stats, top,
+    code, completion, copy, create, doctor, events, exec, image, jobs, lifecycle, list, login, logs, man,
+    mcp, net, policy, repl, run, setup, stats, top,
 };
 use crate::ui::{exit_code, mistakes, output};
 
@@ -122,6 +122,19 @@ enum Verb {
         #[command(subcommand)]
         verb: events::AuditVerb,
     },
+    /// Fetch an image from a registry.
+    ///
+    /// Every part is verified by its digest. `bathy run --image IMAGE` also fetches what is missing.
+    Pull(image::PullArgs),
+    /// List, inspect, name and remove images from registries.
+    Image {
+        #[command(subcommand)]
+        verb: image::Verb,
+    },
+    /// Keep a login for a registry.
+    Login(login::LoginArgs),
+    /// Forget a login for a registry.
+    Logout(login::LogoutArgs),
     /// Build what is missing of the guest kernel and the default image.
     Setup(setup::Args),
     /// Check whether this machine can run sandboxes, and suggest fixes.
@@ -184,6 +197,10 @@ impl Verb {
             Self::Top(args) => top::run(&args),
             Self::Events(args) => events::run(&args),
             Self::Audit { verb } => events::audit(&verb),
+            Self::Pull(args) => image::pull(&args),
+            Self::Image { verb } => image::run(&verb),
+            Self::Login(args) => login::login(&args),
+            Self::Logout(args) => login::logout(&args),
             Self::Setup(args) => setup::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Completion(args) => completion::script(&args, &Cli::command()),

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_command_begins_where_it_can_write() {
         let image =
-            ImageConfig { env: BTreeMap::new(), cwd: "/home/user".to_owned(), user: "user".to_owned() };
+            ImageConfig { cwd: "/home/user".to_owned(), user: "user".to_owned(), ..ImageConfig::default() };
         let begins = |command: &CommandSpec, spec: &SandboxSpec, restricted| {
             let exec = request(command, spec, &image, ExecOptions { restricted, ..ExecOptions::default() });
             exec.cwd.map(|folder| String::from_utf8(folder).unwrap())

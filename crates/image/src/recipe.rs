@@ -38,12 +38,31 @@ pub enum RecipeError {
 }
 
 /// A root image's defaults for commands.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageConfig {
     pub user: String,
     pub cwd: String,
     pub env: BTreeMap<String, String>,
+    /// Comes before the words of the main command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    /// The words of the main command if none are given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cmd: Vec<String>,
+    /// What the main command is asked to end with; SIGTERM if empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub stop_signal: String,
+}
+
+impl ImageConfig {
+    /// The words of the main command, of which the caller gave `words`.
+    pub fn command(&self, words: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        let bytes = |words: &[String]| words.iter().map(|word| word.clone().into_bytes()).collect::<Vec<_>>();
+        let mut all = bytes(&self.entrypoint);
+        all.extend(if words.is_empty() { bytes(&self.cmd) } else { words });
+        all
+    }
 }
 
 /// A file of a recipe: its path in the repository, and its content.

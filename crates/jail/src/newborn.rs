@@ -14,6 +14,8 @@ pub struct Plan<'a> {
     /// Of the version 1 groups that it enters.
     pub tasks: &'a [RawFd],
     pub descriptors: &'a [RawFd],
+    /// What the program is given has lower numbers.
+    pub first: RawFd,
     pub transition: &'a Transition<'a>,
 }
 
@@ -28,8 +30,8 @@ pub struct Newborn {
 
 /// Creates a child in this version 2 group, and waits for its first sign of life.
 pub fn newborn(plan: &Plan<'_>, group: Option<BorrowedFd<'_>>) -> Result<Newborn, SpawnError> {
-    let (go_read, go) = high_pipe()?;
-    let (report, report_write) = high_pipe()?;
+    let (go_read, go) = high_pipe(plan.first)?;
+    let (report, report_write) = high_pipe(plan.first)?;
     // SAFETY: the child only makes system calls (see `program_child`), as required of a process with many threads.
     let side = unsafe { sys::fork_into(plan.namespaces | libc::CLONE_NEWUSER, group) };
     match side.map_err(SpawnError::NoNamespaces)? {

@@ -1,7 +1,7 @@
 //! Starting a program in namespaces of its own.
 //!
-//! The keeper is started by [`keeper`], and the gateway by [`gateway`], from a process that may have many threads and is not confined. The guest is
-//! started by [`guest`] from the keeper, which has one thread and is already inside its own empty root.
+//! The keeper is started by [`keeper`], the gateway by [`gateway`], and the process that unpacks a layer by [`unpacker`], from a
+//! process that may have many threads and is not confined. The guest is started by [`guest`] from the keeper, which has one thread and is already inside its own empty root.
 
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -31,8 +31,13 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// The first descriptor number used for copies, above all numbers that a program is given.
+/// The first descriptor number used for copies, above all numbers that a program is given, unless these are more.
 const FIRST_COPY: RawFd = 64;
+
+/// The first number for copies if a program is given `count` descriptors.
+fn first_copy(count: usize) -> RawFd {
+    RawFd::try_from(count).map_or(RawFd::MAX, |count| count.max(FIRST_COPY))
+}
 
 /// Why a process did not start.
 #[derive(Debug, Error)]
@@ -105,7 +110,7 @@ pub enum Identity {
         /// The keeper's user and group; the guest has the next number.
         first: u32,
     },
-    /// Root gives a gateway an otherwise unused number.
+    /// Root gives a gateway or an unpacker an otherwise unused number.
     One {
         /// Its user and group.
         id: u32,
@@ -121,7 +126,7 @@ pub enum Identity {
     },
 }
 
-/// A program to start as a keeper or a gateway.
+/// A program to start as a keeper, a gateway or an unpacker.
 pub struct Program<'a> {
     /// The executable, which is started by its descriptor.
     pub program: BorrowedFd<'a>,
@@ -142,6 +147,11 @@ pub fn keeper(program: &Program<'_>) -> Result<Spawned, SpawnError> {
     start(program, NAMESPACES)
 }
 
+/// Starts an unpacker in the same namespaces as a keeper.
+pub fn unpacker(program: &Program<'_>) -> Result<Spawned, SpawnError> {
+    start(program, NAMESPACES)
+}
+
 /// Starts a gateway in the same namespaces but one: it dials out of the host's network, over which it has no privilege.
 pub fn gateway(program: &Program<'_>) -> Result<Spawned, SpawnError> {
     start(program, NAMESPACES & !libc::CLONE_NEWNET)
@@ -155,17 +165,18 @@ fn start(process: &Program<'_>, namespaces: i32) -> Result<Spawned, SpawnError> 
     }
     let null =
         fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(SpawnError::Prepare)?;
+    let first = first_copy(process.descriptors.len() + 3);
     let mut copies = Vec::with_capacity(process.descriptors.len() + 3);
     for fd in [null.as_fd(); 3].iter().chain(process.descriptors) {
-        copies.push(copy(*fd)?);
+        copies.push(copy(*fd, first)?);
     }
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
-    let program = copy(process.program)?;
+    let program = copy(process.program, first)?;
     let (argv, envp) = (sys::pointers(process.args), sys::pointers(&[] as &[CString]));
     let transition = Transition { program: program.as_fd(), argv: &argv, envp: &envp };
     let tasks: Vec<_> =
         process.entrance.iter().flat_map(|entrance| entrance.v1()).map(|fd| fd.as_raw_fd()).collect();
-    let plan = Plan { namespaces, tasks: &tasks, descriptors: &descriptors, transition: &transition };
+    let plan = Plan { namespaces, tasks: &tasks, descriptors: &descriptors, first, transition: &transition };
 
     let v2 = process.entrance.and_then(Entrance::v2);
     let (newborn, is_in_v2) = match v2.map(|group| newborn(&plan, Some(group))) {
@@ -329,8 +340,9 @@ impl Waiting {
 ///
 /// The caller has one thread, is in its empty root and still holds its namespace's privileges.
 pub fn guest(guest: &GuestProgram<'_>) -> Result<Waiting, SpawnError> {
-    let (go_read, go_write) = high_pipe()?;
-    let (report_read, report_write) = high_pipe()?;
+    let first = first_copy(guest.descriptors.len());
+    let (go_read, go_write) = high_pipe(first)?;
+    let (report_read, report_write) = high_pipe(first)?;
     // SAFETY: this process has a single thread (see the function's contract), so the child may do what it likes.
     match unsafe { sys::fork_into(NAMESPACES, None) }.map_err(SpawnError::NoNamespaces)? {
         Side::Child => {
@@ -351,9 +363,10 @@ pub fn guest(guest: &GuestProgram<'_>) -> Result<Waiting, SpawnError> {
 
 fn guest_child(guest: &GuestProgram<'_>, go: &OwnedFd, report: &OwnedFd) -> Result<Infallible, SpawnError> {
     let prepare = |error: rustix::io::Errno| SpawnError::Prepare(error.into());
-    let copies = guest.descriptors.iter().map(|fd| copy(*fd)).collect::<Result<Vec<_>, _>>()?;
+    let first = first_copy(guest.descriptors.len());
+    let copies = guest.descriptors.iter().map(|fd| copy(*fd, first)).collect::<Result<Vec<_>, _>>()?;
     let descriptors: Vec<_> = copies.iter().map(AsRawFd::as_raw_fd).collect();
-    let kernel = copy(guest.program)?;
+    let kernel = copy(guest.program, first)?;
     let (argv, envp) = (sys::pointers(guest.args), sys::pointers(&[] as &[CString]));
     let from_errno = |errno| SpawnError::Prepare(io::Error::from_raw_os_error(errno));
     // Before there are limits of memory.
@@ -386,13 +399,14 @@ fn guest_child(guest: &GuestProgram<'_>, go: &OwnedFd, report: &OwnedFd) -> Resu
 }
 
 /// A copy of `fd` whose number no program is given.
-fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
-    rustix::io::fcntl_dupfd_cloexec(fd, FIRST_COPY).map_err(|error| SpawnError::Prepare(error.into()))
+fn copy(fd: BorrowedFd<'_>, first: RawFd) -> Result<OwnedFd, SpawnError> {
+    rustix::io::fcntl_dupfd_cloexec(fd, first).map_err(|error| SpawnError::Prepare(error.into()))
 }
 
-pub(crate) fn high_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
+/// A pipe whose numbers are `first` or above.
+pub(crate) fn high_pipe(first: RawFd) -> Result<(OwnedFd, OwnedFd), SpawnError> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Prepare(error.into()))?;
-    Ok((copy(read.as_fd())?, copy(write.as_fd())?))
+    Ok((copy(read.as_fd(), first)?, copy(write.as_fd(), first)?))
 }
 
 #[cfg(test)]
@@ -511,6 +525,27 @@ mod tests {
         let expected = if uid == 0 { [70_000; 2] } else { [uid, gid] };
         let ids = [line("Uid:"), line("Gid:")].map(str::to_owned);
         assert_eq!(ids, expected.map(|id| vec![id.to_string(); 4].join("\t")));
+    }
+
+    #[test]
+    fn a_program_can_be_given_more_descriptors_than_an_image_has_files() {
+        let (program, given) = (fs::File::open("/bin/sleep").unwrap(), fs::File::open("/dev/zero").unwrap());
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let spawned = keeper(&Program {
+            program: program.as_fd(),
+            args: &[CString::from(c"sleep"), CString::from(c"100")],
+            descriptors: &[given.as_fd(); 150],
+            identity: Identity::Own { uid, gid },
+            entrance: None,
+            before_start: None,
+        });
+        let spawned = spawned.unwrap();
+        assert_eq!(spawned.failure(), None);
+        let link = |fd: u32| fs::read_link(format!("/proc/{}/fd/{fd}", spawned.pid));
+        let zeros = (3..153).filter(|fd| link(*fd).is_ok_and(|path| path.ends_with("zero"))).count();
+        pidfd_send_signal(&spawned.pidfd, Signal::KILL).unwrap();
+        exit_status(&spawned);
+        assert_eq!(zeros, 150);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bathy_devices::block::{Block, BlockConfig, BlockError, BlockLimits};
+use bathy_devices::block::{Backing, Block, BlockConfig, BlockError, BlockLimits, DiskPart};
 use bathy_devices::console::Console;
 use bathy_devices::entropy::Entropy;
 use bathy_devices::net::Net;
@@ -54,21 +54,24 @@ pub struct Models {
 }
 
 impl Models {
-    /// A read-only image and a writable disk, which is flushed only if the sandbox is persistent, and maybe a network device.
-    pub fn new(image: File, disk: File, launch: &Launch) -> Result<Self, DevicesError> {
+    /// A read-only image of several files and a writable disk, which is flushed only if the sandbox is persistent, and maybe a
+    /// network device.
+    pub fn new(image: Vec<File>, disk: File, launch: &Launch) -> Result<Self, DevicesError> {
         let wanted = launch.disk_limits;
         let limits = BlockLimits {
             write_bandwidth: Some(wanted.write_bandwidth),
             read_bandwidth: wanted.read_bandwidth,
             flushes: Some(wanted.flushes.into()),
         };
-        let block = |file, name, read_only, volatile, id: &str| {
-            Block::new(file, BlockConfig { read_only, volatile, id: id.to_owned(), limits })
+        let parts: Vec<DiskPart> =
+            launch.image.iter().zip(image).map(|(offset, file)| DiskPart { offset: *offset, file }).collect();
+        let block = |backing: Backing, name, read_only, volatile, id: &str| {
+            Block::new(backing, BlockConfig { read_only, volatile, id: id.to_owned(), limits })
                 .map_err(|error| DevicesError::Disk(name, error))
         };
         Ok(Self {
-            image: block(image, "root image", true, true, "image")?,
-            disk: block(disk, "writable disk", false, !launch.persistent, "disk")?,
+            image: block(parts.into(), "root image", true, true, "image")?,
+            disk: block(disk.into(), "writable disk", false, !launch.persistent, "disk")?,
             network: launch.network,
         })
     }

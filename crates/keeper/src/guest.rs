@@ -23,8 +23,12 @@ use rustix::process::{Resource, WaitId, WaitIdOptions, waitid};
 use crate::StartError;
 use crate::devices::{Devices, GuestEnds, Models};
 
-/// Descriptors of the keeper, besides one for each virtual processor.
+/// Descriptors of the keeper, besides one for each virtual processor and for each file of the image but one.
 const DESCRIPTORS: u64 = 256;
+
+fn descriptors(launch: &Launch) -> u64 {
+    DESCRIPTORS.saturating_add(u64::try_from(launch.image.len().saturating_sub(1)).unwrap_or(0))
+}
 
 pub enum Guest {
     /// A process of its own.
@@ -126,7 +130,7 @@ impl GuestParts {
         // While the new process closes its own jail on another processor.
         ram.use_large_pages(guest::used_at_boot(ram.size()));
         privileges::drop_all()?;
-        confine(&KEEPER, DESCRIPTORS, largest_file)?;
+        confine(&KEEPER, descriptors(launch), largest_file)?;
         Ok((devices, Guest::Process(waiting.release()?)))
     }
 
@@ -151,7 +155,7 @@ impl GuestParts {
         let serial = SerialPort::new(machine.line(layout::SERIAL_LINE)?, self.console);
         privileges::drop_all()?;
         let processors = Processors::start(machine, Bus::new(serial, registers))?;
-        confine(&KEEPER_KVM, DESCRIPTORS + u64::from(cpus), self.largest_file)?;
+        confine(&KEEPER_KVM, descriptors(launch) + u64::from(cpus), self.largest_file)?;
         processors.resume();
         Ok((devices, Guest::Machine(processors)))
     }

@@ -149,7 +149,7 @@ fn start(
     let KeeperDescriptors { owner, kernel, initramfs, image, disk, slot, persistent, link, kvm } =
         descriptors;
     let persistent = persistent.map(|files| Persistent::new(files, launch)).transpose()?;
-    let (image, disk) = (File::from(image), File::from(disk));
+    let (image, disk) = (image.into_iter().map(File::from).collect(), File::from(disk));
     let disk_size = disk.metadata().map_err(StartError::ReadConfig)?.len();
 
     root::enter_empty_root()?;

@@ -17,8 +17,9 @@ pub mod stats;
 pub mod store;
 
 pub use manager::{
-    Adopted, ChangedPolicy, CopyOptions, ExecRequest, Manager, ManagerError, NewRepl, NewSandbox,
-    PreparedExec, Repl, ReplOutcome, ReplStatus, Sandboxed, Status, collect_ended,
+    Adopted, ChangedPolicy, CopyOptions, ExecRequest, ImageError, InspectedImage, LayerDigests, ListedImage,
+    Manager, ManagerError, NewRepl, NewSandbox, PreparedExec, Repl, ReplOutcome, ReplStatus, Sandboxed,
+    Status, collect_ended,
 };
 pub use reserve::{ReserveError, reserve};
 

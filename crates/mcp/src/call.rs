@@ -200,7 +200,8 @@ impl Call {
             let (key, value) = LABEL;
             spec.labels.insert(key.to_owned(), value.to_owned());
             let mut progress = |step: &str| self.progress.step(step);
-            let (sandbox, mut notes) = manager.create(NewSandbox { name, spec }, &mut progress)?;
+            let (sandbox, mut notes) =
+                manager.create(NewSandbox { name, spec, ..NewSandbox::default() }, &mut progress)?;
             self.state.host.made(&sandbox);
             self.progress.step("starting the sandbox");
             if let Err(error) = manager.start(&sandbox, &mut progress) {

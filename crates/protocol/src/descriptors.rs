@@ -20,8 +20,8 @@ pub struct KeeperDescriptors<F> {
     pub kernel: F,
     /// The initramfs with the agent.
     pub initramfs: F,
-    /// The read-only root image.
-    pub image: F,
+    /// The files of the read-only root image, as many as [`Launch::image`] has offsets.
+    pub image: Vec<F>,
     /// The sandbox's writable disk.
     pub disk: F,
     /// The lock on the sandbox's processor slot, held for as long as the keeper runs.
@@ -51,7 +51,9 @@ impl<F> KeeperDescriptors<F> {
     /// All of them in the order of their numbers, from [`CONFIG`] on.
     pub fn in_order(self, config: F) -> Vec<F> {
         let Self { owner, kernel, initramfs, image, disk, slot, persistent, link, kvm } = self;
-        let mut all = vec![config, owner, kernel, initramfs, image, disk, slot];
+        let mut all = vec![config, owner, kernel, initramfs];
+        all.extend(image);
+        all.extend([disk, slot]);
         if let Some(PersistentDescriptors { life, output, console, parking }) = persistent {
             all.extend([life, output, console, parking]);
         }
@@ -69,7 +71,7 @@ impl<F> KeeperDescriptors<F> {
             owner: next(),
             kernel: next(),
             initramfs: next(),
-            image: next(),
+            image: std::iter::repeat_with(&mut next).take(launch.image.len()).collect(),
             disk: next(),
             slot: next(),
             persistent: launch.persistent.then(|| PersistentDescriptors {
@@ -120,7 +122,7 @@ mod tests {
     use crate::launch::{DiskLimits, UmlMode};
     use crate::network::{BoundPort, NetworkLimits};
 
-    fn launch(engine: Engine, persistent: bool, network: bool) -> Launch {
+    fn launch(engine: Engine, persistent: bool, network: bool, files: usize) -> Launch {
         Launch {
             engine,
             memory: 64 << 20,
@@ -132,6 +134,7 @@ mod tests {
             disk_limits: DiskLimits { write_bandwidth: 1, read_bandwidth: None, flushes: 1 },
             restricted: None,
             network,
+            image: vec![0; files],
         }
     }
 
@@ -140,8 +143,10 @@ mod tests {
         let uml = Engine::Uml { cpu: 0, mode: UmlMode::Seccomp };
         for engine in [uml, Engine::Kvm { cpus: 1 }] {
             for (persistent, network) in [(false, false), (false, true), (true, false), (true, true)] {
-                let launch = launch(engine, persistent, network);
+                let files = if persistent { 129 } else { 1 };
+                let launch = launch(engine, persistent, network, files);
                 let taken = KeeperDescriptors::take_over(&launch, |number| number);
+                assert_eq!(taken.image.len(), files);
                 assert_eq!(taken.persistent.is_some(), persistent);
                 assert_eq!(taken.link.is_some(), network);
                 assert_eq!(taken.kvm.is_some(), engine != uml);

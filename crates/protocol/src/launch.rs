@@ -65,6 +65,8 @@ pub struct Launch {
     pub restricted: Option<crate::Restriction>,
     /// Whether it has a network interface.
     pub network: bool,
+    /// Where on the root image's disk each of its files begins, in ascending order.
+    pub image: Vec<u64>,
 }
 
 impl Launch {

@@ -23,7 +23,7 @@ pub fn audit_log(paths: &Paths, operator: &Operator) -> Result<Log, LogError> {
 /// The event of a new sandbox.
 pub fn sandbox_created(spec: &SandboxSpec, engine: Chosen, idle_timeout: Option<Seconds>) -> What {
     What::SandboxCreated {
-        image: spec.image.clone(),
+        image: spec.image_text(),
         engine: engine.as_str().to_owned(),
         memory: spec.memory.0,
         disk: spec.disk.0,

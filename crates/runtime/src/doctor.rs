@@ -279,12 +279,12 @@ fn disk(name: &'static str, folder: &Path) -> Check {
 
 fn programs() -> Check {
     const NAME: &str = "programs";
-    let missing: Vec<_> = ["bathy-keeper", "bathy-gateway", "bathy-agent"]
+    let missing: Vec<_> = ["bathy-keeper", "bathy-gateway", "bathy-agent", "bathy-unpack"]
         .into_iter()
         .filter(|name| assets::program(name).is_err())
         .collect();
     if missing.is_empty() {
-        Check::ok(NAME, "keeper, gateway and agent are beside bathy")
+        Check::ok(NAME, "keeper, gateway, agent and unpacker are beside bathy")
     } else {
         Check::failed(
             NAME,

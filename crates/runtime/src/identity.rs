@@ -18,6 +18,9 @@ const FIRST_SANDBOX_USER: u32 = 0x7800_0000;
 const FIRST_GATEWAY_USER: u32 = 0x7c00_0000;
 const _: () = assert!(FIRST_SANDBOX_USER + 2 * slot::SLOTS <= FIRST_GATEWAY_USER);
 const _: () = assert!(FIRST_GATEWAY_USER + slot::SLOTS < 0x7ffe_0000);
+/// The user id that root gives to the processes that unpack layers: that of the last slot's gateway, which no machine has. They
+/// have nothing in common but the number.
+const UNPACKER_USER: u32 = FIRST_GATEWAY_USER + slot::SLOTS - 1;
 /// How many subordinate ids a sandbox of an ordinary user takes: the keeper's, the guest's and the gateway's.
 const IDS_PER_SANDBOX: u32 = 3;
 
@@ -57,6 +60,15 @@ impl Identities {
     pub(crate) fn guest_has_its_own(&self) -> bool {
         matches!(self.keeper, Identity::Pair { .. } | Identity::Subordinate { .. })
     }
+}
+
+/// The ids of a process that unpacks a layer.
+pub(crate) fn of_unpacker() -> Identity {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return Identity::One { id: UNPACKER_USER };
+    }
+    Identity::Own { uid: uid.as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 
 /// The ids of root's sandboxes that this user namespace lacks, as text. A container often has only 65,536 ids

@@ -292,6 +292,7 @@ impl KeeperLaunch<'_> {
             disk_limits: spec.disk_limits.for_keeper(),
             restricted: spec.restriction(),
             network: self.link.is_some(),
+            image: assets.image.iter().map(|part| part.offset).collect(),
         };
         let config = config_file(&config).map_err(LaunchError::Prepare)?;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -300,7 +301,7 @@ impl KeeperLaunch<'_> {
             owner: theirs.as_fd(),
             kernel: assets.kernel.as_fd(),
             initramfs: assets.initramfs.as_fd(),
-            image: assets.image.as_fd(),
+            image: assets.image.iter().map(|part| part.file.as_fd()).collect(),
             disk: self.disk.as_fd(),
             slot: slot.lock.as_fd(),
             persistent: persistent.map(|files| PersistentDescriptors {

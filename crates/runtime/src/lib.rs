@@ -1,6 +1,7 @@
 //! Everything that the trusted side does on the host, from a specification to a running sandbox and its end.
 //!
 //! * [`assets`], [`disk`], [`slot`], [`resource_group`], [`gateway`]: the parts of a sandbox.
+//! * [`images`]: images from registries, unpacked.
 //! * [`launch`]: starts the keeper.
 //! * [`freeze`]: pauses and resumes the guest.
 //! * [`supervisor`]: watches and records it, with [`ledger`], [`net_events`] and [`audit`].
@@ -23,6 +24,7 @@ pub mod folder;
 pub mod freeze;
 pub mod gateway;
 mod identity;
+pub mod images;
 pub mod kvm_probe;
 pub mod launch;
 pub mod ledger;

@@ -7,12 +7,14 @@
 //!   [`CpuQuota`] parse quantities.
 //! * [`config`]: layers of configuration.
 //! * [`operator`]: the operator's floor and ceilings.
+//! * [`image`]: what the name of an image means, and which images an operator allows.
 //! * [`name`]: names and ids of sandboxes.
 //! * [`paths`]: the folders for files.
 //! * [`host`]: the machine's resources, against which a specification is validated.
 
 pub mod config;
 pub mod host;
+pub mod image;
 pub mod name;
 pub mod operator;
 pub mod paths;

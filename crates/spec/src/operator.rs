@@ -154,7 +154,7 @@ impl Operator {
     #[must_use]
     pub fn for_agents(&self) -> Self {
         let mut policy = self.clone();
-        policy.limits.narrow(&self.agents.clone().or_defaults());
+        policy.limits.narrow(&self.agents.clone().or_defaults(&self.limits));
         policy
     }
 
@@ -225,8 +225,17 @@ impl Operator {
     }
 }
 
-fn own_file(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+/// The folder of the present user's own settings.
+pub fn own_folder() -> Option<PathBuf> {
+    folder_of(|name| env::var_os(name).map(PathBuf::from))
+}
+
+fn folder_of(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     let base = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))?;
-    Some(base.join("bathysphere/config.toml"))
+    Some(base.join("bathysphere"))
+}
+
+fn own_file(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    folder_of(variable).map(|folder| folder.join("config.toml"))
 }

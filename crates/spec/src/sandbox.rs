@@ -12,6 +12,7 @@ use bathy_policy::{NetworkPolicy, PublishedPort};
 use bathy_protocol::Restriction;
 use bathy_protocol::launch::UmlMode;
 use bathy_protocol::network::NetworkLimits;
+use bathy_registry::{Digest, ReferenceError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -164,6 +165,9 @@ pub enum SpecError {
     /// More connections than a gateway supports.
     #[error("{0} connections at once are not possible. The most is {MAX_CONNECTIONS}")]
     Connections(u32),
+    /// The image's name is invalid.
+    #[error(transparent)]
+    Image(#[from] ReferenceError),
     #[error("The command is empty. Give a program to run, such as: bathy run -- python3 -c 'print(1)'")]
     EmptyCommand,
 }
@@ -214,6 +218,7 @@ impl Security {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxSpec {
+    /// The name of a recipe, or a reference as docker reads it.
     pub image: String,
     pub engine: Engine,
     pub memory: Size,
@@ -262,6 +267,10 @@ pub struct SandboxSpec {
     /// by files and options.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ceilings: Vec<NetworkPolicy>,
+    /// What a registry had under the image's name when the sandbox was created: a moved tag does not change an existing
+    /// sandbox. Not settable by files and options.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_digest: Option<Digest>,
 }
 
 impl Default for SandboxSpec {
@@ -293,6 +302,7 @@ impl Default for SandboxSpec {
             network_limits: NetworkLimits::default(),
             ports: Vec::new(),
             ceilings: Vec::new(),
+            image_digest: None,
         }
     }
 }
@@ -347,6 +357,7 @@ impl SandboxSpec {
     }
 
     fn check_texts(&self) -> Result<(), SpecError> {
+        self.root_image()?;
         for (name, value) in &self.env {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 return Err(SpecError::Variable(format!("{name}={value}")));

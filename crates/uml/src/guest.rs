@@ -129,6 +129,7 @@ mod tests {
             log_capacity: 0,
             restricted: None,
             network: false,
+            image: vec![0],
             disk_limits: DiskLimits { write_bandwidth: 1, read_bandwidth: None, flushes: 1 },
         }
     }

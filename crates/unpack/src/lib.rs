@@ -6,6 +6,8 @@
 //! blocks of its regular files are those of the layers' files. A disk that shows the index, then each layer at the
 //! offset that [`IndexInfo`] gives, is the image's root file system, and the guest's kernel reads it.
 //!
+//! On a host, layers are read in a process of its own ([`process`]).
+//!
 //! ```text
 //! | index | layer 0 | layer 1 | ... |        each begins at a multiple of 4096 bytes
 //! ```
@@ -15,6 +17,7 @@ mod layer;
 mod limits;
 mod merge;
 mod name;
+pub mod process;
 mod tar;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,18 @@
 //! What a layer's archive describes.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::name::is_component;
 
 /// The most entries that the block maps of a layer's sparse files have together: a map is as long as its file is large.
 pub(crate) const MOST_CHUNKS: u64 = 4 << 20;
+
+/// The most names, and the most inodes, of a layer: [`crate::Limits::entries`] by default, and the root.
+pub(crate) const MOST_ENTRIES: usize = 1_000_001;
 
 /// What the file of a layer holds, beside which blocks of it are those of the image's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,8 +43,36 @@ impl Layout {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerTree {
     pub(crate) layout: Layout,
+    #[serde(deserialize_with = "at_most")]
     pub(crate) nodes: Vec<Node>,
+    #[serde(deserialize_with = "at_most")]
     pub(crate) inodes: Vec<Inode>,
+}
+
+/// Reads a list that is no longer than that of the largest layer. A few bytes stand for an entry that takes a hundred.
+fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct Bounded<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MOST_ENTRIES} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(entry) = list.next_element()? {
+                if entries.len() >= MOST_ENTRIES {
+                    return Err(de::Error::invalid_length(entries.len(), &self));
+                }
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+
+    deserializer.deserialize_seq(Bounded(PhantomData))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

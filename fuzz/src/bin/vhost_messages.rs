@@ -36,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
         0 => {
             let disk = memfd_create("disk", MemfdFlags::CLOEXEC).expect("a memory file");
             rustix::fs::ftruncate(&disk, 8192).expect("a size");
-            let disk = Block::new(disk.into(), BlockConfig::default()).expect("a disk");
+            let disk = Block::new(std::fs::File::from(disk), BlockConfig::default()).expect("a disk");
             Client::new(disk, &ram).run(&mut input);
         }
         1 => Client::new(Console::new(), &ram).run(&mut input),

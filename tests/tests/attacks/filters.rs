@@ -2,8 +2,8 @@
 
 use crate::run::{held_and_failed, probe_on_host};
 
-const TABLES: [&str; 7] =
-    ["keeper", "keeper-kvm", "vcpu", "gateway", "guest-seccomp", "guest-stub", "guest-ptrace"];
+const TABLES: [&str; 8] =
+    ["keeper", "keeper-kvm", "vcpu", "gateway", "unpacker", "guest-seccomp", "guest-stub", "guest-ptrace"];
 
 fn assert_tight(table: &str) {
     let ran = probe_on_host(&["filter", table, "itself"]);
@@ -25,6 +25,11 @@ fn j2_keeper_filter_of_a_virtual_machine_allows_its_table_and_kills_for_all_else
 #[test]
 fn j2_gateway_filter_allows_its_table_and_kills_for_all_else() {
     assert_tight("gateway");
+}
+
+#[test]
+fn j2_unpacker_filter_allows_its_table_and_kills_for_all_else() {
+    assert_tight("unpacker");
 }
 
 #[test]

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use bathy_jail::filter::{
     Condition, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, GuestFilter, KEEPER, KEEPER_KVM, KILLS,
-    Otherwise, Test, VCPU,
+    Otherwise, Test, UNPACKER, VCPU,
 };
-use bathy_tests::kept::Home;
-use bathy_tests::repository;
+use bathy_runtime::images::unpacker::Unpacker;
+use bathy_tests::kept::{Home, until};
+use bathy_tests::{bathy, repository};
 
 use crate::process::Process;
 use crate::run::Run;
@@ -101,6 +102,19 @@ fn j1_j4_j8_processes_of_a_kept_sandbox_are_confined_as_agreed() {
     }
 }
 
+/// A layer that never arrives keeps the process where it reads hostile bytes.
+#[test]
+fn j1_j4_j8_the_process_that_unpacks_a_layer_is_confined_as_agreed() {
+    let (blob, _never) = std::io::pipe().expect("a pipe");
+    let blob = fs::File::from(std::os::fd::OwnedFd::from(blob));
+    let program = fs::File::open(bathy().with_file_name("bathy-unpack")).expect("./test builds it");
+    let unpacking = Unpacker::new(program).start(&blob).expect("it starts");
+    // Its last step before it reads is its filter.
+    let process = Process::of(unpacking.pid()).expect("it runs");
+    until("it is confined", 10, || process.status_number("Seccomp") == 2);
+    assert_golden("unpacker", &describe(process, std::process::id()));
+}
+
 /// The description of an unconfined process differs everywhere: the files above can fail.
 #[test]
 fn j1_an_unconfined_process_is_noticed() {
@@ -125,8 +139,10 @@ fn j2_filters_are_as_agreed() {
         ("guest-stub", seccomp.stub),
         ("guest-ptrace", *GUEST_PTRACE.kernel()),
     ];
-    for (name, filter) in
-        [KEEPER, KEEPER_KVM, VCPU, GATEWAY].map(|filter| (filter.name, filter)).into_iter().chain(guests)
+    for (name, filter) in [KEEPER, KEEPER_KVM, VCPU, GATEWAY, UNPACKER]
+        .map(|filter| (filter.name, filter))
+        .into_iter()
+        .chain(guests)
     {
         assert_golden(&format!("filter-{name}"), &describe_filter(&filter));
     }

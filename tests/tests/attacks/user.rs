@@ -47,7 +47,7 @@ impl OrdinaryUser {
         let user = Self { number, folder: Arc::new(folder), one_processor: false };
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(user.folder.path(), open).expect("our own folder");
-        for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent"] {
+        for program in ["bathy", "bathy-keeper", "bathy-gateway", "bathy-agent", "bathy-unpack"] {
             fs::copy(bathy().with_file_name(program), user.path(program)).expect("./test builds it");
         }
         fs::copy(probe(), user.path("jail-probe")).expect("the probe is built");

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bathy_protocol::launch::UmlMode;
+use bathy_runtime::images::Pull;
 use bathy_spec::config::{self, Layers};
 use bathy_spec::operator::Operator;
 use bathy_spec::{CpuQuota, Engine, SandboxSpec, Seconds, Security, Size, label};
@@ -32,9 +33,14 @@ pub struct SpecArgs {
     /// Do not use ./bathysphere.toml.
     #[arg(long, conflicts_with = "config", help_heading = "Sandbox")]
     no_config: bool,
-    /// The root image. [default: default]
+    /// The root image: default, or one from a registry, such as debian:12 or ghcr.io/owner/name@sha256:...
+    /// [default: default]
     #[arg(long, help_heading = "Sandbox")]
     image: Option<String>,
+    /// When an image is fetched from its registry: always, missing (if it is not on this machine), or never.
+    /// [default: missing]
+    #[arg(long, value_name = "WHEN", value_parser = choice(&["always", "missing", "never"], parse_pull), hide_possible_values = true, help_heading = "Sandbox")]
+    pull: Option<Pull>,
     /// The engine: kvm (a hardware virtual machine), uml (needs no hardware virtualization), or auto (kvm if this machine has
     /// it, else uml). Where the choice is left open, the variable BATHY_ENGINE decides. [default: auto]
     #[arg(long, value_parser = choice(&["auto", "kvm", "uml"], parse_engine), hide_possible_values = true, help_heading = "Sandbox")]
@@ -127,6 +133,11 @@ impl SpecArgs {
             output::note(escape::text(note));
         }
         Ok(allowed.spec.checked()?)
+    }
+
+    /// When a registry is asked for the image.
+    pub fn pull(&self) -> Pull {
+        self.pull.unwrap_or_default()
     }
 
     /// Warns of options that have no effect on an ephemeral sandbox.
@@ -230,6 +241,11 @@ fn command_texts(command: &[OsString]) -> Result<Vec<String>, String> {
 
 fn parse_engine(text: &str) -> Result<Engine, String> {
     serde_json::from_value(Value::from(text)).map_err(|_| "the engines are auto, kvm and uml".to_owned())
+}
+
+fn parse_pull(text: &str) -> Result<Pull, String> {
+    serde_json::from_value(Value::from(text))
+        .map_err(|_| "the choices are always, missing and never".to_owned())
 }
 
 fn parse_mode(text: &str) -> Result<UmlMode, String> {

@@ -12,12 +12,12 @@ use bathy_client::interpreter::{
     self, CellEvent, CellOptions, CellOutcome, CellRequest, InterpreterError, Language, MAX_CODE,
     PreparedCell,
 };
-use bathy_image::ImageCache;
 use bathy_manager::ephemeral::{Ended, Ephemeral, NewEphemeral};
 use bathy_manager::{Manager, Sandboxed};
 use bathy_protocol::cell::{Cell, ContextsRequest};
-use bathy_runtime::assets::Assets;
+use bathy_runtime::assets::{Assets, Wanted};
 use bathy_runtime::engine;
+use bathy_runtime::images::Pull;
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{CommandSpec, SandboxSpec};
@@ -112,7 +112,7 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
             // The sandbox lives as long as its cell, so the shorter time ends both.
             let life = spec.max_duration.map(Duration::from);
             request.timeout = request.timeout.into_iter().chain(life).min();
-            ephemeral(spec, &request, &args.show)
+            ephemeral(spec, args.spec.pull(), &request, &args.show)
         }
     }
 }
@@ -267,15 +267,22 @@ fn failure(error: &InterpreterError) -> Box<dyn Error> {
 }
 
 /// Runs a cell in an ephemeral sandbox.
-fn ephemeral(spec: SandboxSpec, request: &CellRequest, show: &ShowArgs) -> Result<u8, Box<dyn Error>> {
+fn ephemeral(
+    spec: SandboxSpec,
+    pull: Pull,
+    request: &CellRequest,
+    show: &ShowArgs,
+) -> Result<u8, Box<dyn Error>> {
     request.check()?;
     let (paths, operator) = (Paths::of_user()?, Operator::load()?);
     let choice = engine::choose(spec.engine, &operator, &paths)?;
-    let (engine, spec) = (choice.engine, &spec.checked_for(&choice)?);
-    let store = ImageCache::new(paths.cache.clone());
+    let (engine, mut spec) = (choice.engine, spec.checked_for(&choice)?);
     let mut progress = Progress::new();
-    let assets = Assets::ensure(&store, engine, &spec.image, None, &mut |step| progress.step(step))?;
+    let wanted = Wanted { engine, spec: &spec, kernel: None, pull };
+    let assets = Assets::ensure(&paths, &wanted, &mut |step| progress.step(step))?;
     drop(progress);
+    spec.image_digest.clone_from(&assets.image_digest);
+    let spec = &spec;
 
     let surroundings = command::surroundings(&CommandSpec::default(), spec, &assets.image_config, None);
     let restricted = surroundings.restricted;

@@ -33,7 +33,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let mut manager = Manager::open("bathy create")?;
     let spec = args.spec.spec(&args.command)?;
-    let sandbox = create(&mut manager, NewSandbox { name: args.name, spec }, args.start)?;
+    let pull = args.spec.pull();
+    let new = NewSandbox { name: args.name, spec, pull, with_image_command: false };
+    let sandbox = create(&mut manager, new, args.start)?;
     report(&sandbox, args.json)
 }
 

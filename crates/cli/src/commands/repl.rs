@@ -137,9 +137,9 @@ fn create(manager: &mut Manager, name: Option<String>, spec: &SpecArgs) -> Resul
     if let Some(name) = name.as_deref().filter(|name| VERBS.contains(name)) {
         return Err(format!("A REPL cannot be called {name}: `bathy repl {name}` is a command").into());
     }
-    let spec = spec.spec(&[])?;
+    let (spec, pull) = (spec.spec(&[])?, spec.pull());
     let mut progress = Progress::new();
-    let repl = manager.create_repl(NewRepl { name, spec }, &mut |step| progress.step(step));
+    let repl = manager.create_repl(NewRepl { name, spec, pull }, &mut |step| progress.step(step));
     drop(progress);
     output::warnings(manager);
     let repl = repl?;

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use bathy_client::attach::{Attach, AttachRequest, Times};
 use bathy_client::command;
-use bathy_image::ImageCache;
 use bathy_manager::ephemeral::{self, Ended, NewEphemeral};
 use bathy_manager::{Manager, NewSandbox};
-use bathy_runtime::assets::Assets;
+use bathy_runtime::assets::{Assets, Wanted};
 use bathy_runtime::engine;
+use bathy_runtime::images::Pull;
+use bathy_spec::image::Image;
 use bathy_spec::operator::Operator;
 use bathy_spec::paths::Paths;
 use bathy_spec::{Choice, CommandSpec, SandboxSpec, SpecError};
@@ -71,19 +72,23 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     if args.detach {
         let mut manager = Manager::open("bathy run")?;
         let spec = args.spec.spec(&args.command)?;
-        let sandbox = create::create(&mut manager, NewSandbox { name: args.name, spec }, true)?;
+        let new = NewSandbox { name: args.name, spec, pull: args.spec.pull(), with_image_command: true };
+        let sandbox = create::create(&mut manager, new, true)?;
         return create::report(&sandbox, args.json);
     }
     let started = bathy_protocol::unix_ns();
     // The command of an ephemeral sandbox need not be UTF-8.
     let spec = args.spec.spec(&[])?;
     args.spec.warn_of_no_effect();
+    let pull = args.spec.pull();
     let argv = if args.command.is_empty() {
         spec.command.iter().map(|word| word.clone().into_bytes()).collect()
     } else {
         args.command.into_iter().map(OsString::into_vec).collect::<Vec<_>>()
     };
-    if argv.first().is_none_or(Vec::is_empty) {
+    // What an image from a registry runs is known when it is here.
+    let is_empty = argv.is_empty() && matches!(spec.root_image(), Ok(Image::Recipe(_)));
+    if is_empty || argv.first().is_some_and(Vec::is_empty) {
         return Err(SpecError::EmptyCommand.into());
     }
     // The sandbox lives as long as its command, so the shorter time ends both.
@@ -99,7 +104,8 @@ pub fn run(args: Args) -> Result<u8, Box<dyn Error>> {
     let operator = Operator::load()?;
     let engine = engine::choose(spec.engine, &operator, &paths)?;
     let spec = spec.checked_for(&engine)?;
-    Ephemeral { spec, engine, paths, operator, command, wiring, limit, kernel: args.kernel, started }.run()
+    Ephemeral { spec, engine, paths, operator, command, wiring, limit, kernel: args.kernel, pull, started }
+        .run()
 }
 
 /// An ephemeral sandbox for one command.
@@ -112,33 +118,38 @@ struct Ephemeral {
     wiring: Wiring,
     limit: Option<TimeLimit>,
     kernel: Option<PathBuf>,
+    pull: Pull,
     /// When the command line was read, in nanoseconds since 1970.
     started: u64,
 }
 
 impl Ephemeral {
-    fn run(&self) -> Result<u8, Box<dyn Error>> {
+    fn run(mut self) -> Result<u8, Box<dyn Error>> {
+        let mut progress = Progress::new();
+        let wanted = Wanted {
+            engine: self.engine.engine,
+            spec: &self.spec,
+            kernel: self.kernel.as_deref(),
+            pull: self.pull,
+        };
+        let assets = Assets::ensure(&self.paths, &wanted, &mut |step| progress.step(step))?;
+        drop(progress);
+        self.spec.image_digest.clone_from(&assets.image_digest);
+        self.command.argv = assets.image_config.command(std::mem::take(&mut self.command.argv));
+        if self.command.argv.first().is_none_or(Vec::is_empty) {
+            return Err(SpecError::EmptyCommand.into());
+        }
+        self.run_with(&assets)
+    }
+
+    fn run_with(&self, assets: &Assets) -> Result<u8, Box<dyn Error>> {
         let (spec, command, wiring) = (&self.spec, &self.command, self.wiring);
         let (engine, paths) = (&self.engine, &self.paths);
         let operator = &self.operator;
-        let store = ImageCache::new(paths.cache.clone());
-        let mut progress = Progress::new();
-        let kernel = self.kernel.as_deref();
-        let assets =
-            Assets::ensure(&store, engine.engine, &spec.image, kernel, &mut |step| progress.step(step))?;
-        drop(progress);
-
         let mut stdio = CallerStdio::new(wiring)?;
         let exec = command::request(command, spec, &assets.image_config, exec::options(wiring, None));
         let work = |tag| command::exec_started(&exec, tag, None);
-        let new = NewEphemeral {
-            program: "bathy run",
-            spec,
-            engine: engine.engine,
-            assets: &assets,
-            paths,
-            operator,
-        };
+        let new = NewEphemeral { program: "bathy run", spec, engine: engine.engine, assets, paths, operator };
         let denials = Denials::default();
         let mut sandbox = ephemeral::Ephemeral::start(new, &work, Box::new(Narrator::new(denials.clone())))?;
         let (id, spawned) = (sandbox.id().to_owned(), sandbox.spawned_unix_ns());
@@ -192,6 +203,7 @@ impl Ephemeral {
                 "engine": self.engine.engine,
                 "engine_reason": self.engine.reason,
                 "sandbox": id,
+                "image": self.spec.image_text(),
                 "kernel": times.timeline.kernel,
                 "phases_ms": phases(self.started, *spawned, times),
             }));

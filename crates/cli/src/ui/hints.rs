@@ -54,7 +54,9 @@ fn image(code: u8, argv: &[Vec<u8>]) -> Option<String> {
     let is_image = IMAGES.contains(&name) || !tag.is_empty() && !name.is_empty();
     (code == NO_PROGRAM && is_image).then(|| {
         let word = escape::word(word);
-        format!("there is one image in this version, `default`, and {word} was taken for the command: leave {word} out")
+        format!(
+            "{word} was taken for the command. To run in the image of that name: bathy run --image {word}"
+        )
     })
 }
 
@@ -120,7 +122,7 @@ mod tests {
         let hint = |code, line: &[&str]| of_run(code, &words(line), Path::new("/nowhere"));
         for image in ["debian", "python:3.12", "ghcr.io/owner/name:latest"] {
             let hint = hint(127, &[image, "echo"]).unwrap();
-            assert!(hint.contains("one image") && hint.contains(image), "{hint}");
+            assert!(hint.contains(&format!("run --image {image}")), "{hint}");
         }
         assert_eq!(hint(1, &["debian"]), None, "it ran");
         for program in ["no-such-program", ":", "name:", ":tag", ""] {

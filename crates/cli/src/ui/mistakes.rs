@@ -4,15 +4,13 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
 /// Verbs of other tools, and what to do instead.
-const FOREIGN: [(&[&str], &str); 14] = [
+const FOREIGN: [(&[&str], &str); 15] = [
     (
-        &["build", "images", "image", "pull", "push", "rmi", "tag", "search", "load", "save", "import"],
-        NO_IMAGES,
+        &["build", "push", "load", "save", "import"],
+        "images are pulled from registries in this version, by `bathy pull`, and neither built nor pushed. What one lacks can be installed in a sandbox",
     ),
-    (
-        &["login", "logout"],
-        "there is no registry to log in to: images are built on this machine, by `bathy setup`",
-    ),
+    (&["images", "rmi", "tag"], "`bathy image ls`, `bathy image rm` and `bathy image tag`"),
+    (&["search"], "registries are not searched. `bathy pull debian:12` fetches an image by its name"),
     (
         &["commit", "export", "diff"],
         "a sandbox's disk cannot become an image in this version. `bathy cp` copies files out of it",
@@ -50,10 +48,9 @@ const FOREIGN: [(&[&str], &str); 14] = [
     (&["delete", "destroy", "remove"], "`bathy rm` removes sandboxes"),
     (
         &["prune"],
-        "`bathy rm --all` removes all sandboxes that are not running, `bathy rm --filter label=batch` some of them",
+        "`bathy rm --all` removes all sandboxes that are not running, `bathy rm --filter label=batch` some of them, and `bathy image prune` images that no sandbox needs",
     ),
 ];
-const NO_IMAGES: &str = "there is one image in this version, `default`, which `bathy setup` builds. What it lacks can be installed in a sandbox";
 /// Options that mount directories in other tools.
 const MOUNTS: [&str; 3] = ["-v", "--volume", "--mount"];
 /// Verbs that make sandboxes, into which other tools could mount directories.
@@ -153,8 +150,8 @@ mod tests {
             assert!(Cli::command().find_subcommand(verb).is_none(), "{verb} is ours");
             assert!(told(&format!("bathy {verb} x")).contains(&format!("has no verb `{verb}`: ")), "{verb}");
         }
-        assert!(told("bathy pull python:3.12").contains("one image"));
-        assert!(told("bathy login registry.example").contains("no registry"));
+        assert!(told("bathy build .").contains("bathy pull"));
+        assert!(told("bathy images").contains("bathy image ls"));
         assert!(told("bathy prune").contains("rm --all"));
         for option in MOUNTS {
             let told = told(&format!("bathy run {option} /tmp:/work ls"));

@@ -1,10 +1,9 @@
 //! The disk itself: executing requests on the file.
 
-use std::fs::File;
 use std::io;
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fdatasync};
+use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk::{
@@ -15,6 +14,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryBackend;
 
+use super::backing::{Backing, Data, Parts};
 use super::request::{Clears, Extent, HEADER_BYTES, Limits, ParseError, Request, Status, parse};
 use super::throttle::{Charge, Throttle};
 use super::{
@@ -38,10 +38,10 @@ const RANGE_COST: u64 = ROUND_BYTES / 64;
 /// The alignment of discards that the driver is asked for: the pages that the host's file systems free.
 const DISCARD_ALIGNMENT: u32 = 8;
 
-/// A file as a disk.
+/// Files as a disk.
 #[derive(Debug)]
 pub struct Block {
-    pub(super) file: File,
+    pub(super) data: Data,
     pub(super) config: BlockConfig,
     pub(super) sectors: u64,
     pub(super) acked_features: u64,
@@ -62,24 +62,17 @@ pub struct Traffic {
 }
 
 impl Block {
-    /// Makes a disk of a file. The disk has the size that the file has now.
+    /// Makes a disk of a file or of several. It has the size that they have now.
     ///
     /// # Errors
-    /// When the file does not fit what the configuration asks for.
-    pub fn new(file: File, config: BlockConfig) -> Result<Self, BlockError> {
+    /// When the files do not fit what the configuration asks for.
+    pub fn new(backing: impl Into<Backing>, config: BlockConfig) -> Result<Self, BlockError> {
         if config.id.len() > ID_BYTES {
             return Err(BlockError::LongId(config.id));
         }
-        let bytes = file.metadata().map_err(BlockError::File)?.len();
-        if !bytes.is_multiple_of(SECTOR) {
-            return Err(BlockError::Size(bytes));
-        }
-        let flags = fcntl_getfl(&file).map_err(|e| BlockError::File(e.into()))?;
-        if !config.read_only && flags & OFlags::RWMODE != OFlags::RDWR {
-            return Err(BlockError::NotWritable);
-        }
+        let (data, bytes) = Data::new(backing.into(), config.read_only)?;
         Ok(Self {
-            file,
+            data,
             throttle: Throttle::new(config.limits),
             config,
             sectors: bytes / SECTOR,
@@ -115,11 +108,9 @@ impl Block {
         self.traffic
     }
 
-    /// How many bytes the disk's file occupies on the host.
+    /// How many bytes the disk's files occupy on the host.
     pub fn occupied(&self) -> u64 {
-        // Not through std, which would ask with a call that the keeper's filter does not know.
-        let blocks = rustix::fs::fstat(&self.file).map_or(0, |data| data.st_blocks);
-        u64::try_from(blocks).unwrap_or(0).saturating_mul(512)
+        self.data.occupied()
     }
 
     /// How many requests failed because of the host.
@@ -231,21 +222,26 @@ impl Block {
     }
 
     fn read(&self, extent: Extent, chain: &Chain, mem: &GuestMemory) -> Result<io::Result<u32>, RingError> {
-        let Some((mut memory, length)) = collect(mem, chain.writable(), 0, extent.bytes)? else {
-            return Ok(Err(io::ErrorKind::InvalidInput.into()));
-        };
-        Ok(memory.read_from(&self.file, extent.offset).map(|()| length))
+        match &self.data {
+            Data::File(file) => {
+                let Some((mut memory, length)) = collect(mem, chain.writable(), 0, extent.bytes)? else {
+                    return Ok(Err(io::ErrorKind::InvalidInput.into()));
+                };
+                Ok(memory.read_from(file, extent.offset).map(|()| length))
+            }
+            Data::Parts(parts) => read_parts(parts, extent, chain, mem),
+        }
     }
 
     fn write(&self, extent: Extent, chain: &Chain, mem: &GuestMemory) -> Result<io::Result<u32>, RingError> {
         let Some((mut memory, _)) = collect(mem, chain.readable(), HEADER_BYTES, extent.bytes)? else {
             return Ok(Err(io::ErrorKind::InvalidInput.into()));
         };
-        Ok(memory.write_to(&self.file, extent.offset).map(|()| 0))
+        Ok(self.data.file().and_then(|file| memory.write_to(file, extent.offset)).map(|()| 0))
     }
 
     fn flush(&self) -> io::Result<()> {
-        if self.is_durable() { Ok(fdatasync(&self.file)?) } else { Ok(()) }
+        if self.is_durable() { Ok(fdatasync(self.data.file()?)?) } else { Ok(()) }
     }
 
     /// Gives space back. Discarding is a hint, so a host file system that cannot do it is no failure.
@@ -274,13 +270,55 @@ impl Block {
     }
 
     fn fallocate(&self, mode: FallocateFlags, offset: u64, bytes: u64) -> rustix::io::Result<()> {
+        let file = self.data.file().map_err(|_| Errno::ROFS)?;
         loop {
-            match fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, bytes) {
+            match fallocate(file, mode | FallocateFlags::KEEP_SIZE, offset, bytes) {
                 Err(Errno::INTR) => {}
                 result => return result,
             }
         }
     }
+}
+
+/// Reads what may be in several files. A part that became shorter since the disk was made is an error of the host's.
+fn read_parts(
+    parts: &Parts,
+    extent: Extent,
+    chain: &Chain,
+    mem: &GuestMemory,
+) -> Result<io::Result<u32>, RingError> {
+    let mut done = 0_u32;
+    for run in parts.runs(extent) {
+        let length = match run.source {
+            Some((file, offset)) => {
+                let Some((mut memory, length)) = collect(mem, chain.writable(), done, run.bytes)? else {
+                    return Ok(Err(io::ErrorKind::InvalidInput.into()));
+                };
+                if let Err(error) = memory.read_from(file, offset) {
+                    return Ok(Err(error));
+                }
+                length
+            }
+            None => zero(chain, mem, done, run.bytes)?,
+        };
+        done = done.saturating_add(length);
+    }
+    Ok(Ok(done))
+}
+
+/// Writes `bytes` zeros; returns how many that are.
+fn zero(chain: &Chain, mem: &GuestMemory, offset: u32, bytes: u64) -> Result<u32, RingError> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let length = u32::try_from(bytes).unwrap_or(u32::MAX);
+    let mut done = 0;
+    while done < length {
+        let count = ZEROS.len().min((length - done) as usize);
+        match chain.write(mem, offset.saturating_add(done), ZEROS.get(..count).unwrap_or(&ZEROS))? {
+            0 => break,
+            written => done = done.saturating_add(u32::try_from(written).unwrap_or(u32::MAX)),
+        }
+    }
+    Ok(length)
 }
 
 /// The pieces of guest memory for `bytes` bytes of data, or `None` when they are too many for one system call.

@@ -1,9 +1,10 @@
-//! The block device: a file of fixed size as a disk.
+//! The block device: a file of fixed size as a disk, or several files that are read only.
 //!
 //! Data moves between the file and guest memory by one vectored system call per request, without passing through a
 //! buffer of ours. The disk's size and whether it may be written are decided by the host when the device is made, and
 //! checked here for every request: what the guest believes about them does not matter.
 
+mod backing;
 mod device;
 mod request;
 mod state;
@@ -16,11 +17,18 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use backing::{Backing, DiskPart};
 pub use device::{Block, Traffic};
 pub use state::{BlockState, ThrottleState};
 
 /// Requests address the disk in units of this many bytes.
 pub const SECTOR: u64 = 512;
+
+/// The most files of a disk: an image has at most 128 layers, and an index.
+pub const MAX_PARTS: usize = 129;
+
+/// Where a part may begin on its disk, so that no two share a page of the guest's.
+pub const PART_ALIGNMENT: u64 = 4096;
 
 /// The most buffers of data in one request.
 pub const MAX_SEGMENTS: u32 = 128;
@@ -50,6 +58,15 @@ pub enum BlockError {
     /// The file's size is not a whole number of sectors.
     #[error("The disk's file has {0} bytes, which is not a whole number of sectors")]
     Size(u64),
+    /// There are too many files.
+    #[error("The disk has {0} parts; the most is {MAX_PARTS}")]
+    Parts(usize),
+    /// A part is where it cannot be.
+    #[error("The disk's part at {offset} overlaps another one, is not aligned, or ends too late")]
+    Part {
+        /// Where it begins.
+        offset: u64,
+    },
     /// A writable disk was asked for on a file that cannot be written.
     #[error("The disk's file is not open for writing")]
     NotWritable,

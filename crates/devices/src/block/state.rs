@@ -1,10 +1,9 @@
 //! What a disk has to save to go on in another process. Its file is passed on by itself, and the place in its queue is
 //! part of the transport's state.
 
-use std::fs::File;
-
 use serde::{Deserialize, Serialize};
 
+use super::backing::Backing;
 use super::device::{Block, Traffic};
 use super::throttle::Throttle;
 use super::{BlockConfig, BlockError, BlockLimits};
@@ -45,14 +44,14 @@ pub struct ThrottleState {
 }
 
 impl Block {
-    /// Makes the disk that `state` describes again, on the same file or a copy of it.
+    /// Makes the disk that `state` describes again, on the same files or copies of them.
     ///
     /// # Errors
-    /// When the file has another size, or does not fit otherwise.
-    pub fn restore(file: File, state: BlockState) -> Result<Self, BlockError> {
+    /// When they have another size, or does not fit otherwise.
+    pub fn restore(backing: impl Into<Backing>, state: BlockState) -> Result<Self, BlockError> {
         let BlockState { sectors, read_only, volatile, id, acked_features, throttle, traffic, host_errors } =
             state;
-        let mut block = Self::new(file, BlockConfig { read_only, volatile, id, limits: throttle.limits })?;
+        let mut block = Self::new(backing, BlockConfig { read_only, volatile, id, limits: throttle.limits })?;
         if block.sectors != sectors {
             return Err(BlockError::OtherDisk { saved: sectors, actual: block.sectors });
         }
@@ -66,7 +65,7 @@ impl Block {
     pub fn save(&self) -> BlockState {
         // Every field is named, so that a new one is either saved or left out for a reason.
         let Self {
-            file: _,
+            data: _,
             config: BlockConfig { read_only, volatile, id, limits: _ },
             sectors,
             acked_features,

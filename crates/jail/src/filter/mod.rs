@@ -32,11 +32,13 @@ mod address;
 mod gateway;
 mod guest;
 mod keeper;
+mod unpacker;
 
 pub use address::{ByAddress, KERNEL_TEXT, STUB_CODE};
 pub use gateway::GATEWAY;
 pub use guest::{GUEST_PTRACE, GUEST_SECCOMP, GuestFilter};
 pub use keeper::{KEEPER, KEEPER_KVM, KICK_SIGNAL, VCPU};
+pub use unpacker::UNPACKER;
 
 /// Kinds of private memory that `RLIMIT_DATA` does not count, or that come out of a pool of the host's.
 const UNCOUNTED: i32 = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB;
@@ -207,7 +209,7 @@ mod tests {
     fn every_table_compiles_and_names_no_call_twice() {
         GUEST_SECCOMP.compile().unwrap();
         let kernels = guest_kernels();
-        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY, stub()].into_iter().chain(kernels) {
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY, UNPACKER, stub()].into_iter().chain(kernels) {
             filter.compile().unwrap();
             let mut calls: Vec<_> = filter.rules().map(|rule| rule.call).collect();
             calls.sort_unstable();
@@ -222,7 +224,7 @@ mod tests {
         // What the compiled table returns for a call that is in none of its rules.
         let otherwise = |filter: &Filter| filter.compile().unwrap().last().unwrap().k;
         let (kill, log) = (libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_LOG);
-        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY] {
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY, UNPACKER] {
             assert_eq!(filter.otherwise, Otherwise::Kill);
             let expected = if cfg!(feature = "log-filter") { log } else { kill };
             assert_eq!(otherwise(&filter), expected, "{}", filter.name);
@@ -338,7 +340,7 @@ mod tests {
 
     #[test]
     fn u6_a_keeper_maps_counted_private_memory_of_no_file_and_executes_none() {
-        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY] {
+        for filter in [KEEPER, KEEPER_KVM, VCPU, GATEWAY, UNPACKER] {
             // Private and anonymous; neither growing (0x100) nor of huge pages (0x40000).
             let flags = Condition { argument: 3, test: Test::Masked { mask: 0x4_012f, value: 0x22 } };
             let not_executable = Condition { argument: 2, test: Test::Without(4) };

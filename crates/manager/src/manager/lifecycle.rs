@@ -10,15 +10,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bathy_audit::What;
-use bathy_image::ImageCache;
+use bathy_image::{ImageCache, ImageConfig};
 use bathy_protocol::unix_ns;
-use bathy_runtime::assets::{self, Assets};
+use bathy_runtime::assets::{self, Assets, KeptImage, Wanted};
 use bathy_runtime::audit::sandbox_created;
 use bathy_runtime::description::Description;
 use bathy_runtime::folder::Folder;
+use bathy_runtime::images::Pull;
 use bathy_runtime::{disk, engine};
 use bathy_spec::name;
-use bathy_spec::{Choice, SandboxSpec};
+use bathy_spec::{Choice, SandboxSpec, SpecError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Manager, ManagerError, Sandboxed, Status, force};
@@ -45,8 +46,26 @@ const WAKING: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default)]
 pub struct NewSandbox {
     pub name: Option<String>,
-    /// The specification; its command becomes the main command.
+    /// The specification; its command becomes the main command, behind the image's entrypoint.
     pub spec: SandboxSpec,
+    pub pull: Pull,
+    /// Without a command, the image's own becomes the main command.
+    pub with_image_command: bool,
+}
+
+/// The words of a new sandbox's main command.
+fn main_command(
+    spec: &SandboxSpec,
+    image: &ImageConfig,
+    or_images: bool,
+) -> Result<Vec<String>, ManagerError> {
+    if spec.command.is_empty() && !or_images {
+        return Ok(Vec::new());
+    }
+    let words = spec.command.iter().map(|word| word.clone().into_bytes()).collect();
+    // Both come from text.
+    let text = |word| String::from_utf8(word).map_err(|_| SpecError::NulInCommand.into());
+    image.command(words).into_iter().map(text).collect()
 }
 
 impl Manager {
@@ -69,7 +88,9 @@ impl Manager {
             }
         }
         let cache = ImageCache::new(self.paths.cache.clone());
-        let image = assets::ensure_image(&cache, &spec.image, progress)?;
+        let image = assets::keep_image(&self.paths, &spec, new.pull, progress)?;
+        let command = main_command(&spec, &image.config, new.with_image_command)?;
+        let spec = SandboxSpec { command, image_digest: image.digest.clone(), ..spec }.checked()?;
         assets::ensure_kernel(&cache, engine.engine, progress).map_err(assets::AssetsError::from)?;
 
         let id = name::new_id().map_err(|error| ManagerError::File("/dev/urandom".into(), error))?;
@@ -90,19 +111,15 @@ impl Manager {
         Ok((sandbox, allowed.notes))
     }
 
-    fn make(
-        &mut self,
-        folder: &Folder,
-        new: &NewRecord,
-        image: &assets::ImageParts,
-    ) -> Result<(), ManagerError> {
+    fn make(&mut self, folder: &Folder, new: &NewRecord, image: &KeptImage) -> Result<(), ManagerError> {
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let unfinished = folder.unfinished();
         unfinished.create().map_err(failed)?;
         // While this lock is held, the folder is not treated as abandoned.
         let life = store::take_life(unfinished.path()).map_err(failed)?;
         life.as_ref().map_or(Ok(()), store::life::forget_ending).map_err(failed)?;
-        fs::write(unfinished.image_config(), &image.config_text).map_err(failed)?;
+        let config = serde_json::to_vec(&image.config).map_err(|error| failed(error.into()))?;
+        fs::write(unfinished.image_config(), config).map_err(failed)?;
         let (id, name, spec, engine) =
             (new.id.clone(), new.name.clone(), new.spec.clone(), new.engine.clone());
         let description = Description::new(id, name, spec, engine, new.created_ns);
@@ -129,12 +146,12 @@ impl Manager {
         }
         self.warn_of_shortage(sandbox);
         // Missing assets are built here, where the user sees the progress, not in the monitor.
-        let cache = ImageCache::new(self.paths.cache.clone());
         let spec = &sandbox.record.spec;
         // Chosen at every start: the machine may have changed, and disks work with both engines.
         let engine = engine::choose(spec.engine, &self.operator, &self.paths)?;
         spec.fits(&engine)?;
-        drop(Assets::ensure(&cache, engine.engine, &spec.image, None, progress)?);
+        let wanted = Wanted { engine: engine.engine, spec, kernel: None, pull: Pull::Missing };
+        drop(Assets::ensure(&self.paths, &wanted, progress)?);
         let folder = self.folder(sandbox);
         let failed = |error| ManagerError::File(folder.path().to_owned(), error);
         let life = self.take_life(sandbox)?;

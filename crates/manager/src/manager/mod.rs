@@ -7,6 +7,7 @@ mod code;
 mod copy;
 mod files;
 mod force;
+mod images;
 mod lifecycle;
 mod network;
 mod orphans;
@@ -23,10 +24,13 @@ use bathy_client::interpreter::InterpreterError;
 use bathy_client::transfer::{PackError, TransferError, UnpackError};
 use bathy_jail::cgroup::Cgroup;
 use bathy_protocol::unix_ns;
+use bathy_registry::ClientError;
+use bathy_registry::credentials::CredentialsError;
 use bathy_runtime::assets::AssetsError;
 use bathy_runtime::disk::DiskError;
 use bathy_runtime::engine::EngineError;
 use bathy_runtime::folder::Folder;
+use bathy_runtime::images::ImagesError;
 use bathy_spec::SpecError;
 use bathy_spec::name::NameError;
 use bathy_spec::operator::{Operator, OperatorError};
@@ -39,6 +43,7 @@ use crate::monitor::control::{self, ControlError};
 use crate::store::{self, Change, Record, State, Store, StoreError};
 
 pub use copy::CopyOptions;
+pub use images::{ImageError, InspectedImage, LayerDigests, ListedImage};
 pub use lifecycle::{NewSandbox, collect_ended};
 pub use network::ChangedPolicy;
 pub use orphans::Adopted;
@@ -68,6 +73,15 @@ pub enum ManagerError {
     /// Kernel, image or programs are missing.
     #[error(transparent)]
     Assets(#[from] AssetsError),
+    #[error(transparent)]
+    Image(Box<ImageError>),
+    #[error(transparent)]
+    Images(Box<ImagesError>),
+    /// The registry does not accept a login.
+    #[error(transparent)]
+    Login(Box<ClientError>),
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     #[error(transparent)]
     Disk(#[from] DiskError),
     #[error(transparent)]

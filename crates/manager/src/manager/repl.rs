@@ -7,6 +7,7 @@ use bathy_client::interpreter::{self, CellEvent, CellOptions, CellOutcome, CellR
 use bathy_protocol::time;
 use bathy_protocol::unix_ns;
 use bathy_runtime::description::{Description, ReplDescription};
+use bathy_runtime::images::Pull;
 use bathy_spec::{SandboxSpec, Seconds, host};
 use serde::{Serialize, Serializer};
 
@@ -29,6 +30,7 @@ pub struct NewRepl {
     /// The sandbox's specification. It has no main command and is not removed when it ends: a REPL exists
     /// until it is removed.
     pub spec: SandboxSpec,
+    pub pull: Pull,
 }
 
 /// The present status of a REPL.
@@ -102,7 +104,8 @@ impl Manager {
         spec.labels.insert(LABEL.to_owned(), language.as_str().to_owned());
         let for_repls = self.operator.for_repls();
         let usual = std::mem::replace(&mut self.operator, for_repls);
-        let created = self.create(NewSandbox { name: new.name, spec }, progress);
+        let created = self
+            .create(NewSandbox { name: new.name, spec, pull: new.pull, ..NewSandbox::default() }, progress);
         self.operator = usual;
         let (sandbox, notes) = created?;
         let row = ReplRow {

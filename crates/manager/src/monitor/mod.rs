@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 use std::{fmt, process};
 
 use bathy_audit::{Event, LogError, What};
-use bathy_image::{ImageCache, ImageConfig};
+use bathy_image::ImageConfig;
 use bathy_jail::cgroup::CgroupError;
 use bathy_protocol::unix_ns;
-use bathy_runtime::assets::{Assets, AssetsError};
+use bathy_runtime::assets::{Assets, AssetsError, Wanted};
 use bathy_runtime::folder::Folder;
 use bathy_runtime::freeze::Freezer;
+use bathy_runtime::images::Pull;
 use bathy_runtime::launch::{LaunchError, PersistentFiles, Resources, Sandbox};
 use bathy_runtime::resource_group::ResourceGroup;
 use bathy_runtime::supervisor::network::SandboxGateways;
@@ -224,8 +225,9 @@ impl Monitor {
         // The starting command chose the engine; a record without one was written by an earlier version.
         let engine = record.engine.unwrap_or(Chosen::Uml);
         let open = |path: PathBuf| Folder::open(&path).map_err(|error| MonitorError::File(path, error));
-        let cache = ImageCache::new(paths.cache.clone());
-        let assets = Assets::ensure(&cache, engine, &spec.image, None, &mut |_| {})?;
+        // The starting command has pulled and built what was missing.
+        let wanted = Wanted { engine, spec, kernel: None, pull: Pull::Never };
+        let assets = Assets::ensure(paths, &wanted, &mut |_| {})?;
         let log_capacity = spec.log_size.0 / 2;
         for ring in [folder.output_log(), folder.console_log()] {
             if !ring.exists() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bathy_client::interpreter::{CellOptions, CellRequest, Collected, Language};
 use bathy_manager::store::StoreError;
 use bathy_manager::{Manager, ManagerError, NewRepl, Repl};
+use bathy_runtime::images::Pull;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -52,7 +53,7 @@ fn create(call: &Call, given: Shape) -> Result<Answer, ToolError> {
         let (key, value) = LABEL;
         spec.labels.insert(key.to_owned(), value.to_owned());
         let mut progress = |step: &str| call.progress.step(step);
-        let mut repl = manager.create_repl(NewRepl { name, spec }, &mut progress)?;
+        let mut repl = manager.create_repl(NewRepl { name, spec, pull: Pull::default() }, &mut progress)?;
         repl.notes.extend(manager.take_warnings());
         Ok(repl)
     })?;

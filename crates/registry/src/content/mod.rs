@@ -67,6 +67,14 @@ pub struct InUse {
     _lock: File,
 }
 
+/// While it exists, no other process adds blobs or relies on any that no reference leads to.
+#[derive(Debug)]
+#[must_use]
+pub struct Alone {
+    /// Closing it ends the lock.
+    _lock: File,
+}
+
 impl Store {
     /// Opens the store in this folder, and makes it if it does not exist.
     pub fn open(root: &Path) -> Result<Self, ContentError> {
@@ -79,6 +87,8 @@ impl Store {
         }
         let layout = root.join("oci-layout");
         if !layout.exists() {
+            // Two that make the store at once would rename one new file.
+            let _alone = store.locked("lock", FlockOperation::LockExclusive)?;
             store.replace(&layout, LAYOUT)?;
         }
         Ok(store)
@@ -154,11 +164,14 @@ impl Store {
         self.locked("in-use", FlockOperation::LockShared).map(|lock| InUse { _lock: lock })
     }
 
-    /// Removes blobs that no reference leads to and that `keep` does not want, and beginnings of blobs. Waits until no
-    /// process adds any. Returns how many bytes were freed.
-    pub fn sweep(&self, keep: impl Fn(&Digest) -> bool) -> Result<u64, ContentError> {
-        let _alone = self.locked("in-use", FlockOperation::LockExclusive)?;
-        // Only now: nothing becomes reachable any more.
+    /// Waits until no process adds blobs.
+    pub fn alone(&self) -> Result<Alone, ContentError> {
+        self.locked("in-use", FlockOperation::LockExclusive).map(|lock| Alone { _lock: lock })
+    }
+
+    /// Removes blobs that no reference leads to and that `keep` does not want, and beginnings of blobs. Returns how many
+    /// bytes were freed.
+    pub fn sweep(&self, _alone: &Alone, keep: impl Fn(&Digest) -> bool) -> Result<u64, ContentError> {
         let reachable = self.reachable()?;
         let mut freed = self.sweep_folder(&self.root.join("partial"), |_| false)?;
         for algorithm in Algorithm::ALL {

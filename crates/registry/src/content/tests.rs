@@ -186,7 +186,7 @@ fn a_sweep_keeps_what_is_wanted_and_waits_for_who_adds_blobs() {
     fs::write(home.path().join("blobs/sha256/stranger"), "12").unwrap();
     let in_use = store.use_blobs().unwrap();
     thread::scope(|scope| {
-        let swept = scope.spawn(|| store.sweep(|digest| *digest == kept).unwrap());
+        let swept = scope.spawn(|| store.sweep(&store.alone().unwrap(), |digest| *digest == kept).unwrap());
         thread::sleep(Duration::from_millis(50));
         assert!(!swept.is_finished() && store.has(&gone, 4).unwrap());
         drop(in_use);

@@ -21,10 +21,15 @@ impl Image {
     }
 
     pub fn of_architecture(layers: Vec<Vec<u8>>, architecture: &str) -> Self {
+        Self::with_config(layers, architecture, r#"{"Cmd":["/bin/true"],"Env":["A=b"]}"#)
+    }
+
+    /// `run` is the part of the config that says what to run.
+    pub fn with_config(layers: Vec<Vec<u8>>, architecture: &str, run: &str) -> Self {
         // As if nothing were compressed.
         let diff_ids: Vec<String> = layers.iter().map(|layer| format!("\"{}\"", Digest::of(layer))).collect();
         let config = format!(
-            r#"{{"architecture":"{architecture}","os":"linux","config":{{"Cmd":["/bin/true"],"Env":["A=b"]}},
+            r#"{{"architecture":"{architecture}","os":"linux","config":{run},
                 "rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#,
             diff_ids.join(",")
         )

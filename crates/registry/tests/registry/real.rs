@@ -122,7 +122,7 @@ fn what_is_there_is_not_fetched_again_and_a_moved_tag_is_followed() {
     assert_eq!(store.references().unwrap().len(), 1);
     // What only the old image has goes: two layers, a config, a manifest.
     let before = names(&store, "blobs/sha256").len();
-    assert!(store.sweep(|_| false).unwrap() > 0);
+    assert!(store.sweep(&store.alone().unwrap(), |_| false).unwrap() > 0);
     assert_eq!(names(&store, "blobs/sha256").len(), before - 4);
     assert_complete(&store, &second);
     pull(&client(), &store, &reference).unwrap();

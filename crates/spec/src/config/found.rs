@@ -11,6 +11,7 @@ use bathy_protocol::launch::UmlMode;
 use bathy_protocol::network::NetworkLimits;
 
 use super::ConfigError;
+use crate::image::Image;
 use crate::operator::inward;
 use crate::{DiskLimits, Engine, SandboxSpec, Seconds, Size};
 
@@ -123,6 +124,10 @@ fn boundaries(wanted: &SandboxSpec, usual: &SandboxSpec) -> Option<Refusal> {
     if wanted.engine == Engine::Uml {
         let why = "is the weaker boundary where there is hardware virtualization";
         return Some(Refusal::new("engine", wanted.engine.as_str(), why, "--engine"));
+    }
+    if wanted.image != usual.image && matches!(Image::parse(&wanted.image), Ok(Image::Registry(_))) {
+        let why = "would be fetched from a registry, which then learns of this machine";
+        return Some(Refusal::new("image", &wanted.image, why, "--image"));
     }
     if wanted.security < usual.security {
         let why = format!("is less than {}", usual.security.as_str());

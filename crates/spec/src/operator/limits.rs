@@ -4,9 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use bathy_policy::{NetworkPolicy, Preset};
+use bathy_registry::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::{OperatorError, SYSTEM_FILE, inward};
+use crate::image::{Image, ImageRule};
 use crate::{CpuQuota, SandboxSpec, Seconds, Size};
 
 /// The section of a file for all sandboxes, and the one for agents.
@@ -27,7 +29,7 @@ pub(super) struct Ceiling {
     idle_timeout: Option<Seconds>,
     log_size: Option<Size>,
     sandboxes: Option<u32>,
-    images: Option<Vec<String>>,
+    images: Option<Vec<ImageRule>>,
 }
 
 impl Ceiling {
@@ -38,6 +40,8 @@ impl Ceiling {
             disk: Some(Size(32 << 30)),
             max_duration: Some(Seconds::from_millis(24 * 60 * 60 * 1000)),
             sandboxes: Some(32),
+            // An agent does not choose which registries this machine talks to.
+            images: "default".to_owned().try_into().ok().map(|rule| vec![rule]),
             ..Self::default()
         }
     }
@@ -96,7 +100,7 @@ pub(super) struct Limits {
     log_size: Option<Limit<Size>>,
     pub sandboxes: Option<Limit<u32>>,
     /// An image has to be on every list.
-    images: Vec<Limit<Vec<String>>>,
+    images: Vec<Limit<Vec<ImageRule>>>,
     /// The network ceilings of agents' sandboxes: all of them have to allow a destination.
     network: Vec<Limit<NetworkPolicy>>,
 }
@@ -149,13 +153,17 @@ impl Limits {
         self.network.extend(new.collect::<Vec<_>>());
     }
 
-    /// Fills in the defaults for agents.
-    pub fn or_defaults(mut self) -> Self {
+    /// Fills in the defaults for agents. `all` are the limits of every sandbox.
+    pub fn or_defaults(mut self, all: &Self) -> Self {
         let usual = Self::of(Ceiling::defaults_for_agents(), &LimitSource::Default);
         self.memory = self.memory.or(usual.memory);
         self.disk = self.disk.or(usual.disk);
         self.max_duration = self.max_duration.or(usual.max_duration);
         self.sandboxes = self.sandboxes.or(usual.sandboxes);
+        // One list is enough for the operator to say.
+        if self.images.is_empty() && all.images.is_empty() {
+            self.images = usual.images;
+        }
         if self.network.is_empty() {
             let value = NetworkPolicy { preset: Preset::Public, rules: Vec::new() };
             self.network.push(Limit { value, key: NETWORK, source: LimitSource::Default });
@@ -176,11 +184,13 @@ impl Limits {
         spec.processes = least(spec.processes, self.processes.as_ref());
         spec.cpus = least(spec.cpus, self.cpus.as_ref());
         spec.log_size = least(spec.log_size, self.log_size.as_ref());
-        let allowed = |image: &&String| self.images.iter().all(|list| list.value.contains(image));
-        if !allowed(&&spec.image)
-            && let Some(image) = self.images.iter().flat_map(|list| &list.value).find(allowed)
+        let allowed =
+            |image: &&str| self.images.iter().all(|list| is_allowed(list, Image::parse(image).ok(), None));
+        if !allowed(&&*spec.image)
+            && let Some(image) =
+                self.images.iter().flat_map(|list| &list.value).filter_map(ImageRule::as_image).find(allowed)
         {
-            spec.image.clone_from(image);
+            spec.image = image.to_owned();
         }
     }
 
@@ -205,10 +215,12 @@ impl Limits {
 
     /// Refuses values above a ceiling and fills in open limits.
     pub fn apply(&self, spec: &mut SandboxSpec, notes: &mut Vec<String>) -> Result<(), OperatorError> {
-        if let Some(list) = self.images.iter().find(|list| !list.value.contains(&spec.image)) {
+        let is_refused =
+            |list: &&Limit<_>| !is_allowed(list, Image::parse(&spec.image).ok(), spec.image_digest.as_ref());
+        if let Some(list) = self.images.iter().find(is_refused) {
             return Err(OperatorError::Image {
                 image: spec.image.escape_debug().to_string(),
-                allowed: list.value.join(", "),
+                allowed: list.value.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
                 by: list.to_string(),
             });
         }
@@ -245,6 +257,10 @@ fn check_network(
         }
     }
     Ok(())
+}
+
+fn is_allowed(list: &Limit<Vec<ImageRule>>, image: Option<Image>, digest: Option<&Digest>) -> bool {
+    image.is_some_and(|image| list.value.iter().any(|rule| rule.allows(&image, digest)))
 }
 
 fn stricter<T: Clone + Ord>(limit: &mut Option<Limit<T>>, other: Option<&Limit<T>>) {

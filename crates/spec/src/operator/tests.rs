@@ -226,6 +226,20 @@ fn agents_have_usual_limits_where_nothing_is_said() {
 }
 
 #[test]
+fn agents_choose_no_registry_unless_the_operator_lists_it() {
+    let agents = Operator::default().for_agents();
+    assert_eq!(agents.defaults().image, "default");
+    let message = refusal(&agents, |spec| spec.image = "10.0.0.1:5000/evil".to_owned());
+    assert!(message.contains("by the usual `images` for agents"), "{message}");
+    for file in ["[ceiling]\nimages = [\"ghcr.io/a/*\"]\n", "[mcp]\nimages = [\"ghcr.io/a/*\"]\n"] {
+        let agents = policy(&[file]).unwrap().for_agents();
+        let with = |image: &str| agents.apply(SandboxSpec { image: image.to_owned(), ..agents.defaults() });
+        assert!(with("ghcr.io/a/b:c").is_ok() && with("ghcr.io/b/c").is_err(), "{file}");
+        assert!(with("default").is_err(), "it is not listed");
+    }
+}
+
+#[test]
 fn the_stricter_of_both_ceilings_counts_for_agents() {
     let file = "[ceiling]\nmemory = \"1G\"\nprocesses = 100\nimages = [\"default\", \"data\"]\n\
         [mcp]\nmemory = \"8G\"\nprocesses = 50\nsandboxes = 100\nmax_duration = \"48h\"\nimages = [\"data\"]\n";

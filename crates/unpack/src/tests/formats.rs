@@ -382,3 +382,25 @@ fn a_trees_bytes_are_not_trusted() {
     }
     assert!(refused > encoded.len());
 }
+
+#[test]
+fn c4_a_tree_of_more_names_than_a_layer_can_have_is_refused_while_it_is_read() {
+    // The layout, how many nodes there are, and whiteouts without a name below the root.
+    let encoded = |count: u32| {
+        let mut bytes = vec![0];
+        let mut rest = count;
+        while rest >= 0x80 {
+            bytes.push(u8::try_from(rest & 0x7f).unwrap() | 0x80);
+            rest >>= 7;
+        }
+        bytes.push(u8::try_from(rest).unwrap());
+        bytes.extend([0, 0, 3].repeat(count as usize));
+        bytes.push(0);
+        bytes
+    };
+    let most = u32::try_from(crate::tree::MOST_ENTRIES).unwrap();
+    let error = LayerTree::decode(&encoded(most + 1)).unwrap_err();
+    assert!(matches!(error, crate::TreeError::Format(_)), "{error}");
+    let error = LayerTree::decode(&encoded(most)).unwrap_err();
+    assert!(matches!(error, crate::TreeError::Contradiction("its root")), "it was read: {error}");
+}

@@ -145,6 +145,7 @@ fn the_command_line_names_every_device_and_fits() {
         log_capacity: 0,
         restricted,
         network: false,
+        image: vec![0],
         disk_limits: DiskLimits { write_bandwidth: 1, read_bandwidth: None, flushes: 1 },
     };
     let words = command_line(&launch, layout::MOST_DEVICES);

@@ -4,7 +4,7 @@
 
 use bathy_jail::filter::{
     ByAddress, Filter, GATEWAY, GUEST_PTRACE, GUEST_SECCOMP, Group, GuestFilter, KEEPER, KEEPER_KVM,
-    KERNEL_TEXT, Otherwise, Rule, STUB_CODE, VCPU,
+    KERNEL_TEXT, Otherwise, Rule, STUB_CODE, UNPACKER, VCPU,
 };
 
 use crate::report::Report;
@@ -31,6 +31,7 @@ impl Table {
             "keeper" => everywhere(KEEPER),
             "keeper-kvm" => everywhere(KEEPER_KVM),
             "gateway" => everywhere(GATEWAY),
+            "unpacker" => everywhere(UNPACKER),
             "vcpu" => everywhere(VCPU),
             "guest-seccomp" => Self {
                 table: deadly(*GUEST_SECCOMP.kernel()),

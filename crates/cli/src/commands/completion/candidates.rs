@@ -188,7 +188,7 @@ impl<'a> Line<'a> {
         let files = || vec![Candidate::new(FILES)];
         match (self.verbs.as_slice(), arg.get_id().as_str()) {
             // A name that is yet to be given.
-            (["create" | "run"] | ["repl", "new"] | ["mcp", ..], "name") => Vec::new(),
+            (["create" | "run"] | ["repl", "new"] | ["mcp", ..] | ["image", ..], "name") => Vec::new(),
             (["repl", ..], "name" | "names") => known(Known::Repls),
             (["adopt"], "names") => known(Known::Orphans),
             (["cp"], "from" | "to") => {
@@ -197,7 +197,7 @@ impl<'a> Line<'a> {
                 sandboxes.chain(files()).collect()
             }
             (_, "name" | "names" | "sandbox") => known(Known::Sandboxes),
-            (_, "image") => known(Known::Images),
+            (_, "image" | "images") => known(Known::Images),
             _ => {
                 let values = arg.get_possible_values().into_iter().filter(|value| !value.is_hide_set());
                 let mut values: Vec<_> = values.map(|value| Candidate::new(value.get_name())).collect();

@@ -81,7 +81,10 @@ fn names(known: Known) -> Vec<String> {
             .flatten()
             .map(|repl| repl.name)
             .collect(),
-        Known::Images => Recipe::images().map(str::to_owned).collect(),
+        Known::Images => {
+            let pulled = manager().map(|mut manager| manager.image_names()).unwrap_or_default();
+            Recipe::images().map(str::to_owned).chain(pulled).collect()
+        }
     }
 }
 

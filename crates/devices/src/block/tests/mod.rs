@@ -4,6 +4,7 @@ mod host;
 mod hostile;
 mod limits;
 mod ordinary;
+mod parts;
 mod state;
 
 use std::fs::File;

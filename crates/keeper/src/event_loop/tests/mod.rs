@@ -109,6 +109,7 @@ fn launch(persistent: bool) -> Launch {
         disk_limits: DiskLimits { write_bandwidth: 1 << 30, read_bandwidth: None, flushes: 100 },
         restricted: None,
         network: true,
+        image: vec![0],
     }
 }
 
@@ -127,7 +128,7 @@ impl Bench {
         let launch = launch(persistent);
         let epolls = Epolls::new().unwrap();
         let ram = Arc::new(GuestRam::create(RAM).unwrap());
-        let models = Models::new(file(), file(), &launch).unwrap();
+        let models = Models::new(vec![file()], file(), &launch).unwrap();
         let (devices, ends) = Devices::on_sockets(models, &ram, &epolls.running).unwrap();
         let (guest, process) = FakeGuest::new(&ram, &ends);
         let (console, console_write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).unwrap();

@@ -5,7 +5,8 @@ use crate::config::{FILE_NAME, Layers, fields, load};
 use crate::{Security, Size};
 
 /// Each with the refused value, the limit, and the option that sets it explicitly.
-const TOO_MUCH: [(&str, &str, &str, &str, &str); 33] = [
+const TOO_MUCH: [(&str, &str, &str, &str, &str); 34] = [
+    ("image = \"debian\"", "image", "debian", "from a registry", "--image"),
     ("auto_remove = true", "auto_remove", "true", "disk and logs", "--rm"),
     ("[network]\npreset = \"open\"", "network", "open", "public addresses", "--allow"),
     (
@@ -156,7 +157,7 @@ fn variables_and_labels_of_the_file_stay_beside_those_of_the_caller() {
 
 /// Fields that a file may set freely: they cost the host nothing and only concern the guest, or can only
 /// restrict.
-const FREE: [&str; 7] = ["image", "env", "workdir", "command", "cpu_quota", "max_duration", "idle_timeout"];
+const FREE: [&str; 6] = ["env", "workdir", "command", "cpu_quota", "max_duration", "idle_timeout"];
 
 #[test]
 fn c6_every_field_of_the_description_is_decided_about() {
