@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use bathy_image::trust::{self, TrustError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde::Deserialize;
 use thiserror::Error;
 
 pub use blob::BlobWriter;
@@ -28,6 +29,7 @@ pub use references::Record;
 use crate::digest::{Algorithm, Digest};
 
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
+const MAX_LAYOUT: u64 = 4 << 10;
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
 
@@ -50,6 +52,13 @@ pub enum ContentError {
     Missing(Digest),
     #[error("{0} is not an index of references that this version can read")]
     Index(PathBuf, #[source] serde_json::Error),
+}
+
+/// What is in `oci-layout`.
+#[derive(Deserialize)]
+struct LayoutFile {
+    #[serde(rename = "imageLayoutVersion")]
+    _version: String,
 }
 
 /// A content store in a folder of this user.
@@ -76,11 +85,24 @@ impl Store {
             let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&path);
             made.map_err(|error| store.failed(&path, error))?;
         }
-        let layout = root.join("oci-layout");
-        if !layout.exists() {
-            store.replace(&layout, LAYOUT)?;
+        if !store.has_layout()? {
+            let _alone = store.locked("lock", FlockOperation::LockExclusive)?;
+            if !store.has_layout()? {
+                store.replace(&root.join("oci-layout"), LAYOUT)?;
+            }
         }
         Ok(store)
+    }
+
+    /// Whether the folder says which layout it has. An empty file, as a loss of power leaves it, does not.
+    fn has_layout(&self) -> Result<bool, ContentError> {
+        let path = self.root.join("oci-layout");
+        let mut text = Vec::new();
+        match File::open(&path).and_then(|file| file.take(MAX_LAYOUT).read_to_end(&mut text)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.failed(&path, error)),
+            Ok(_) => Ok(serde_json::from_slice::<LayoutFile>(&text).is_ok()),
+        }
     }
 
     pub fn root(&self) -> &Path {
@@ -208,7 +230,7 @@ impl Store {
         lock().map_err(|error| self.failed(&path, error))
     }
 
-    /// Puts a whole new file in place of another one, also for a reader, and after a loss of power.
+    /// Puts a whole new file in place of another one, also for a reader, and after a loss of power. The caller has `lock`.
     fn replace(&self, path: &Path, content: &[u8]) -> Result<(), ContentError> {
         let new = path.with_extension("new");
         let write = || {

@@ -46,6 +46,36 @@ fn the_store_is_for_this_user_alone() {
 }
 
 #[test]
+fn stores_opened_at_once_are_one_store() {
+    for _ in 0..50 {
+        let home = tempfile::tempdir().unwrap();
+        thread::scope(|scope| {
+            for number in 0..8_u8 {
+                let root = home.path();
+                scope.spawn(move || {
+                    let store = Store::open(root).unwrap();
+                    store.put(&Digest::of(&[number]), &[number], "it").unwrap();
+                });
+            }
+        });
+        assert_eq!(fs::read(home.path().join("oci-layout")).unwrap(), LAYOUT);
+        assert!(!home.path().join("oci-layout.new").exists());
+    }
+}
+
+#[test]
+fn a_layout_file_without_content_is_written_anew() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("oci-layout");
+    for (found, wanted) in [("", LAYOUT), ("{}", LAYOUT), (r#"{"imageLayoutVersion": "1.0.0"}"#, b"")] {
+        fs::write(&path, found).unwrap();
+        Store::open(home.path()).unwrap();
+        let wanted = if wanted.is_empty() { found.as_bytes() } else { wanted };
+        assert_eq!(fs::read(&path).unwrap(), wanted);
+    }
+}
+
+#[test]
 fn a_blob_has_its_name_only_when_it_is_whole_and_right() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
