@@ -110,7 +110,7 @@ impl Store {
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<Record>)) -> Result<(), ContentError> {
-        let _alone = self.locked("lock", FlockOperation::LockExclusive)?;
+        let _alone = self.locked("lock", FlockOperation::NonBlockingLockExclusive)?;
         let mut records = self.references()?;
         change(&mut records);
         records.sort_by(|one, other| one.reference.cmp(&other.reference));

@@ -205,6 +205,42 @@ fn references_set_at_once_are_all_there() {
     assert_eq!(store.references().unwrap().len(), 16);
 }
 
+/// How much processor time this thread has used, in hundredths of a second.
+fn processor_time() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let fields: Vec<&str> = text.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn waiting_takes_no_processor_and_is_cancelled() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).unwrap();
+    let writer = begin(&store, b"hello").unwrap().unwrap();
+    let (shared, alone) =
+        (store.use_blobs().unwrap(), store.locked("lock", FlockOperation::NonBlockingLockShared));
+    let (sender, ended) = std::sync::mpsc::channel();
+    let cancel = Cancel::default();
+    let wait = |work: fn(&Store) -> Result<(), ContentError>| {
+        let (store, sender) = (store.clone().with_cancel(cancel.clone()), sender.clone());
+        // Not scoped: what is never cancelled must not keep the test.
+        thread::spawn(move || sender.send((work(&store), processor_time())));
+    };
+    wait(|store| store.put(&Digest::of(b"hello"), b"hello", "it"));
+    wait(|store| store.sweep(|_| true).map(drop));
+    wait(|store| store.set_reference(record("debian", b"x")));
+    assert!(ended.recv_timeout(Duration::from_millis(500)).is_err(), "all of them wait");
+    cancel.cancel();
+    for _ in 0..3 {
+        let (result, used) = ended.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(matches!(result, Err(ContentError::Cancelled)), "{result:?}");
+        assert!(used < 15, "{used} hundredths of a second");
+    }
+    drop((writer, shared, alone));
+    // Nobody else is in the way any more: what is cancelled and needs not wait, is done.
+    store.with_cancel(cancel).put(&Digest::of(b"hello"), b"hello", "it").unwrap();
+}
+
 #[test]
 fn a_sweep_keeps_what_is_wanted_and_waits_for_who_adds_blobs() {
     let home = tempfile::tempdir().unwrap();
