@@ -193,6 +193,45 @@ fn references_lead_where_they_were_set_to() {
 }
 
 #[test]
+fn what_other_programs_wrote_stays_and_so_do_its_blobs() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).unwrap();
+    let put = |content: &str| {
+        store.put(&Digest::of(content.as_bytes()), content.as_bytes(), "it").unwrap();
+        Digest::of(content.as_bytes())
+    };
+    let (layer, lost, newer) = (put("layer"), put("lost"), put("newer"));
+    let manifest = put(&format!(r#"{{"kind":"of tomorrow","parts":[{{"digest":"{layer}"}}]}}"#));
+    let index = put(&format!(r#"{{"schemaVersion":2,"manifests":[{{"digest":"{manifest}"}}]}}"#));
+    let unknown = [
+        // Without a name, as skopeo does it.
+        format!(r#"{{"mediaType":"m","digest":"{index}","size":1,"platform":{{"os":"linux"}}}}"#),
+        format!(
+            r#"{{"mediaType":"m","digest":"{newer}","size":1,"annotations":{{"{}":"::tomorrow::"}}}}"#,
+            "org.opencontainers.image.ref.name"
+        ),
+        format!(r#"{{"mediaType":"m","digest":"sha999:12","size":1,"data":["{newer}"]}}"#),
+        r#""no entry at all""#.to_owned(),
+    ];
+    let text =
+        format!(r#"{{"schemaVersion":2,"manifests":[{}],"annotations":{{"a":"b"}}}}"#, unknown.join(","));
+    fs::write(home.path().join("index.json"), &text).unwrap();
+    store.set_reference(record("debian", b"x")).unwrap();
+    store.set_reference(record("alpine", b"y")).unwrap();
+    assert_eq!(store.references().unwrap().len(), 2);
+    for name in ["debian", "alpine"] {
+        assert!(store.remove_reference(&name.parse().unwrap()).unwrap());
+    }
+    let read = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).unwrap();
+    assert_eq!(read(&fs::read(home.path().join("index.json")).unwrap()), read(text.as_bytes()));
+    assert_eq!(store.sweep(|_| false).unwrap(), 4);
+    assert!(!store.has(&lost, 4).unwrap());
+    for kept in [layer, newer, manifest, index] {
+        assert!(store.blob_path(&kept).exists(), "{kept}");
+    }
+}
+
+#[test]
 fn references_set_at_once_are_all_there() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
