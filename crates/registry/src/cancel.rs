@@ -1,6 +1,8 @@
 //! Giving up from another thread.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -21,6 +23,14 @@ impl Cancel {
 
     pub fn is_cancelled(&self) -> bool {
         *self.0.borrow()
+    }
+
+    /// Lets time pass, on a thread that waits for what another process does. Returns whether to go on.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        if !self.is_cancelled() {
+            thread::sleep(time);
+        }
+        !self.is_cancelled()
     }
 
     pub(crate) async fn cancelled(&self) {

@@ -1,6 +1,7 @@
 //! What callers use: pull, push, resolve, check a login. Every call blocks until it is done.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
@@ -164,13 +165,22 @@ impl From<AuthError> for ClientError {
     }
 }
 
+/// What a registry says of a login.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum LoginCheck {
+    Accepted,
+    /// It asks nobody for a login, so any would have been accepted.
+    NotAsked,
+}
+
 /// A client of registries. It remembers tokens as long as it lives; threads may share it.
 #[derive(Debug)]
 pub struct Client {
     pub(crate) options: Options,
     pub(crate) keychain: Keychain,
     pub(crate) net: Net,
-    pub(crate) tokens: Tokens,
+    pub(crate) tokens: Arc<Tokens>,
 }
 
 impl Client {
@@ -178,7 +188,7 @@ impl Client {
         let Options { timeouts, proxies, cancel, .. } = options.clone();
         let net = Net::new(timeouts, proxies, cancel, options.insecure);
         let net = net.with_certificates(options.certificates.clone());
-        Self { options, keychain, net, tokens: Tokens::default() }
+        Self { options, keychain, net, tokens: Arc::default() }
     }
 
     /// The digest of what a reference leads to at this moment.
@@ -187,8 +197,8 @@ impl Client {
         session.resolve(reference)
     }
 
-    /// Checks that a registry accepts a login, before it is kept.
-    pub fn check_login(&self, registry: &str, credentials: &Credentials) -> Result<(), ClientError> {
+    /// Checks that a registry accepts a login, before it is kept. What earlier logins led to does not count.
+    pub fn check_login(&self, registry: &str, credentials: &Credentials) -> Result<LoginCheck, ClientError> {
         let mut session = Session::new(self, registry, None, Cancel::default())?;
         session.use_credentials(credentials.clone());
         session.check()

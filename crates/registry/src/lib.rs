@@ -22,7 +22,7 @@ mod text;
 pub mod transfer;
 
 pub use cancel::Cancel;
-pub use client::{Client, ClientError, Limits, Options, Retries};
+pub use client::{Client, ClientError, Limits, LoginCheck, Options, Retries};
 pub use content::{ContentError, Record, Store};
 pub use credentials::{Credentials, Keychain, Logins, Secret};
 pub use digest::Digest;

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 
 use bathy_manager::Manager;
-use bathy_registry::{Credentials, Secret, reference};
+use bathy_registry::{Credentials, LoginCheck, Secret, reference};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::ui::output;
@@ -56,8 +56,12 @@ pub fn login(args: &LoginArgs) -> Result<u8, Box<dyn Error>> {
         return Err("a login needs a user and a password".into());
     }
     let credentials = Credentials::Password { user, password: Secret::new(password) };
-    Manager::open("bathy login")?.login(&registry, &credentials, args.insecure)?;
-    output::line(format_args!("{registry} accepts the login"))?;
+    match Manager::open("bathy login")?.login(&registry, &credentials, args.insecure)? {
+        LoginCheck::Accepted => output::line(format_args!("{registry} accepts the login"))?,
+        LoginCheck::NotAsked => output::line(format_args!(
+            "the login for {registry} is kept; whether it is right shows when the registry asks for it"
+        ))?,
+    }
     Ok(0)
 }
 

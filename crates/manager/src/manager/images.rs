@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 
 use bathy_image::ImageConfig;
 use bathy_registry::manifest::Platform;
-use bathy_registry::{ClientError, Credentials, Digest, Progress, Pulled, Record, Reference};
+use bathy_registry::{ClientError, Credentials, Digest, LoginCheck, Progress, Pulled, Record, Reference};
 use bathy_runtime::description::Description;
 use bathy_runtime::folder::Folder;
 use bathy_runtime::images::{self, Images, ImagesError, leads_to};
@@ -240,16 +240,17 @@ impl Manager {
         Ok((removed, blobs + images.sweep_unpacked()?))
     }
 
-    /// Keeps a login, once its registry has accepted it.
+    /// Keeps a login, unless its registry refuses it. A registry may ask for none until something is pulled or pushed.
     pub fn login(
         &self,
         registry: &str,
         credentials: &Credentials,
         insecure: bool,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<LoginCheck, ManagerError> {
         let logins = images::logins().ok_or(ImageError::NoLogins)?;
-        images::client(insecure).check_login(registry, credentials)?;
-        Ok(logins.set(registry, credentials)?)
+        let check = images::client(insecure).check_login(registry, credentials)?;
+        logins.set(registry, credentials)?;
+        Ok(check)
     }
 
     /// Forgets a login. Returns whether there was one.

@@ -26,6 +26,7 @@ pub struct BlobWriter {
     hasher: Hasher,
     length: u64,
     is_resumed: bool,
+    restarts: u32,
 }
 
 impl std::fmt::Debug for BlobWriter {
@@ -69,6 +70,7 @@ impl Store {
                 hasher: Hasher::new(digest.algorithm()),
                 length: 0,
                 is_resumed: false,
+                restarts: 0,
             };
             writer.resume()?;
             return Ok(Some(writer));
@@ -117,6 +119,11 @@ impl BlobWriter {
         self.is_resumed
     }
 
+    /// How often what was written was discarded.
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
     /// Hashes the data of an earlier attempt.
     fn resume(&mut self) -> Result<(), ContentError> {
         let read = || -> io::Result<Option<(Hasher, u64)>> {
@@ -154,6 +161,7 @@ impl BlobWriter {
         reset().map_err(|error| self.store.failed(&self.partial, error))?;
         self.hasher = Hasher::new(self.digest.algorithm());
         (self.length, self.is_resumed) = (0, false);
+        self.restarts = self.restarts.saturating_add(1);
         Ok(())
     }
 

@@ -17,20 +17,26 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bathy_image::trust::{self, TrustError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde::Deserialize;
 use thiserror::Error;
 
 pub use blob::BlobWriter;
 pub use references::Record;
 
+use crate::cancel::Cancel;
 use crate::digest::{Algorithm, Digest};
 
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
+const MAX_LAYOUT: u64 = 4 << 10;
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why content cannot be stored or read.
 #[derive(Debug, Error)]
@@ -51,12 +57,22 @@ pub enum ContentError {
     Missing(Digest),
     #[error("{0} is not an index of references that this version can read")]
     Index(PathBuf, #[source] serde_json::Error),
+    #[error("It was cancelled")]
+    Cancelled,
+}
+
+/// What is in `oci-layout`.
+#[derive(Deserialize)]
+struct LayoutFile {
+    #[serde(rename = "imageLayoutVersion")]
+    _version: String,
 }
 
 /// A content store in a folder of this user.
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
+    cancel: Cancel,
 }
 
 /// While it exists, no blob is removed.
@@ -79,19 +95,37 @@ impl Store {
     /// Opens the store in this folder, and makes it if it does not exist.
     pub fn open(root: &Path) -> Result<Self, ContentError> {
         trust::check_folder(root)?;
-        let store = Self { root: root.to_owned() };
+        let store = Self { root: root.to_owned(), cancel: Cancel::default() };
         for folder in ["blobs/sha256", "blobs/sha512", "partial"] {
             let path = root.join(folder);
             let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&path);
             made.map_err(|error| store.failed(&path, error))?;
         }
-        let layout = root.join("oci-layout");
-        if !layout.exists() {
-            // Two that make the store at once would rename one new file.
-            let _alone = store.locked("lock", FlockOperation::LockExclusive)?;
-            store.replace(&layout, LAYOUT)?;
+        if !store.has_layout()? {
+            let _alone = store.locked("lock", FlockOperation::NonBlockingLockExclusive)?;
+            if !store.has_layout()? {
+                store.replace(&root.join("oci-layout"), LAYOUT)?;
+            }
         }
         Ok(store)
+    }
+
+    /// Whether the folder says which layout it has. An empty file, as a loss of power leaves it, does not.
+    fn has_layout(&self) -> Result<bool, ContentError> {
+        let path = self.root.join("oci-layout");
+        let mut text = Vec::new();
+        match File::open(&path).and_then(|file| file.take(MAX_LAYOUT).read_to_end(&mut text)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.failed(&path, error)),
+            Ok(_) => Ok(serde_json::from_slice::<LayoutFile>(&text).is_ok()),
+        }
+    }
+
+    /// The same store, whose waiting for other processes ends with `cancel`.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
     }
 
     pub fn root(&self) -> &Path {
@@ -150,9 +184,10 @@ impl Store {
         }
     }
 
-    /// Stores a small blob, such as a manifest, whose digest was checked.
+    /// Stores a small blob, such as a manifest, whose digest was checked. Waits while another process does.
     pub fn put(&self, digest: &Digest, content: &[u8], what: &str) -> Result<(), ContentError> {
-        let begun = self.begin(digest, content.len() as u64, what, || Ok::<_, ContentError>(()))?;
+        let mut waiting = Waiting::default();
+        let begun = self.begin(digest, content.len() as u64, what, || waiting.pause(&self.cancel))?;
         let Some(mut writer) = begun else { return Ok(()) };
         writer.restart()?;
         writer.write(content)?;
@@ -161,17 +196,18 @@ impl Store {
 
     /// Keeps blobs from being removed until the references to them are written.
     pub fn use_blobs(&self) -> Result<InUse, ContentError> {
-        self.locked("in-use", FlockOperation::LockShared).map(|lock| InUse { _lock: lock })
+        self.locked("in-use", FlockOperation::NonBlockingLockShared).map(|lock| InUse { _lock: lock })
     }
 
     /// Waits until no process adds blobs.
     pub fn alone(&self) -> Result<Alone, ContentError> {
-        self.locked("in-use", FlockOperation::LockExclusive).map(|lock| Alone { _lock: lock })
+        self.locked("in-use", FlockOperation::NonBlockingLockExclusive).map(|lock| Alone { _lock: lock })
     }
 
     /// Removes blobs that no reference leads to and that `keep` does not want, and beginnings of blobs. Returns how many
     /// bytes were freed.
     pub fn sweep(&self, _alone: &Alone, keep: impl Fn(&Digest) -> bool) -> Result<u64, ContentError> {
+        // Only now: nothing becomes reachable any more.
         let reachable = self.reachable()?;
         let mut freed = self.sweep_folder(&self.root.join("partial"), |_| false)?;
         for algorithm in Algorithm::ALL {
@@ -204,25 +240,22 @@ impl Store {
 
     fn locked(&self, name: &str, operation: FlockOperation) -> Result<File, ContentError> {
         let path = self.root.join(name);
-        let lock = || {
-            let file = File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(FILE_MODE)
-                .open(&path)?;
-            loop {
-                match flock(&file, operation) {
-                    Err(Errno::INTR) => {}
-                    locked => return locked.map(|()| file).map_err(io::Error::from),
-                }
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
+        let file = options.open(&path).map_err(|error| self.failed(&path, error))?;
+        let mut waiting = Waiting::default();
+        loop {
+            match flock(&file, operation) {
+                Ok(()) => return Ok(file),
+                Err(Errno::INTR) => {}
+                // Not by a call that blocks, which nothing would end.
+                Err(Errno::AGAIN) => waiting.pause(&self.cancel)?,
+                Err(error) => return Err(self.failed(&path, error.into())),
             }
-        };
-        lock().map_err(|error| self.failed(&path, error))
+        }
     }
 
-    /// Puts a whole new file in place of another one, also for a reader, and after a loss of power.
+    /// Puts a whole new file in place of another one, also for a reader, and after a loss of power. The caller has `lock`.
     fn replace(&self, path: &Path, content: &[u8]) -> Result<(), ContentError> {
         let new = path.with_extension("new");
         let write = || {
@@ -247,6 +280,19 @@ impl Store {
             }
             _ => ContentError::Access(path.to_owned(), error),
         }
+    }
+}
+
+/// Pauses between two looks whether another process has finished: short ones first.
+#[derive(Default)]
+struct Waiting {
+    last: Duration,
+}
+
+impl Waiting {
+    fn pause(&mut self, cancel: &Cancel) -> Result<(), ContentError> {
+        self.last = (2 * self.last).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        if cancel.pause(self.last) { Ok(()) } else { Err(ContentError::Cancelled) }
     }
 }
 

@@ -46,6 +46,36 @@ fn the_store_is_for_this_user_alone() {
 }
 
 #[test]
+fn stores_opened_at_once_are_one_store() {
+    for _ in 0..50 {
+        let home = tempfile::tempdir().unwrap();
+        thread::scope(|scope| {
+            for number in 0..8_u8 {
+                let root = home.path();
+                scope.spawn(move || {
+                    let store = Store::open(root).unwrap();
+                    store.put(&Digest::of(&[number]), &[number], "it").unwrap();
+                });
+            }
+        });
+        assert_eq!(fs::read(home.path().join("oci-layout")).unwrap(), LAYOUT);
+        assert!(!home.path().join("oci-layout.new").exists());
+    }
+}
+
+#[test]
+fn a_layout_file_without_content_is_written_anew() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("oci-layout");
+    for (found, wanted) in [("", LAYOUT), ("{}", LAYOUT), (r#"{"imageLayoutVersion": "1.0.0"}"#, b"")] {
+        fs::write(&path, found).unwrap();
+        Store::open(home.path()).unwrap();
+        let wanted = if wanted.is_empty() { found.as_bytes() } else { wanted };
+        assert_eq!(fs::read(&path).unwrap(), wanted);
+    }
+}
+
+#[test]
 fn a_blob_has_its_name_only_when_it_is_whole_and_right() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
@@ -163,6 +193,45 @@ fn references_lead_where_they_were_set_to() {
 }
 
 #[test]
+fn what_other_programs_wrote_stays_and_so_do_its_blobs() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).unwrap();
+    let put = |content: &str| {
+        store.put(&Digest::of(content.as_bytes()), content.as_bytes(), "it").unwrap();
+        Digest::of(content.as_bytes())
+    };
+    let (layer, lost, newer) = (put("layer"), put("lost"), put("newer"));
+    let manifest = put(&format!(r#"{{"kind":"of tomorrow","parts":[{{"digest":"{layer}"}}]}}"#));
+    let index = put(&format!(r#"{{"schemaVersion":2,"manifests":[{{"digest":"{manifest}"}}]}}"#));
+    let unknown = [
+        // Without a name, as skopeo does it.
+        format!(r#"{{"mediaType":"m","digest":"{index}","size":1,"platform":{{"os":"linux"}}}}"#),
+        format!(
+            r#"{{"mediaType":"m","digest":"{newer}","size":1,"annotations":{{"{}":"::tomorrow::"}}}}"#,
+            "org.opencontainers.image.ref.name"
+        ),
+        format!(r#"{{"mediaType":"m","digest":"sha999:12","size":1,"data":["{newer}"]}}"#),
+        r#""no entry at all""#.to_owned(),
+    ];
+    let text =
+        format!(r#"{{"schemaVersion":2,"manifests":[{}],"annotations":{{"a":"b"}}}}"#, unknown.join(","));
+    fs::write(home.path().join("index.json"), &text).unwrap();
+    store.set_reference(record("debian", b"x")).unwrap();
+    store.set_reference(record("alpine", b"y")).unwrap();
+    assert_eq!(store.references().unwrap().len(), 2);
+    for name in ["debian", "alpine"] {
+        assert!(store.remove_reference(&name.parse().unwrap()).unwrap());
+    }
+    let read = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).unwrap();
+    assert_eq!(read(&fs::read(home.path().join("index.json")).unwrap()), read(text.as_bytes()));
+    assert_eq!(store.sweep(&store.alone().unwrap(), |_| false).unwrap(), 4);
+    assert!(!store.has(&lost, 4).unwrap());
+    for kept in [layer, newer, manifest, index] {
+        assert!(store.blob_path(&kept).exists(), "{kept}");
+    }
+}
+
+#[test]
 fn references_set_at_once_are_all_there() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
@@ -173,6 +242,42 @@ fn references_set_at_once_are_all_there() {
         }
     });
     assert_eq!(store.references().unwrap().len(), 16);
+}
+
+/// How much processor time this thread has used, in hundredths of a second.
+fn processor_time() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let fields: Vec<&str> = text.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn waiting_takes_no_processor_and_is_cancelled() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).unwrap();
+    let writer = begin(&store, b"hello").unwrap().unwrap();
+    let (shared, alone) =
+        (store.use_blobs().unwrap(), store.locked("lock", FlockOperation::NonBlockingLockShared));
+    let (sender, ended) = std::sync::mpsc::channel();
+    let cancel = Cancel::default();
+    let wait = |work: fn(&Store) -> Result<(), ContentError>| {
+        let (store, sender) = (store.clone().with_cancel(cancel.clone()), sender.clone());
+        // Not scoped: what is never cancelled must not keep the test.
+        thread::spawn(move || sender.send((work(&store), processor_time())));
+    };
+    wait(|store| store.put(&Digest::of(b"hello"), b"hello", "it"));
+    wait(|store| store.alone().and_then(|alone| store.sweep(&alone, |_| true)).map(drop));
+    wait(|store| store.set_reference(record("debian", b"x")));
+    assert!(ended.recv_timeout(Duration::from_millis(500)).is_err(), "all of them wait");
+    cancel.cancel();
+    for _ in 0..3 {
+        let (result, used) = ended.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(matches!(result, Err(ContentError::Cancelled)), "{result:?}");
+        assert!(used < 15, "{used} hundredths of a second");
+    }
+    drop((writer, shared, alone));
+    // Nobody else is in the way any more: what is cancelled and needs not wait, is done.
+    store.with_cancel(cancel).put(&Digest::of(b"hello"), b"hello", "it").unwrap();
 }
 
 #[test]

@@ -57,14 +57,15 @@ impl Session<'_> {
         wanted: &Wanted<'_>,
         reporter: &Reporter,
     ) -> Result<(), TransferError> {
-        let (mut failures, mut is_pieced) = (0, writer.is_resumed());
+        let (mut failures, mut is_pieced, mut is_replaced) = (0, writer.is_resumed(), false);
         loop {
             let before = writer.length();
             if before < writer.size() {
                 match self.append(&mut writer, wanted, reporter) {
                     Err(TransferError::Client(error)) => {
+                        // No progress makes good that all was sent anew: a registry could do so without end.
                         if writer.length() >= before + PROGRESS {
-                            failures = 0;
+                            failures = writer.restarts();
                         }
                         is_pieced |= writer.length() > 0;
                         self.recover(error, &mut failures)?;
@@ -74,9 +75,9 @@ impl Session<'_> {
                 }
             }
             // The pieces may be of different contents, or lost their pages with the power: once more as a whole.
-            if is_pieced && !writer.is_right() {
+            if is_pieced && !is_replaced && !writer.is_right() {
                 writer.restart()?;
-                is_pieced = false;
+                (is_pieced, is_replaced) = (false, true);
                 continue;
             }
             return Ok(writer.finish()?);

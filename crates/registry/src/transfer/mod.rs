@@ -30,7 +30,11 @@ pub enum TransferError {
 
 impl TransferError {
     pub fn is_cancelled(&self) -> bool {
-        matches!(self, Self::Client(error) if error.is_cancelled())
+        match self {
+            Self::Client(error) => error.is_cancelled(),
+            Self::Content(error) => matches!(error, ContentError::Cancelled),
+            Self::Manifest(_) | Self::OtherDigest { .. } => false,
+        }
     }
 }
 

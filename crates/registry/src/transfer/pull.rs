@@ -78,6 +78,7 @@ impl Client {
         progress: &mut dyn Progress,
     ) -> Result<Pulled, PullError> {
         let pulled = parallel::reported(progress, |reporter| {
+            let store = &store.clone().with_cancel(self.options.cancel.clone());
             // Until the reference leads to them, nothing else keeps the blobs.
             let _in_use = store.use_blobs()?;
             Pull { client: self, store, reference, reporter }.run()

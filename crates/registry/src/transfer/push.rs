@@ -32,6 +32,7 @@ impl Client {
         progress: &mut dyn Progress,
     ) -> Result<Digest, PushError> {
         let pushed = parallel::reported(progress, |reporter| {
+            let store = &store.clone().with_cancel(self.options.cancel.clone());
             let _in_use = store.use_blobs()?;
             Push { client: self, store, to, reporter }.run(image)
         });

@@ -1,14 +1,15 @@
 //! One thread's conversation with one registry: authorization, second attempts, and what errors mean.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use crate::auth::{AuthError, Refused, Scope};
+use crate::auth::{AuthError, Refused, Scope, Tokens};
 use crate::cancel::Cancel;
-use crate::client::{Client, ClientError, retry_after};
+use crate::client::{Client, ClientError, LoginCheck, retry_after};
 use crate::credentials::{Credentials, CredentialsError};
 use crate::http::{Call, HttpError, Link, Origin, Response, Url, UrlError};
 use crate::reference::{Reference, server};
@@ -25,6 +26,7 @@ pub struct Session<'a> {
     registry: String,
     repository: String,
     scope: Scope,
+    tokens: Arc<Tokens>,
     /// Looked up when the registry asks for them.
     credentials: Option<Option<Credentials>>,
     credentials_error: Option<CredentialsError>,
@@ -88,6 +90,7 @@ impl<'a> Session<'a> {
             registry: registry.to_owned(),
             repository: String::new(),
             scope: Scope { origin, scope },
+            tokens: client.tokens.clone(),
             credentials: None,
             credentials_error: None,
             reporter: None,
@@ -100,8 +103,9 @@ impl<'a> Session<'a> {
         self
     }
 
-    /// Uses these instead of what is kept for the registry.
+    /// Uses these instead of what is kept for the registry, and no token that others led to.
     pub fn use_credentials(&mut self, credentials: Credentials) {
+        self.tokens = Arc::default();
         self.credentials = Some(Some(credentials));
     }
 
@@ -112,10 +116,14 @@ impl<'a> Session<'a> {
     }
 
     /// Asks whether this is a registry that accepts the credentials.
-    pub fn check(&mut self) -> Result<(), ClientError> {
+    pub fn check(&mut self) -> Result<LoginCheck, ClientError> {
         let url = Url { origin: self.scope.origin.clone(), target: "/v2/".to_owned() };
         let fetched = self.fetch(&Call::get(url), MAX_ERROR)?;
-        if fetched.status.is_success() { Ok(()) } else { Err(self.refusal(&fetched, "its version")) }
+        if !fetched.status.is_success() {
+            return Err(self.refusal(&fetched, "its version"));
+        }
+        let is_asked = self.tokens.of(&self.scope).is_some();
+        Ok(if is_asked { LoginCheck::Accepted } else { LoginCheck::NotAsked })
     }
 
     /// Sends a request and reads the answer, again if it was cut.
@@ -137,7 +145,7 @@ impl<'a> Session<'a> {
     pub fn send(&mut self, call: &Call) -> Result<Response, ClientError> {
         let (mut failures, mut is_answered) = (0, false);
         loop {
-            let used = self.client.tokens.of(&self.scope).filter(|_| call.url.origin == self.scope.origin);
+            let used = self.tokens.of(&self.scope).filter(|_| call.url.origin == self.scope.origin);
             let mut authorized = call.clone();
             authorized.headers.extend(used.clone().map(|value| (AUTHORIZATION, value)));
             let response = match self.link.send(&authorized) {
@@ -179,7 +187,7 @@ impl<'a> Session<'a> {
         }
         let credentials = self.credentials.as_ref().and_then(Option::as_ref);
         let refused = Refused { headers, used };
-        match self.client.tokens.answer(&mut self.link, &self.scope, refused, credentials) {
+        match self.tokens.answer(&mut self.link, &self.scope, refused, credentials) {
             Err(AuthError::Rejected(_)) => Err(self.no_login()),
             answer => Ok(answer?),
         }

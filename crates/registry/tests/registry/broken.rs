@@ -100,6 +100,47 @@ fn a_part_that_was_not_asked_for_is_refused_and_wrong_parts_are_replaced_as_a_wh
     assert_eq!(blobs, [0, CUT, 0]);
 }
 
+/// What is said of a registry that answers for the large layer as `answer` wants with how often it was asked, and where
+/// each request began. It gives up before the test does.
+fn refusal_of(
+    answer: impl Fn(&Asked, &Image, usize) -> Reply + Send + Sync + 'static,
+) -> (String, Vec<usize>) {
+    let image = image();
+    let (hosted, count) = (image.clone(), AtomicUsize::new(0));
+    let server = Server::hosting(&image, move |asked| {
+        let number = is_large(asked, &hosted).then(|| count.fetch_add(1, Ordering::SeqCst))?;
+        (number < 30).then(|| answer(asked, &hosted, number))
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_in(folder.path());
+    let error = refused(&client(), &store, &server.reference());
+    assert!(!store.has(&Digest::of(&image.layers[1]), SIZE as u64).unwrap());
+    (error, server.asked().iter().filter(|asked| is_large(asked, &image)).map(Asked::from).collect())
+}
+
+#[test]
+fn c5_wrong_parts_are_replaced_once() {
+    let (error, blobs) = refusal_of(|asked, image, _| {
+        let mut other = image.layers[1].clone();
+        other[SIZE - 1] ^= 1;
+        cut_at(&other, asked, if asked.from() == 0 { CUT } else { SIZE })
+    });
+    assert!(error.contains("wrong content"), "{error}");
+    assert_eq!(blobs, [0, CUT, 0, CUT]);
+}
+
+#[test]
+fn c5_a_blob_is_not_sent_anew_without_end() {
+    let (error, blobs) = refusal_of(|asked, image, number| {
+        let whole = Asked::default();
+        let from = if number % 2 == 0 { &whole } else { asked };
+        cut_at(&image.layers[1], from, from.from() + CUT)
+    });
+    assert!(error.contains("was cut"), "{error}");
+    // The first time, and as often anew as something is tried again.
+    assert_eq!(blobs, [0, CUT, 2 * CUT, CUT, 2 * CUT, CUT, 2 * CUT, CUT, 2 * CUT]);
+}
+
 #[test]
 fn a_killed_pull_is_continued_by_the_next() {
     let image = image();

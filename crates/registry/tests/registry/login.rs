@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use bathy_registry::{Client, Credentials, Keychain, Logins, Options, Secret};
+use bathy_registry::{Client, Credentials, Keychain, LoginCheck, Logins, Options, Secret};
 
 use crate::daemon::Daemon;
 use crate::image::{Image, layer};
+use crate::server::{Server, reply};
 use crate::tls::Certificates;
 use crate::{chain, example, options, pull, refused, run, store_in};
 
@@ -64,7 +65,7 @@ fn a_login_is_wanted_checked_and_used() {
     assert!(wrong.to_string().contains("does not accept the login"), "{wrong}");
     assert!(!format!("{} {wrong:?}", chain(&wrong)).contains("hunter2"));
     let checking = with(&certificates, Keychain::empty());
-    checking.check_login(&daemon.address, &password("secret")).unwrap();
+    assert_eq!(checking.check_login(&daemon.address, &password("secret")).unwrap(), LoginCheck::Accepted);
     let logins = Logins::at(daemon.folder.path().join("config/registries.json"));
     logins.set(&daemon.address, &password("hunter2")).unwrap();
     let keychain = Keychain::new(Some(logins.clone()), None);
@@ -113,4 +114,20 @@ fn the_logins_of_docker_are_used() {
     assert!(!is_pulled && errors.contains("Login"), "{errors}");
     let (is_pulled, errors) = try_with(config, &certificates.key);
     assert!(!is_pulled && errors.contains("NoRoots"), "{errors}");
+}
+
+#[test]
+fn each_login_is_checked_for_itself() {
+    // `user:secret`.
+    let server = Server::start(|asked| match asked.header("authorization") {
+        Some("Basic dXNlcjpzZWNyZXQ=") => reply("200 OK", &[], b"{}"),
+        _ => reply("401 Unauthorized", &[("WWW-Authenticate", "Basic realm=\"x\"")], b"{}"),
+    });
+    let (client, address) = (Client::new(options(), Keychain::empty()), server.address.to_string());
+    assert_eq!(client.check_login(&address, &password("secret")).unwrap(), LoginCheck::Accepted);
+    let error = client.check_login(&address, &password("hunter2")).unwrap_err();
+    assert!(error.to_string().contains("does not accept the login"), "{error}");
+    let open = Server::start(|_| reply("200 OK", &[], b"{}"));
+    let checked = client.check_login(&open.address.to_string(), &password("hunter2"));
+    assert_eq!(checked.unwrap(), LoginCheck::NotAsked);
 }

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
-use bathy_registry::{Client, Credentials, Event, Keychain, Logins, Secret};
+use bathy_registry::{Client, Credentials, Event, Keychain, LoginCheck, Logins, Secret};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 
@@ -167,7 +167,10 @@ fn a_login_becomes_a_token() {
     assert!(error.contains("does not accept the login") && !error.contains("hunter2"), "{error}");
     let checked = crate::client().check_login(&daemon.address, &password("hunter2"));
     assert!(checked.is_err());
-    crate::client().check_login(&daemon.address, &password("secret")).unwrap();
+    assert_eq!(
+        crate::client().check_login(&daemon.address, &password("secret")).unwrap(),
+        LoginCheck::Accepted
+    );
     let client = client_of(&daemon, &password("secret"));
     let pulled = pull(&client, &store, &reference).unwrap();
     let before = server.asked().len();

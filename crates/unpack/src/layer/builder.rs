@@ -2,7 +2,9 @@
 //!
 //! Symbolic links are never followed. What is below a name that this layer made a file or a symbolic link is refused;
 //! what is below one that a lower layer made so replaces it by a directory, as overlayfs does with unpacked layers.
-//! A whiteout hides what lower layers have, never what its own layer has, wherever in the archive it is.
+//! A whiteout hides what lower layers have, never what its own layer has, wherever in the archive it is. It hides names:
+//! a hard link to a file that it hides gives that file another name, whichever of the two comes first. By OCI's text the
+//! order means nothing; containerd, which unpacks in order, accepts such a link before the whiteout.
 
 use std::collections::HashMap;
 
@@ -38,7 +40,7 @@ pub(super) struct Builder<'a> {
 /// What a path leads to.
 enum Found {
     Entry(u32),
-    /// There is no such name in this layer. Lower layers may have it.
+    /// There is no such name in this layer, or a whiteout. Lower layers may have it.
     Below,
     Missing,
 }
@@ -205,7 +207,8 @@ impl<'a> Builder<'a> {
             Found::Entry(found) => match self.entries.get(found as usize) {
                 Some(entry @ (Entry::Inode(_) | Entry::Link(_))) => Ok(entry.clone()),
                 Some(Entry::Directory { .. }) => Err(Refusal::LinkToDirectory(printable(target))),
-                Some(Entry::Whiteout) | None => Err(Refusal::LinkToMissing(printable(target))),
+                Some(Entry::Whiteout) => Ok(Entry::Link(path.join(&b'/').into())),
+                None => Err(Refusal::LinkToMissing(printable(target))),
             },
             Found::Below => Ok(Entry::Link(path.join(&b'/').into())),
             Found::Missing => Err(Refusal::LinkToMissing(printable(target))),
@@ -214,15 +217,14 @@ impl<'a> Builder<'a> {
 
     fn find(&self, path: &[&[u8]]) -> Found {
         let mut at = 0;
-        let mut hidden = false;
         for name in path {
             match self.entries.get(at as usize) {
-                Some(Entry::Directory { opaque, .. }) => hidden |= opaque,
+                Some(Entry::Directory { .. }) => {}
+                Some(Entry::Whiteout) => return Found::Below,
                 _ => return Found::Missing,
             }
             match self.names.get(key(at, name).as_slice()) {
                 Some(found) => at = *found,
-                None if hidden => return Found::Missing,
                 None => return Found::Below,
             }
         }

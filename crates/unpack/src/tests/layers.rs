@@ -132,6 +132,23 @@ fn hard_links_lead_to_lower_layers() {
 }
 
 #[test]
+fn hard_links_lead_to_lower_layers_whether_whiteouts_come_before_or_after() {
+    let lower = Archive::new().file("d/a", "data");
+    for whiteout in ["d/.wh..wh..opq", ".wh..wh..opq", "d/.wh.a", ".wh.d"] {
+        for upper in [
+            Archive::new().link("b", "d/a").file(whiteout, ""),
+            Archive::new().file(whiteout, "").link("b", "d/a"),
+        ] {
+            let found = image(&[&lower, &upper]);
+            assert!(!found.contains_key("d/a"), "{whiteout}");
+            assert_eq!((found["b"].data.as_slice(), found["b"].links), (b"data".as_slice(), 1), "{whiteout}");
+            // Without the lower layer there is nothing that it could lead to.
+            assert!(disk_of(&[unpack(&upper, Layout::Tar).unwrap()]).is_err(), "{whiteout}");
+        }
+    }
+}
+
+#[test]
 fn hard_links_to_what_no_layer_has_are_refused() {
     let lower = Archive::new().file("d/a", "data").symlink("s", "d");
     for target in ["missing", "d", "s/a", "d/a/x"] {
