@@ -236,6 +236,22 @@ fn links_inside_the_sandbox_are_the_sandboxs_own() {
 }
 
 #[test]
+fn c4_a_planted_link_does_not_take_the_hosts_files_into_the_sandbox() {
+    let home = Home::new();
+    home.started("box", &[]);
+    let project = home.path().join("project");
+    fs::create_dir_all(project.join("code")).unwrap();
+    fs::write(home.path().join("secret"), "of the host").unwrap();
+    symlink("../secret", project.join("planted")).unwrap();
+    symlink("..", project.join("folder")).unwrap();
+    let [code, planted, folder] = ["code", "planted", "folder"].map(|name| project.join(name));
+    home.ok(&["cp", text(&code), text(&planted), text(&folder), "box:/home/user/"]);
+    assert_eq!(home.sh("box", "readlink planted folder"), "../secret\n..\n");
+    home.ok(&["cp", "-L", text(&planted), "box:/home/user/wanted"]);
+    assert_eq!(home.sh("box", "cat wanted"), "of the host");
+}
+
+#[test]
 fn what_cannot_be_copied_is_named() {
     let home = Home::new();
     home.started("box", &[]);

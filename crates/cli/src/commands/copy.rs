@@ -21,6 +21,10 @@ pub struct Args {
     /// Print nothing, and show no progress.
     #[arg(short, long)]
     quiet: bool,
+    /// Follow a symbolic link of this machine that is itself a source. Otherwise it is copied as a link, unless its path ends
+    /// in a slash. Links in a folder are always copied as links.
+    #[arg(short = 'L', long)]
+    follow_link: bool,
     /// Maximum number of bytes to copy out of a sandbox.
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     limit: Size,
@@ -82,6 +86,7 @@ fn copy_one(
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
+        follow_link: args.follow_link,
         limits: UnpackLimits { bytes: args.limit.0, ..UnpackLimits::default() },
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
