@@ -252,6 +252,21 @@ fn c4_a_planted_link_does_not_take_the_hosts_files_into_the_sandbox() {
 }
 
 #[test]
+fn c4_the_limit_is_one_of_all_sources_together() {
+    let home = Home::new();
+    home.started("box", &[]);
+    home.sh("box", "for name in a b c; do head -c 400000 /dev/zero > $name; done");
+    let here = home.path().join("here");
+    fs::create_dir(&here).unwrap();
+    let sources = ["box:a", "box:b", "box:c"];
+    let copy = |limit| [&["cp", "--limit", limit][..], &sources, &[text(&here)]].concat();
+    let refused = home.fails(&copy("1M"), 125);
+    assert!(refused.contains("--limit"), "{refused}");
+    assert!(!here.join("c").exists());
+    home.ok(&copy("2M"));
+}
+
+#[test]
 fn what_cannot_be_copied_is_named() {
     let home = Home::new();
     home.started("box", &[]);

@@ -25,7 +25,7 @@ pub struct Args {
     /// in a slash. Links in a folder are always copied as links.
     #[arg(short = 'L', long)]
     follow_link: bool,
-    /// Maximum number of bytes to copy out of a sandbox.
+    /// Maximum number of bytes to copy out of a sandbox, of all sources together.
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     limit: Size,
     /// The user in the sandbox who reads or writes the files.
@@ -49,10 +49,14 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     // An interrupted copy cleans up.
     let stop = sys::stop_signals()?;
     let mut summaries = Vec::new();
+    let mut left = args.limit.0;
     for copy in &copies {
         let started = Instant::now();
-        let copied = copy_one(&mut manager, args, copy, stop.as_fd());
+        let copied = copy_one(&mut manager, (args, left), copy, stop.as_fd());
         output::warnings(&mut manager);
+        if let Ok(summary) = &copied {
+            left = left.saturating_sub(summary.bytes);
+        }
         match copied {
             Ok(summary) if args.json => summaries.push(document(&summary)),
             Ok(summary) if args.quiet => drop(summary),
@@ -79,7 +83,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
 
 fn copy_one(
     manager: &mut Manager,
-    args: &Args,
+    (args, left): (&Args, u64),
     copy: &Copy,
     interrupt: BorrowedFd<'_>,
 ) -> Result<Summary, Box<dyn Error>> {
@@ -87,7 +91,7 @@ fn copy_one(
     let options = CopyOptions {
         user: args.user.clone(),
         follow_link: args.follow_link,
-        limits: UnpackLimits { bytes: args.limit.0, ..UnpackLimits::default() },
+        limits: UnpackLimits { bytes: left, ..UnpackLimits::default() },
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
     };
