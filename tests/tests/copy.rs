@@ -236,6 +236,37 @@ fn links_inside_the_sandbox_are_the_sandboxs_own() {
 }
 
 #[test]
+fn c4_a_planted_link_does_not_take_the_hosts_files_into_the_sandbox() {
+    let home = Home::new();
+    home.started("box", &[]);
+    let project = home.path().join("project");
+    fs::create_dir_all(project.join("code")).unwrap();
+    fs::write(home.path().join("secret"), "of the host").unwrap();
+    symlink("../secret", project.join("planted")).unwrap();
+    symlink("..", project.join("folder")).unwrap();
+    let [code, planted, folder] = ["code", "planted", "folder"].map(|name| project.join(name));
+    home.ok(&["cp", text(&code), text(&planted), text(&folder), "box:/home/user/"]);
+    assert_eq!(home.sh("box", "readlink planted folder"), "../secret\n..\n");
+    home.ok(&["cp", "-L", text(&planted), "box:/home/user/wanted"]);
+    assert_eq!(home.sh("box", "cat wanted"), "of the host");
+}
+
+#[test]
+fn c4_the_limit_is_one_of_all_sources_together() {
+    let home = Home::new();
+    home.started("box", &[]);
+    home.sh("box", "for name in a b c; do head -c 400000 /dev/zero > $name; done");
+    let here = home.path().join("here");
+    fs::create_dir(&here).unwrap();
+    let sources = ["box:a", "box:b", "box:c"];
+    let copy = |limit| [&["cp", "--limit", limit][..], &sources, &[text(&here)]].concat();
+    let refused = home.fails(&copy("1M"), 125);
+    assert!(refused.contains("--limit"), "{refused}");
+    assert!(!here.join("c").exists());
+    home.ok(&copy("2M"));
+}
+
+#[test]
 fn what_cannot_be_copied_is_named() {
     let home = Home::new();
     home.started("box", &[]);

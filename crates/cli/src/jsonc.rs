@@ -62,8 +62,22 @@ impl Document {
     }
 
     /// The value of `name` in the object `section`.
-    pub fn get(&self, section: &str, name: &str) -> Option<&Value> {
-        self.value.get(section)?.get(name)
+    ///
+    /// # Errors
+    /// When one of the keys occurs twice, or a key of the value does.
+    pub fn get(&self, section: &str, name: &str) -> Result<Option<&Value>, JsoncError> {
+        let Some(found) = self.value.get(section).and_then(|servers| servers.get(name)) else {
+            return Ok(None);
+        };
+        let member =
+            |object: Option<CstObject>, key: &str| object.map(|object| only(&object, key)).transpose();
+        let root = tree(&self.text, self.comments)?;
+        let servers = member(root.object_value(), section)?.flatten().and_then(|found| found.object_value());
+        let entry = member(servers, name)?.flatten().and_then(|found| found.object_value());
+        if let (Some(entry), Value::Object(keys)) = (entry, found) {
+            keys.keys().try_for_each(|key| only(&entry, key).map(drop))?;
+        }
+        Ok(Some(found))
     }
 
     /// The text with `name` in the object `section` set to `entry`. Missing ones are created.
@@ -213,7 +227,10 @@ mod tests {
             "{\"ser\\u0076ers\": {}}",
         ] {
             let changed = set(text).unwrap();
-            assert!(Document::parse(&changed, true).unwrap().get("servers", "b").is_some(), "{changed}");
+            assert!(
+                Document::parse(&changed, true).unwrap().get("servers", "b").unwrap().is_some(),
+                "{changed}"
+            );
         }
         assert!(!set("{\r\n    \"a\": 1\r\n}\r\n").unwrap().replace("\r\n", "").contains('\n'));
     }

@@ -49,6 +49,9 @@ pub enum StoreError {
         "There is a sandbox `{name}` already. Take another name, or remove that one with `bathy rm {name}`"
     )]
     NameTaken { name: String },
+    /// The name is how another sandbox's id begins, and would stand for another sandbox than before.
+    #[error("The id of the sandbox {id} begins with `{name}`, which stands for that one. Take another name")]
+    NameOfId { name: String, id: String },
     /// The operator's limit on sandboxes is reached.
     #[error("There are {count} sandboxes already, which is as many as there may be")]
     TooMany { count: u32 },
@@ -228,6 +231,9 @@ impl Store {
         }
         let values = (&new.id, &new.name, spec, record::signed(new.created_ns), State::Created.as_str());
         let row = "INSERT INTO sandboxes (id, name, spec, created_ns, state) VALUES (?, ?, ?, ?, ?)";
+        if let Some(name) = &new.name {
+            change.no_id_begins_with(name, &new.id)?;
+        }
         change.run(row, values)?;
         Change::Engine(new.engine.clone()).write(&new.id, &change)?;
         change.finish()
@@ -264,16 +270,15 @@ impl Store {
         self.one("name", name)
     }
 
-    /// Finds a sandbox by its name, its id or the beginning of its id.
+    /// Finds a sandbox by its name, its id or the beginning of its id. A name wins over the beginning of an id: a
+    /// sandbox made later can have an id that begins with an older one's name.
     pub fn find(&self, wanted: &str) -> Result<Record, StoreError> {
         if let Some(found) = self.by_name(wanted)? {
             return Ok(found);
         }
         if name::is_prefix(wanted) {
-            // '{' follows 'z': the range covers every id that begins with `wanted`.
-            let past = format!("{wanted}{{");
             let query = format!("SELECT {COLUMNS} FROM sandboxes WHERE id >= ? AND id < ? ORDER BY id");
-            let mut found = self.records(&query, [wanted, &past])?;
+            let mut found = self.records(&query, [wanted, &past(wanted)])?;
             if found.len() > 1 {
                 return Err(
                     name::ambiguous(wanted, found.into_iter().map(|record| record.id).collect()).into()
@@ -458,6 +463,18 @@ impl Changing<'_> {
         if count >= most { Err(StoreError::TooMany { count }) } else { Ok(()) }
     }
 
+    /// Fails if `name` stands for a sandbox other than `except`, as the beginning of its id.
+    fn no_id_begins_with(&self, name: &str, except: &str) -> Result<(), StoreError> {
+        if !name::is_prefix(name) {
+            return Ok(());
+        }
+        let begun = "SELECT id FROM sandboxes WHERE id >= ?1 AND id < ?2 AND id != ?3 LIMIT 1";
+        match self.text(begun, (name, past(name), except))? {
+            Some(id) => Err(StoreError::NameOfId { name: name.to_owned(), id }),
+            None => Ok(()),
+        }
+    }
+
     fn text(&self, query: &str, values: impl Params) -> Result<Option<String>, StoreError> {
         let ask = || self.transaction.prepare_cached(query)?.query_row(values, |row| row.get(0)).optional();
         ask().map_err(|error| failure(self.path, error))
@@ -467,6 +484,11 @@ impl Changing<'_> {
         let Self { transaction, path } = self;
         transaction.commit().map_err(|error| failure(path, error))
     }
+}
+
+/// The first text after all ids that begin with `prefix`: '{' follows 'z'.
+fn past(prefix: &str) -> String {
+    format!("{prefix}{{")
 }
 
 /// Creates an empty file that only its owner can read, which is a valid empty database. SQLite gives its log

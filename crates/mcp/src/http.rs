@@ -26,6 +26,7 @@ use self::connections::Connections;
 use self::sessions::Sessions;
 use crate::token::Token;
 
+mod body;
 mod connections;
 mod sessions;
 
@@ -33,6 +34,8 @@ mod sessions;
 pub const PATH: &str = "/mcp";
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 << 20;
+/// The most values in a request body. A value takes up to a hundred times its text in memory; a tool needs a few.
+const MAX_VALUES: usize = 64 * 1024;
 /// The most connections at the same time. One that has not shown the token is evicted for a new one.
 const MAX_CONNECTIONS: usize = 256;
 /// How long a connection may take to show the token.
@@ -222,6 +225,12 @@ impl<H: ServerHandler + Clone> Endpoint<H> {
         // Also before: a client that does not wait for its answer leaves a session behind.
         self.sessions.trim().await;
         let is_end = request.method() == Method::DELETE;
+        let (parts, content) = request.into_parts();
+        let content = match body::read(content).await {
+            Ok(content) => content,
+            Err(refusal) => return answer(refusal.status(), refusal.text()),
+        };
+        let request = Request::from_parts(parts, Full::new(content));
         let response = self.service.handle(request).await;
         // Clients take "accepted" for a failure to end the session.
         if is_end && response.status() == StatusCode::ACCEPTED {

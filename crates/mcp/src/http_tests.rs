@@ -139,18 +139,33 @@ fn refusals_come_before_the_token_and_other_paths_are_none() {
 
 #[test]
 fn a_request_that_is_too_large_is_refused() {
-    let bearer = format!("Bearer {SECRET}");
+    assert_eq!(status_of_body(vec![b' '; MAX_BODY + 1]), 413);
+}
+
+#[test]
+fn c3_a_request_of_many_small_values_is_refused_before_it_is_parsed() {
+    let call = |arguments: &str| {
+        let text = format!(
+            r#"{{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {{"name": "x", "arguments": {arguments}}}}}"#
+        );
+        status_of_body(text.into_bytes())
+    };
+    assert_eq!(call(&format!("{{\"a\": [{}0]}}", "0,".repeat(6 << 20))), 413);
+    assert_ne!(call(&format!("{{\"a\": \"{}\"}}", "0,".repeat(6 << 20))), 413);
+}
+
+fn status_of_body(body: Vec<u8>) -> u16 {
     let request = Request::builder()
         .method(Method::POST)
         .uri("/mcp")
         .header("host", "localhost")
-        .header("authorization", bearer)
+        .header("authorization", format!("Bearer {SECRET}"))
         .header("content-type", "application/json")
         .header("accept", "application/json, text/event-stream")
-        .body(Full::new(Bytes::from(vec![b' '; MAX_BODY + 1])))
+        .body(Full::new(Bytes::from(body)))
         .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    assert_eq!(runtime.block_on(endpoint().answer(request, || ())).status().as_u16(), 413);
+    runtime.block_on(endpoint().answer(request, || ())).status().as_u16()
 }
 
 #[test]

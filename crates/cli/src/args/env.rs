@@ -11,8 +11,8 @@ pub struct EnvArgs {
     /// Set an environment variable, or pass on the caller's variable of this name. Can be repeated.
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = variable)]
     env: Vec<(String, Vec<u8>)>,
-    /// Read environment variables from this file, one per line in the form of --env, which takes precedence. Lines that begin
-    /// with # are comments. Can be repeated.
+    /// Read environment variables from this file, one NAME=VALUE per line; --env takes precedence. Lines that begin with # are
+    /// comments. Can be repeated.
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
 }
@@ -35,8 +35,19 @@ fn read(path: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
     let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim_start()));
     lines
         .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-        .map(|(number, line)| variable(line).map_err(|why| failed(format!("line {number}: {why}"))))
+        .map(|(number, line)| given(line).map_err(|why| failed(format!("line {number}: {why}"))))
         .collect()
+}
+
+/// Reads `NAME=VALUE`. A file often comes with a project, which may not choose what of the caller's environment it gets.
+fn given(line: &str) -> Result<(String, Vec<u8>), String> {
+    if line.contains('=') {
+        return variable(line);
+    }
+    let name = line.trim_end();
+    Err(format!(
+        "{name:?} has no value. Write NAME=value in the file, or pass the caller's variable on with --env NAME on the command line"
+    ))
 }
 
 /// Reads `NAME=VALUE`, or `NAME` for the caller's own variable.
@@ -95,12 +106,22 @@ mod tests {
     #[test]
     fn a_file_has_lines_of_variables_and_options_win() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        write!(file, "# of the project\n\nA=file\n  B=two words \nPATH\n").unwrap();
+        write!(file, "# of the project\n\nA=file\n  B=two words \n").unwrap();
         let path = file.path().to_str().unwrap();
         let all = variables(&["--env-file", path, "-e", "A=option"]).unwrap();
         assert_eq!((all["A"].as_slice(), all["B"].as_slice()), (&b"option"[..], &b"two words "[..]));
-        assert_eq!(all["PATH"], env::var_os("PATH").unwrap().into_vec());
-        assert_eq!(all.len(), 3);
+        assert_eq!(all.len(), 2);
+    }
+
+    #[test]
+    fn a_file_does_not_take_the_callers_variables() {
+        for name in ["PATH", "PATH ", "BATHY_NO_SUCH_VARIABLE"] {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            write!(file, "A=1\n{name}\n").unwrap();
+            let error = variables(&["--env-file", file.path().to_str().unwrap()]).unwrap_err();
+            assert!(error.contains("line 2") && error.contains(name.trim_end()), "{error}");
+            assert!(error.contains("NAME=value in the file") && error.contains("--env NAME"), "{error}");
+        }
     }
 
     #[test]
@@ -108,8 +129,8 @@ mod tests {
         let error = variables(&["--env-file", "/nowhere/.env"]).unwrap_err();
         assert!(error.contains("/nowhere/.env"), "{error}");
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        write!(file, "A=1\nBATHY_NO_SUCH_VARIABLE\n").unwrap();
+        write!(file, "A=1\nexport B=2\n").unwrap();
         let error = variables(&["--env-file", file.path().to_str().unwrap()]).unwrap_err();
-        assert!(error.contains("line 2") && error.contains("is not set here"), "{error}");
+        assert!(error.contains("line 2") && error.contains("not the name"), "{error}");
     }
 }

@@ -21,7 +21,11 @@ pub struct Args {
     /// Print nothing, and show no progress.
     #[arg(short, long)]
     quiet: bool,
-    /// Maximum number of bytes to copy out of a sandbox.
+    /// Follow a symbolic link of this machine that is itself a source. Otherwise it is copied as a link, unless its path ends
+    /// in a slash. Links in a folder are always copied as links.
+    #[arg(short = 'L', long)]
+    follow_link: bool,
+    /// Maximum number of bytes to copy out of a sandbox, of all sources together.
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     limit: Size,
     /// The user in the sandbox who reads or writes the files.
@@ -45,10 +49,14 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     // An interrupted copy cleans up.
     let stop = sys::stop_signals()?;
     let mut summaries = Vec::new();
+    let mut left = args.limit.0;
     for copy in &copies {
         let started = Instant::now();
-        let copied = copy_one(&mut manager, args, copy, stop.as_fd());
+        let copied = copy_one(&mut manager, (args, left), copy, stop.as_fd());
         output::warnings(&mut manager);
+        if let Ok(summary) = &copied {
+            left = left.saturating_sub(summary.bytes);
+        }
         match copied {
             Ok(summary) if args.json => summaries.push(document(&summary)),
             Ok(summary) if args.quiet => drop(summary),
@@ -75,14 +83,15 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
 
 fn copy_one(
     manager: &mut Manager,
-    args: &Args,
+    (args, left): (&Args, u64),
     copy: &Copy,
     interrupt: BorrowedFd<'_>,
 ) -> Result<Summary, Box<dyn Error>> {
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
-        limits: UnpackLimits { bytes: args.limit.0, ..UnpackLimits::default() },
+        follow_link: args.follow_link,
+        limits: UnpackLimits { bytes: left, ..UnpackLimits::default() },
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
     };

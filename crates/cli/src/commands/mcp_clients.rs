@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use toml_edit::{Array, DocumentMut, Item, Table, value};
+use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 
 use crate::jsonc::Document;
 
@@ -103,10 +103,15 @@ pub struct Server {
 /// How a client's file has to change.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Not at all: it has the server already.
-    Same,
-    /// It has another server of this name, described here.
-    Other(String),
+    /// Not at all: it has the server already, with these settings besides.
+    Same(Vec<String>),
+    /// It has another server of this name.
+    Other {
+        /// Its entry.
+        entry: String,
+        /// The settings that differ from the server's.
+        differs: Vec<String>,
+    },
     /// It gets this text.
     Write(String),
 }
@@ -168,69 +173,40 @@ impl Client {
 
     /// The text of a file with this server only.
     pub fn example(self, server: &Server) -> Result<String, String> {
-        match self.change("", server, false)? {
+        match self.change("", server, Scope::User, false)? {
             Change::Write(text) => Ok(text),
-            Change::Same | Change::Other(_) => Ok(String::new()),
+            Change::Same(_) | Change::Other { .. } => Ok(String::new()),
         }
     }
 
-    /// How a file with this text has to change.
-    pub fn change(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
-        if self == Self::Codex {
-            self.change_toml(text, server, force)
+    /// How a file with this text has to change. `force` replaces another server.
+    pub fn change(self, text: &str, server: &Server, scope: Scope, force: bool) -> Result<Change, String> {
+        let found = |old: &Value, entry: &dyn Fn() -> String| match compare(&self.entry(server), old, scope) {
+            Ok(others) => Change::Same(others),
+            Err(differs) => Change::Other { entry: entry(), differs },
+        };
+        let changed = if self == Self::Codex {
+            let mut document = parse_toml(text)?;
+            let servers = toml_servers(&mut document, self.section())?;
+            if let Some(old) = servers.get(&server.name).filter(|_| !force) {
+                return Ok(found(&toml_entry(old), &|| old.to_string().trim().to_owned()));
+            }
+            let mut table = Table::new();
+            table.insert("command", value(&server.command));
+            table.insert("args", value(server.args.iter().collect::<Array>()));
+            servers.insert(&server.name, Item::Table(table));
+            document.to_string()
         } else {
-            self.change_json(text, server, force)
-        }
-    }
-
-    fn change_json(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
-        let document = Document::parse(text, self.comments()).map_err(|error| error.to_string())?;
-        let entry = self.entry(server);
-        if let Some(old) = document.get(self.section(), &server.name) {
-            // Other settings of the user do not change which program runs.
-            let args = old.get("args").cloned().unwrap_or_else(|| json!([]));
-            if old.get("command") == Some(&json!(server.command)) && args == json!(server.args) {
-                return Ok(Change::Same);
+            let document = Document::parse(text, self.comments()).map_err(|error| error.to_string())?;
+            let old = if force { Ok(None) } else { document.get(self.section(), &server.name) };
+            if let Some(old) = old.map_err(|error| error.to_string())? {
+                return Ok(found(old, &|| old.to_string()));
             }
-            if !force {
-                return Ok(Change::Other(old.to_string()));
-            }
-        }
-        document
-            .set(self.section(), &server.name, &entry)
-            .map(Change::Write)
-            .map_err(|error| error.to_string())
-    }
-
-    fn change_toml(self, text: &str, server: &Server, force: bool) -> Result<Change, String> {
-        let mut document: DocumentMut =
-            text.parse().map_err(|error: toml_edit::TomlError| toml_place(text, &error))?;
-        let mut implicit = Table::new();
-        implicit.set_implicit(true);
-        let section = document.entry(self.section()).or_insert(Item::Table(implicit));
-        let kind = section.type_name();
-        let servers = section
-            .as_table_like_mut()
-            .ok_or_else(|| format!("{:?} is not a table but a {kind}", self.section()))?;
-        if let Some(old) = servers.get(&server.name) {
-            let command = old.get("command").and_then(Item::as_str) == Some(&server.command);
-            let args: Vec<&str> = old
-                .get("args")
-                .and_then(Item::as_array)
-                .map(|args| args.iter().filter_map(|arg| arg.as_str()).collect())
-                .unwrap_or_default();
-            if command && args == server.args {
-                return Ok(Change::Same);
-            }
-            if !force {
-                return Ok(Change::Other(old.to_string().trim().to_owned()));
-            }
-        }
-        let mut table = Table::new();
-        table.insert("command", value(&server.command));
-        table.insert("args", value(server.args.iter().collect::<Array>()));
-        servers.insert(&server.name, Item::Table(table));
-        Ok(Change::Write(document.to_string()))
+            let set = document.set(self.section(), &server.name, &self.entry(server));
+            set.map_err(|error| error.to_string())?
+        };
+        // Nothing is written if it was this entry that `force` replaced.
+        Ok(if changed == text { Change::Same(Vec::new()) } else { Change::Write(changed) })
     }
 
     /// What a user has to do to see the server.
@@ -247,6 +223,51 @@ impl Client {
             (Self::Zed, _) => "Zed starts it at once; its agent panel shows it",
         }
     }
+}
+
+/// Compares a file's entry with ours. Returns its other settings if it is the same server, else the settings that differ.
+fn compare(entry: &[(&str, Value)], old: &Value, scope: Scope) -> Result<Vec<String>, Vec<String>> {
+    let is_different = |key: &str, value: &Value| match old.get(key) {
+        Some(found) => found != value,
+        // A user's entry with a command needs no type.
+        None => scope == Scope::Project || key != "type",
+    };
+    let mut differs: Vec<String> = entry
+        .iter()
+        .filter(|(key, value)| is_different(key, value))
+        .map(|(key, _)| (*key).to_owned())
+        .collect();
+    let is_ours = |key: &String| entry.iter().any(|(name, _)| name == key);
+    let keys = old.as_object().into_iter().flat_map(serde_json::Map::keys);
+    let mut others: Vec<String> = keys.filter(|key| !is_ours(key)).cloned().collect();
+    // A project's file is as untrusted as its code: a variable or an address makes another server of the same command.
+    if scope == Scope::Project {
+        differs.append(&mut others);
+    }
+    if differs.is_empty() { Ok(others) } else { Err(differs) }
+}
+
+fn parse_toml(text: &str) -> Result<DocumentMut, String> {
+    text.parse().map_err(|error: toml_edit::TomlError| toml_place(text, &error))
+}
+
+fn toml_servers<'a>(document: &'a mut DocumentMut, section: &str) -> Result<&'a mut dyn TableLike, String> {
+    let mut implicit = Table::new();
+    implicit.set_implicit(true);
+    let found = document.entry(section).or_insert(Item::Table(implicit));
+    let kind = found.type_name();
+    found.as_table_like_mut().ok_or_else(|| format!("{section:?} is not a table but a {kind}"))
+}
+
+/// An entry as JSON. What is neither text nor a list of text is null there, which is no setting of ours.
+fn toml_entry(item: &Item) -> Value {
+    let text = |text: Option<&str>| text.map_or(Value::Null, |text| json!(text));
+    let setting = |item: &Item| match item.as_array() {
+        Some(list) => list.iter().map(|value| text(value.as_str())).collect(),
+        None => text(item.as_str()),
+    };
+    let Some(table) = item.as_table_like() else { return Value::Null };
+    Value::Object(table.iter().map(|(key, item)| (key.to_owned(), setting(item))).collect())
 }
 
 fn toml_place(text: &str, error: &toml_edit::TomlError) -> String {
@@ -319,21 +340,102 @@ mod tests {
     #[test]
     fn every_client_is_told_once_and_knows_it_then() {
         for client in Client::value_variants() {
-            let Ok(Change::Write(text)) = client.change("", &server(), false) else { panic!("{client}") };
+            let Ok(Change::Write(text)) = client.change("", &server(), Scope::User, false) else {
+                panic!("{client}")
+            };
             assert!(text.contains(client.section()) && text.contains("\"/opt/bathy\""), "{text}");
-            assert_eq!(client.change(&text, &server(), false), Ok(Change::Same), "{client}");
+            assert_eq!(
+                client.change(&text, &server(), Scope::User, false),
+                Ok(Change::Same(Vec::new())),
+                "{client}"
+            );
             let moved = Server { command: "/usr/bin/bathy".into(), ..server() };
-            assert!(matches!(client.change(&text, &moved, false), Ok(Change::Other(_))), "{client}");
-            let Ok(Change::Write(text)) = client.change(&text, &moved, true) else { panic!("{client}") };
+            assert!(
+                matches!(client.change(&text, &moved, Scope::User, false), Ok(Change::Other { .. })),
+                "{client}"
+            );
+            let Ok(Change::Write(text)) = client.change(&text, &moved, Scope::User, true) else {
+                panic!("{client}")
+            };
             assert!(text.contains("/usr/bin/bathy") && !text.contains("/opt/bathy"), "{text}");
         }
+    }
+
+    /// What answers for a file: the settings that differ in a project, and those besides in the user's own file.
+    fn judged(client: Client, text: &str) -> [Vec<String>; 2] {
+        let Ok(Change::Other { differs, .. }) = client.change(text, &server(), Scope::Project, false) else {
+            panic!("{client} takes it for the same: {text}")
+        };
+        let Ok(Change::Write(forced)) = client.change(text, &server(), Scope::Project, true) else {
+            panic!("{client}: {text}")
+        };
+        assert!(!forced.contains("evil"), "{forced}");
+        let again = client.change(&forced, &server(), Scope::Project, false);
+        assert_eq!(again, Ok(Change::Same(Vec::new())), "{forced}");
+        match client.change(text, &server(), Scope::User, false).unwrap() {
+            Change::Same(others) => [differs, others],
+            other => [differs, vec![format!("{other:?}")]],
+        }
+    }
+
+    #[test]
+    fn a_projects_entry_with_other_settings_is_another_server() {
+        let json = |settings: &str| {
+            format!(
+                r#"{{"mcpServers": {{"bathysphere": {{"command": "/opt/bathy", "args": ["mcp"]{settings}}}}}}}"#
+            )
+        };
+        for client in [Client::ClaudeCode, Client::Cursor] {
+            for (settings, keys) in [
+                (r#", "type": "stdio", "env": {"LD_PRELOAD": "./evil.so"}"#, &["env"][..]),
+                (
+                    r#", "type": "stdio", "cwd": "evil", "url": "http://evil.example/"}"#
+                        .trim_end_matches('}'),
+                    &["cwd", "url"],
+                ),
+            ] {
+                let [mut differs, mut others] = judged(client, &json(settings));
+                differs.retain(|key| key != "type");
+                others.retain(|key| key != "type");
+                assert_eq!(
+                    (differs, others),
+                    (
+                        keys.iter().map(|key| (*key).to_owned()).collect(),
+                        keys.iter().map(|key| (*key).to_owned()).collect()
+                    ),
+                    "{client}"
+                );
+            }
+        }
+        let [differs, other] =
+            judged(Client::ClaudeCode, &json(r#", "type": "http", "url": "http://evil.example/""#));
+        assert_eq!(differs, ["type", "url"]);
+        assert!(other[0].contains("Other"), "{other:?}");
+        let twice = r#"{"mcpServers": {"bathysphere": {"command": "evil", "command": "/opt/bathy", "args": ["mcp"]}}}"#;
+        let error = Client::Cursor.change(twice, &server(), Scope::Project, false).unwrap_err();
+        assert!(error.contains("occurs twice"), "{error}");
+    }
+
+    #[test]
+    fn a_projects_table_with_other_settings_is_another_server() {
+        let entry = "[mcp_servers.bathysphere]\ncommand = \"/opt/bathy\"\nargs = [\"mcp\"]\n";
+        let env = format!("{entry}[mcp_servers.bathysphere.env]\nLD_PRELOAD = \"./evil.so\"\n");
+        assert_eq!(judged(Client::Codex, &env), [["env"], ["env"]]);
+        let url = format!("{entry}url = \"http://evil.example/\"\n");
+        assert_eq!(judged(Client::Codex, &url), [["url"], ["url"]]);
+        let number = entry.replace("[\"mcp\"]", "[\"mcp\", 7]");
+        let [differs, other] = judged(Client::Codex, &number);
+        assert_eq!(differs, ["args"]);
+        assert!(other[0].contains("Other"), "{other:?}");
     }
 
     #[test]
     fn codex_keeps_comments_and_order() {
         let text =
             "# mine\nmodel = \"x\"  # note\n\n[mcp_servers.other]\ncommand = \"o\" # why\n\n[z]\na = 1\n";
-        let Ok(Change::Write(changed)) = Client::Codex.change(text, &server(), false) else { panic!() };
+        let Ok(Change::Write(changed)) = Client::Codex.change(text, &server(), Scope::User, false) else {
+            panic!()
+        };
         for line in text.lines() {
             assert!(changed.contains(line), "{line} is gone from\n{changed}");
         }
@@ -342,8 +444,14 @@ mod tests {
             "{changed}"
         );
         let inline = "mcp_servers = { other = { command = \"o\" } }\n";
-        let Ok(Change::Write(changed)) = Client::Codex.change(inline, &server(), false) else { panic!() };
-        assert_eq!(Client::Codex.change(&changed, &server(), false), Ok(Change::Same), "{changed}");
+        let Ok(Change::Write(changed)) = Client::Codex.change(inline, &server(), Scope::User, false) else {
+            panic!()
+        };
+        assert_eq!(
+            Client::Codex.change(&changed, &server(), Scope::User, false),
+            Ok(Change::Same(Vec::new())),
+            "{changed}"
+        );
         assert!(changed.contains("other"), "{changed}");
     }
 
@@ -351,15 +459,28 @@ mod tests {
     fn broken_files_are_told_with_their_place() {
         assert!(
             Client::Codex
-                .change("a = 1\nb = = 2\n", &server(), true)
+                .change("a = 1\nb = = 2\n", &server(), Scope::User, true)
                 .unwrap_err()
                 .starts_with("line 2, column 5")
         );
         assert!(
-            Client::Codex.change("mcp_servers = 3\n", &server(), true).unwrap_err().contains("not a table")
+            Client::Codex
+                .change("mcp_servers = 3\n", &server(), Scope::User, true)
+                .unwrap_err()
+                .contains("not a table")
         );
-        assert!(Client::Cursor.change("{\n\"a\" 1}", &server(), true).unwrap_err().starts_with("line 2"));
-        assert!(Client::ClaudeCode.change("{} // x", &server(), true).unwrap_err().contains("comment"));
+        assert!(
+            Client::Cursor
+                .change("{\n\"a\" 1}", &server(), Scope::User, true)
+                .unwrap_err()
+                .starts_with("line 2")
+        );
+        assert!(
+            Client::ClaudeCode
+                .change("{} // x", &server(), Scope::User, true)
+                .unwrap_err()
+                .contains("comment")
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Packs a file or tree of the host into an archive.
 //!
-//! The walk opens each folder relative to its parent and never follows a link, except for the path that was
-//! given.
+//! The walk opens each folder relative to its parent and never follows a link; the path that was given is
+//! followed only on request, because whoever wrote a project chooses what its links lead to.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io;
@@ -46,6 +46,7 @@ pub enum PackError {
 enum Top {
     Folder(OwnedFd, Stat),
     File(OwnedFd, Stat),
+    Link(Vec<u8>),
 }
 
 /// Packs one file or tree.
@@ -62,21 +63,41 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Opens the file or folder at `path`; a link is followed.
+    /// Opens the file, folder or link at `path`. A link whose path ends in a slash is followed, as everywhere.
     pub fn open(path: &Path) -> Result<Self, PackError> {
+        Self::open_with(path, false)
+    }
+
+    /// Opens the file or folder at `path`, or that a link there leads to.
+    pub fn open_followed(path: &Path) -> Result<Self, PackError> {
+        Self::open_with(path, true)
+    }
+
+    fn open_with(path: &Path, follow: bool) -> Result<Self, PackError> {
         let failed = |errno: Errno| PackError::Read { path: shown(path), source: errno.into() };
         // Checked before opening, because opening a device can have side effects.
         let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
-        let flags = match kind(&rustix::fs::stat(path).map_err(failed)?) {
-            FileType::Directory => READ | OFlags::DIRECTORY,
-            FileType::RegularFile => READ,
-            _ => return Err(PackError::Special(shown(path))),
+        let found = if follow { rustix::fs::stat(path) } else { rustix::fs::lstat(path) };
+        let open = |flags: OFlags| {
+            let flags = if follow { flags } else { flags | OFlags::NOFOLLOW };
+            let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+            let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+            match kind(&stat) {
+                FileType::Directory => Ok((Top::Folder(fd, stat), None)),
+                FileType::RegularFile => Ok((Top::File(fd, stat), Some(size(&stat)))),
+                _ => Err(PackError::Special(shown(path))),
+            }
         };
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
-        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
-        let (top, total) = match kind(&stat) {
-            FileType::Directory => (Top::Folder(fd, stat), None),
-            FileType::RegularFile => (Top::File(fd, stat), Some(size(&stat))),
+        let (top, total) = match kind(&found.map_err(failed)?) {
+            FileType::Directory => open(READ | OFlags::DIRECTORY)?,
+            FileType::RegularFile => open(READ)?,
+            FileType::Symlink => {
+                let target = rustix::fs::readlink(path, Vec::new()).map_err(failed)?.into_bytes();
+                if target.len() > MAX_TARGET {
+                    return Err(failed(Errno::NAMETOOLONG));
+                }
+                (Top::Link(target), Some(0))
+            }
             _ => return Err(PackError::Special(shown(path))),
         };
         let name = match path.file_name() {
@@ -137,6 +158,7 @@ impl Packer {
             // The guest chooses this folder's name.
             Some(Top::Folder(fd, stat)) => return self.enter(b"", fd, &stat, out),
             Some(Top::File(fd, stat)) => return self.begin(b"", fd, &stat, out),
+            Some(Top::Link(target)) => return self.link(b"", target, out),
             None => {}
         }
         let Some(folder) = self.folders.last_mut() else {
@@ -170,10 +192,7 @@ impl Packer {
             Ok(Entry::Link(target)) if target.len() > MAX_TARGET => {
                 self.skip(bytes, "its target is too long", out)
             }
-            Ok(Entry::Link(target)) => {
-                self.tally.link(bytes, &target);
-                Ok(archive::encode(&ArchiveRecord::Link { name: bytes.to_vec(), target }, out)?)
-            }
+            Ok(Entry::Link(target)) => self.link(bytes, target, out),
             Ok(Entry::Special(kind)) => self.skip(bytes, kind, out),
             Err(errno) if concerns_one_entry(errno) => self.skip(bytes, &reason(errno), out),
             Err(errno) => Err(self.failed(bytes, errno)),
@@ -246,6 +265,11 @@ impl Packer {
         }
         self.file = Some((file, name));
         Ok(())
+    }
+
+    fn link(&mut self, name: &[u8], target: Vec<u8>, out: &mut Vec<u8>) -> Result<(), PackError> {
+        self.tally.link(name, &target);
+        Ok(archive::encode(&ArchiveRecord::Link { name: name.to_vec(), target }, out)?)
     }
 
     fn skip(&mut self, name: &[u8], reason: &str, out: &mut Vec<u8>) -> Result<(), PackError> {

@@ -26,6 +26,8 @@ const STREAM: u32 = 1;
 pub struct CopyOptions<'a> {
     /// The guest user that reads or writes; by default the sandbox's user.
     pub user: Option<String>,
+    /// Whether a link of the host that is itself the source is followed. Otherwise it is copied as a link.
+    pub follow_link: bool,
     /// Limits on what the guest may send.
     pub limits: UnpackLimits,
     /// Called with the bytes copied and, if known, the total.
@@ -43,7 +45,7 @@ impl Manager {
         guest: &[u8],
         options: CopyOptions<'_>,
     ) -> Result<Summary, ManagerError> {
-        let packer = Packer::open(host)?;
+        let packer = if options.follow_link { Packer::open_followed(host)? } else { Packer::open(host)? };
         let name = packer.name().unwrap_or_else(|| OsStr::new("copy")).as_bytes().to_vec();
         let (host_path, guest_path) = (host.to_string_lossy().into_owned(), text(guest));
         let request = CopyRequest { direction: CopyDirection::IntoGuest, path: guest, name };

@@ -151,6 +151,7 @@ impl Change {
                     if to.number(taken, (name, id))? > 0 {
                         return Err(StoreError::NameTaken { name: name.clone() });
                     }
+                    to.no_id_begins_with(name, id)?;
                 }
                 to.run("UPDATE sandboxes SET name = ? WHERE id = ?", (name, id))
             }

@@ -128,6 +128,26 @@ fn of_many_who_want_a_name_one_gets_it() {
 }
 
 #[test]
+fn a_name_does_not_take_the_beginning_of_another_sandboxs_id() {
+    let (_folder, mut store) = folder_and_store();
+    store.insert(&new(ONE, None)).unwrap();
+    let begin = &ONE[..5];
+    let error = store.insert(&new(TWO, Some(begin))).unwrap_err();
+    assert!(error.to_string().contains(ONE) && error.to_string().contains("another name"), "{error}");
+    assert_eq!(store.find(begin).unwrap().id, ONE);
+    store.insert(&new(TWO, Some("web"))).unwrap();
+    let renamed = store.update(TWO, &[Change::Name(Some(begin.to_owned()))]);
+    assert!(matches!(renamed, Err(StoreError::NameOfId { id, .. }) if id == ONE));
+    // Its own id, and what is too short to stand for one.
+    assert!(store.update(ONE, &[Change::Name(Some(begin.to_owned()))]).unwrap());
+    assert!(store.update(TWO, &[Change::Name(Some(ONE[..3].to_owned()))]).unwrap());
+    // A name wins over the id of a sandbox that was made later.
+    let three = format!("{begin}zzzzzzz");
+    store.insert(&new(&three, None)).unwrap();
+    assert_eq!(store.find(begin).unwrap().id, ONE);
+}
+
+#[test]
 fn a_number_of_sandboxes_is_kept_by_all_together() {
     let folder = tempfile::tempdir().unwrap();
     thread::scope(|scope| {

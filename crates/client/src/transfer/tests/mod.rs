@@ -61,7 +61,10 @@ fn unpack_within(
 }
 
 fn pack(path: &Path) -> (Vec<u8>, Summary) {
-    let mut packer = Packer::open(path).unwrap();
+    pack_all(Packer::open(path).unwrap())
+}
+
+fn pack_all(mut packer: Packer) -> (Vec<u8>, Summary) {
     let mut archive = Vec::new();
     while packer.fill(&mut archive, 64 * 1024).unwrap() {}
     (archive, packer.into_summary())

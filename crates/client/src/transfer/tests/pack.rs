@@ -77,13 +77,34 @@ fn a_files_digest_is_that_of_its_content() {
 }
 
 #[test]
-fn the_named_item_may_be_a_link_and_a_link_inside_stays_one() {
+fn c4_a_named_link_is_copied_as_a_link_unless_it_is_to_be_followed() {
     let folder = sample();
+    let (tree, secret) = (folder.path().join("tree"), folder.path().join("secret"));
+    fs::write(&secret, "of the host").unwrap();
+    for (name, target) in [("alias", "tree"), ("planted", "secret"), ("nowhere", "gone")] {
+        let link = folder.path().join(name);
+        symlink(target, &link).unwrap();
+        let (archive, summary) = pack(&link);
+        let expected = ArchiveRecord::Link { name: Vec::new(), target: target.into() };
+        assert_eq!(records(&archive), [expected, ArchiveRecord::End], "{name}");
+        assert_eq!((summary.links, summary.files, summary.bytes), (1, 0, 0), "{name}");
+    }
     let alias = folder.path().join("alias");
-    symlink("tree", &alias).unwrap();
-    assert_eq!(pack(&alias), pack(&folder.path().join("tree")));
-    let (archive, _) = pack(&folder.path().join("tree/down"));
-    assert!(records(&archive).contains(&ArchiveRecord::Data(b"#!/bin/sh\n".to_vec())));
+    assert_eq!(pack(&alias.join("")), pack(&tree), "a path that ends in a slash");
+    let followed = |path: &Path| super::pack_all(Packer::open_followed(path).unwrap());
+    assert_eq!(followed(&alias), pack(&tree));
+    assert_eq!(followed(&folder.path().join("planted")), pack(&secret));
+    assert!(Packer::open_followed(&folder.path().join("nowhere")).is_err());
+}
+
+#[test]
+fn a_link_inside_stays_one() {
+    let folder = sample();
+    let (archive, _) = pack(&folder.path().join("tree"));
+    assert!(
+        records(&archive)
+            .contains(&ArchiveRecord::Link { name: b"down".to_vec(), target: b"sub/deeper/tool".to_vec() })
+    );
 }
 
 #[test]
