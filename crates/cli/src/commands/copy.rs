@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
     let mut left = args.limit.0;
     for copy in &copies {
         let started = Instant::now();
-        let copied = copy_one(&mut manager, (args, left), copy, stop.as_fd());
+        let copied = copy_one(&mut manager, args, copy, left, stop.as_fd());
         output::warnings(&mut manager);
         if let Ok(summary) = &copied {
             left = left.saturating_sub(summary.bytes);
@@ -83,15 +83,16 @@ pub fn run(args: &Args) -> Result<u8, Box<dyn Error>> {
 
 fn copy_one(
     manager: &mut Manager,
-    (args, left): (&Args, u64),
+    args: &Args,
     copy: &Copy,
+    limit: u64,
     interrupt: BorrowedFd<'_>,
 ) -> Result<Summary, Box<dyn Error>> {
     let mut bar = Bar::new(args.quiet || args.json);
     let options = CopyOptions {
         user: args.user.clone(),
         follow_link: args.follow_link,
-        limits: UnpackLimits { bytes: left, ..UnpackLimits::default() },
+        limits: UnpackLimits { bytes: limit, ..UnpackLimits::default() },
         progress: &mut |done, total| bar.show(done, total),
         interrupt: Some(interrupt),
     };
