@@ -34,7 +34,7 @@ mod sessions;
 pub const PATH: &str = "/mcp";
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 16 << 20;
-/// The most values in a request body. A value takes up to a hundred times its text in memory; a tool needs a few.
+/// The most values in a request body. A short one takes dozens of times its text in memory; a tool needs few.
 const MAX_VALUES: usize = 64 * 1024;
 /// The most connections at the same time. One that has not shown the token is evicted for a new one.
 const MAX_CONNECTIONS: usize = 256;
