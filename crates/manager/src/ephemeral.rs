@@ -88,7 +88,7 @@ impl Ephemeral {
             BackgroundSupervisor::new(Journal::new(audit_log(paths, operator)?, subject, observer));
         background.begin([sandbox_created(spec, engine, None), work(tag)])?;
         let started = launch(&id, new).and_then(|(sandbox, network)| {
-            background.watch(network).map_err(LaunchError::Prepare)?;
+            background.watch(network, sandbox.memory_watch()).map_err(LaunchError::Prepare)?;
             Ok(sandbox)
         });
         match started {
@@ -123,13 +123,21 @@ impl Ephemeral {
         self.sandbox.spawned_unix_ns
     }
 
-    /// Why the keeper failed, once its connection is closed. None if it did not fail.
+    /// A sentence about why the sandbox was ended or its keeper failed, once its connection is closed. None
+    /// for any other end.
     pub fn failure(&self) -> Option<String> {
-        self.sandbox.failure()
+        if let Some(excess) = self.background.excess() {
+            return Some(format!("The sandbox was ended: {excess}"));
+        }
+        Some(format!("The sandbox's keeper could not {}", self.sandbox.failure()?))
     }
 
-    /// Why the sandbox ends if its work failed with `error`: because its keeper did, or for that reason.
+    /// Why the sandbox ends if its work failed with `error`: because of its memory, because its keeper
+    /// failed, or for that reason.
     pub fn cause_of(&self, error: &dyn std::error::Error) -> String {
+        if let Some(excess) = self.background.excess() {
+            return excess.to_owned();
+        }
         match self.sandbox.exited_keepers_end() {
             Some(end) => format!("its keeper {end}"),
             None => bathy_protocol::chain(error),

@@ -32,6 +32,7 @@ use crate::kvm_probe::{self, KvmSupport};
 use crate::ledger::Ledger;
 use crate::resource_group::ResourceGroup;
 use crate::slot::{self, CpuSlot, CpuSlotError};
+use crate::supervisor::MemoryWatch;
 use crate::supervisor::network::SandboxGateways;
 
 /// How much longer than its keeper's deadline a sandbox may take to be ready.
@@ -79,7 +80,7 @@ pub struct Sandbox {
     pub connection: Connection,
     /// When the keeper was started, in nanoseconds since 1970.
     pub spawned_unix_ns: u64,
-    keeper: Spawned,
+    keeper: Arc<Spawned>,
     group: Arc<ResourceGroup>,
 }
 
@@ -175,7 +176,7 @@ impl Sandbox {
         let mut connection = Connection::new(ours).map_err(LaunchError::Prepare)?;
         let (moved, pid) = (Arc::clone(&group), spawned.pid);
         connection.when_guest_starts(move || moved.part_keeper(pid));
-        let sandbox = Self { connection, spawned_unix_ns, keeper: spawned, group };
+        let sandbox = Self { connection, spawned_unix_ns, keeper: Arc::new(spawned), group };
         // Started after the keeper, while the guest boots.
         let network = network.map(SandboxGateways::start).transpose()?;
         Ok((sandbox, network))
@@ -227,6 +228,11 @@ impl Sandbox {
 
     pub fn keeper_pid(&self) -> u32 {
         self.keeper.pid
+    }
+
+    /// What watches the host memory of its guest's processes, where no control group limits it.
+    pub fn memory_watch(&self) -> Option<MemoryWatch> {
+        Some(MemoryWatch::new(Arc::clone(&self.keeper), self.group.watched_memory()?))
     }
 
     /// Describes how the keeper ended that closed its connection.

@@ -37,8 +37,8 @@ pub mod supervisor;
 mod sys;
 
 /// The CPU time of this thread, which does not depend on the load of the machine.
-#[cfg(test)]
 fn processor_time() -> std::time::Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    std::time::Duration::new(used.tv_sec.try_into().unwrap(), used.tv_nsec.try_into().unwrap())
+    let seconds = used.tv_sec.try_into().unwrap_or_default();
+    std::time::Duration::new(seconds, used.tv_nsec.try_into().unwrap_or_default())
 }

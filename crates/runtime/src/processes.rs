@@ -10,8 +10,6 @@ use std::io::{self, Read};
 
 /// The unit of times in /proc. User space sees hundredths of a second, whatever the kernel counts in.
 const TICK_NS: u64 = 10_000_000;
-/// The page size of this architecture.
-const PAGE: u64 = 4096;
 /// For how many processes the kinds of memory are read, those with the most memory first. Reading them takes
 /// as long as everything else about a process, and guest processes only have guest memory unless their kernel
 /// is hostile.
@@ -141,8 +139,8 @@ impl HostProcesses {
         everybody.sort_by_key(|process| std::cmp::Reverse(process.resident));
         let (mut private, mut shared) = (0u64, 0u64);
         for process in everybody.iter().take(ASKED_FOR_MEMORY) {
-            let memory = Memory::read(process.pid).unwrap_or_default();
-            private = private.saturating_add(memory.private);
+            let memory = Memory::read(process.pid);
+            private = private.saturating_add(memory.beyond_the_guests());
             shared = shared.max(memory.shared);
         }
         let memory = private.saturating_add(shared);
@@ -158,24 +156,47 @@ pub struct SandboxProcesses {
     pub count: usize,
     /// CPU time, including processes that have ended and been reaped.
     pub cpu_ns: u64,
-    /// Resident memory in bytes. Shared memory is guest memory and counts once: the guest kernel has touched
+    /// Resident memory and its page tables in bytes. Shared memory is guest memory and counts once: the guest kernel has touched
     /// whatever its processes have, so the largest part that one process sees is about all of it.
     pub memory: u64,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Memory {
+/// The memory of a process in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
     private: u64,
     shared: u64,
+    tables: u64,
 }
 
 impl Memory {
-    fn read(pid: u32) -> Option<Self> {
-        let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-        let mut pages = text.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
-        let (resident, shared) = (pages.next()?, pages.next()?);
-        let bytes = |pages: u64| pages.saturating_mul(PAGE);
-        Some(Self { private: bytes(resident.saturating_sub(shared)), shared: bytes(shared) })
+    /// A process that has ended has none.
+    pub(crate) fn read(pid: u32) -> Self {
+        fs::read(format!("/proc/{pid}/status")).map(|text| Self::parse(&text)).unwrap_or_default()
+    }
+
+    fn parse(status: &[u8]) -> Self {
+        let mut memory = Self::default();
+        for line in status.split(|byte| *byte == b'\n') {
+            let Some((name, value)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(':'))
+            else {
+                continue;
+            };
+            let part = match name {
+                "RssAnon" => &mut memory.private,
+                "RssFile" | "RssShmem" => &mut memory.shared,
+                "VmPTE" => &mut memory.tables,
+                _ => continue,
+            };
+            let kilobytes = value.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+            *part = part.saturating_add(1024_u64.saturating_mul(kilobytes));
+        }
+        memory
+    }
+
+    /// What the host's kernel has for this process besides files and shared memory.
+    pub(crate) fn beyond_the_guests(&self) -> u64 {
+        self.private.saturating_add(self.tables)
     }
 }
 
@@ -243,6 +264,20 @@ mod tests {
             };
             assert_eq!(process, expected, "{name:?}");
         }
+    }
+
+    #[test]
+    fn the_memory_of_a_process_is_its_own_shared_and_page_tables() {
+        let status = "Name:\tVmPTE: 9 kB\nVmRSS:\t 70 kB\nRssAnon:\t  10 kB\nRssFile:\t 20 kB\n\
+            RssShmem:\t 40 kB\nVmPTE:\t  5 kB\nThreads:\t3\n";
+        let memory = Memory::parse(status.as_bytes());
+        assert_eq!(memory, Memory { private: 10 << 10, shared: 60 << 10, tables: 5 << 10 });
+        assert_eq!(memory.beyond_the_guests(), 15 << 10);
+        let most =
+            Memory::parse(b"VmPTE: 18446744073709551615 kB\nRssAnon: 18446744073709551615 kB\n\xff:\n");
+        assert_eq!(most.beyond_the_guests(), u64::MAX);
+        assert_eq!(Memory::parse(b"VmPTE: many kB\nRssAnon"), Memory::default());
+        assert_eq!(Memory::read(u32::MAX), Memory::default());
     }
 
     #[test]

@@ -9,6 +9,10 @@ use bathy_spec::{Chosen, CpuQuota, SandboxSpec};
 /// Host memory beyond the guest's: for the processes as such, and for each of them.
 const OVERHEAD: u64 = 96 << 20;
 const OVERHEAD_PER_PROCESS: u64 = 128 << 10;
+/// Where no group limits memory: what the guest's processes may have of the host's memory beyond the guest's,
+/// as such and for each that the guest may have. A share of the guest's memory is added, for tables of all of it.
+const WATCHED: u64 = 64 << 20;
+const WATCHED_PER_PROCESS: u64 = 256 << 10;
 /// The same for the gateway: the program, names and the long buffers of the first connections; and for each
 /// connection the short buffers of later ones, and what is buffered until the destination is known.
 const GATEWAY: u64 = 96 << 20;
@@ -53,11 +57,20 @@ fn of(spec: &SandboxSpec, engine: Chosen, files_in_memory: bool) -> CgroupLimits
     }
 }
 
+/// How much memory beyond the guest's its processes may have where no group limits it. A virtual machine has
+/// none.
+fn watched(spec: &SandboxSpec, engine: Chosen) -> Option<u64> {
+    let processes = u64::from(spec.processes) * WATCHED_PER_PROCESS;
+    (engine == Chosen::Uml).then(|| WATCHED.saturating_add(processes).saturating_add(spec.memory.0 / TABLES))
+}
+
 /// The control group, and the scheduling priority that replaces it where the host offers no group.
 #[derive(Debug)]
 pub struct ResourceGroup {
     cgroup: Cgroup,
     priority: Priority,
+    /// The limit of memory beyond the guest's for a supervisor to hold.
+    watched: Option<u64>,
 }
 
 impl ResourceGroup {
@@ -92,7 +105,8 @@ impl ResourceGroup {
     fn create(id: &str, spec: &SandboxSpec, engine: Chosen, folder: &Path) -> Result<Self, CgroupError> {
         let cgroup = Cgroup::create(id, &of(spec, engine, is_in_memory(folder)))?;
         let priority = Priority::for_quota(&cgroup, spec.cpu_quota.map(CpuQuota::as_cpus));
-        Ok(Self { cgroup, priority })
+        let watched = watched(spec, engine).filter(|_| !cgroup.limits_memory());
+        Ok(Self { cgroup, priority, watched })
     }
 
     pub fn cgroup(&self) -> &Cgroup {
@@ -102,6 +116,12 @@ impl ResourceGroup {
     /// Kills the guest's processes at once, which is quicker than one after the other behind their keeper.
     pub fn kill_guest(&self) {
         self.cgroup.kill_guest();
+    }
+
+    /// How much host memory beyond the guest's its processes may have, if only its supervisor can hold them to
+    /// that: with a memory cgroup and with kvm there is nothing to watch.
+    pub(crate) fn watched_memory(&self) -> Option<u64> {
+        self.watched
     }
 
     /// The mechanism that enforces the CPU quota.
@@ -205,6 +225,13 @@ mod tests {
                 [false, true].map(|files| of(&spec, engine, files).memory.unwrap_or_default());
             assert_eq!(in_memory - on_disk, (2048 + 512) * MIB);
         }
+    }
+
+    #[test]
+    fn memory_that_no_group_limits_is_watched() {
+        let spec = SandboxSpec { memory: Size(512 * MIB), processes: 1024, ..SandboxSpec::default() };
+        assert_eq!(watched(&spec, Chosen::Uml), Some((64 + 256 + 4) * MIB));
+        assert_eq!(watched(&spec, Chosen::Kvm), None);
     }
 
     #[test]

@@ -12,8 +12,26 @@ use tempfile::TempDir;
 use crate::run::{Run, probe, probe_as, run_command, set_up};
 use crate::user::{OrdinaryUser, ordinary_user};
 
-/// What a guest program calls the host's kernel through; see the file.
-const THROUGH_THE_STUB: &str = include_str!("stub.py");
+/// What a guest program calls the host's kernel through, and for what; see the files.
+const THROUGH_THE_STUB: &str = concat!(include_str!("gate.py"), include_str!("stub.py"));
+const FAR_PAGES: &str = concat!(include_str!("gate.py"), include_str!("far.py"));
+/// How many kilobytes of page tables the host may have for a sandbox at any time; far pages take four times as many.
+const MOST_TABLES: u64 = 1 << 20;
+/// 200 processes that have read the memory of their parent: the host has page tables of it for each of them.
+const MANY_PROCESSES: &str = "import os, sys\n\
+    memory = bytearray(b'x') * (16 << 20)\n\
+    print('begin', flush=True)\n\
+    ended, ends = os.pipe()\n\
+    for _ in range(200):\n\
+    \x20if os.fork() == 0:\n\
+    \x20 memory.count(b'y')\n\
+    \x20 os.close(ends)\n\
+    \x20 sys.stdin.read()\n\
+    \x20 os._exit(0)\n\
+    os.close(ends)\n\
+    os.read(ended, 1)\n\
+    print('all have read', flush=True)\n\
+    sys.stdin.read()\n";
 /// What it prints at its end.
 const LAST_LINE: &str = "the guest goes on";
 /// How many kilobytes of the host's memory a sandbox may have beyond its guest's.
@@ -76,6 +94,80 @@ fn u6_guest_programs_get_no_memory_of_the_hosts() {
 fn u6_guest_programs_of_an_ordinary_user_get_no_memory_of_the_hosts() {
     let user = ordinary_user();
     assert_nothing_of_the_hosts_memory(|arguments| user.run_command(arguments));
+}
+
+/// Looks at the sandbox until it has printed `word` or ended. Returns the most kilobytes of page tables.
+fn most_page_tables(run: &mut Run, word: &str) -> u64 {
+    let (mut most, deadline) = (0, Instant::now() + patience(Duration::from_secs(90)));
+    while !run.printed().contains(word) {
+        assert!(Instant::now() < deadline, "it has neither printed {word:?} nor ended");
+        let family = run.look();
+        most = most.max(family.page_tables());
+        if family.keeper.is_none() {
+            return most;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    most.max(run.look().page_tables())
+}
+
+/// An ordinary user has no memory cgroup: the supervisor holds the guest to a limit.
+#[test]
+fn u6_page_tables_of_far_pages_end_the_sandbox_of_an_ordinary_user() {
+    let user = ordinary_user();
+    let mut scout = Run::of(&mut user.run_command(&["--", "sh", "-c", "echo up; sleep 60"]));
+    let page = stub_page(&mut scout);
+    drop(scout);
+    let words = ["--", "python3", "-c", FAR_PAGES, &page];
+    let mut run = Run::with_input(&mut user.run_command(&words));
+    run.when_printed("begin");
+    let most = most_page_tables(&mut run, "all is mapped");
+    println!("{} MiB of page tables at most", most >> 10);
+    run.end_input();
+    let ran = run.finish(patience(Duration::from_secs(60)));
+    assert!(most < MOST_TABLES, "{most} kB of page tables\n{}", ran.stdout);
+    assert!(most > 64 << 10, "the attack took only {most} kB");
+    assert_eq!(ran.code, Some(125), "{}\n{}", ran.stdout, ran.stderr);
+    let cause = "The sandbox was ended: its guest made the host use ";
+    assert!(ran.stderr.contains(cause) && ran.stderr.contains("the limit is 324 MiB"), "{}", ran.stderr);
+    let events = user.bathy(&["events", "--json"]);
+    assert!(events.stdout.contains("\"host memory\""), "{}\n{}", events.stdout, events.stderr);
+}
+
+#[test]
+fn u6_page_tables_of_many_processes_are_no_reason_to_end_a_sandbox() {
+    let user = ordinary_user();
+    let mut run = Run::with_input(&mut user.run_command(&["--", "python3", "-c", MANY_PROCESSES]));
+    run.when_printed("begin");
+    let most = most_page_tables(&mut run, "all have read");
+    println!("{} MiB of page tables at most", most >> 10);
+    std::thread::sleep(bathy_tests::pace(Duration::from_secs(2)));
+    run.end_input();
+    let ran = run.finish(patience(Duration::from_secs(60)));
+    assert_eq!((ran.code, ran.stdout.trim()), (Some(0), "begin\nall have read"), "{}", ran.stderr);
+}
+
+/// The same for a persistent sandbox, which its monitor ends.
+#[test]
+fn u6_page_tables_of_far_pages_end_a_persistent_sandbox() {
+    let user = ordinary_user();
+    let mut scout = Run::of(&mut user.run_command(&["--", "sh", "-c", "echo up; sleep 60"]));
+    let page = stub_page(&mut scout);
+    drop(scout);
+    assert_ok("create", &user.bathy(&["create", "--name", "far-pages"]));
+    assert_ok("start", &user.bathy(&["start", "far-pages"]));
+    let ran = user.bathy(&["exec", "far-pages", "--", "python3", "-c", FAR_PAGES, &page]);
+    let deadline = Instant::now() + patience(Duration::from_secs(30));
+    let cause = "its guest made the host use ";
+    let mut found = user.bathy(&["inspect", "far-pages"]);
+    let is_over = ran.stdout.contains("all is mapped");
+    while !is_over && !found.stdout.contains(cause) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(50));
+        found = user.bathy(&["inspect", "far-pages"]);
+    }
+    drop(user.bathy(&["rm", "-f", "far-pages"]));
+    assert!(!is_over, "{}", ran.stdout);
+    assert!(found.stdout.contains(cause), "{}\n{}", found.stdout, ran.stderr);
 }
 
 /// How many descriptors the guest kernel can have while guest programs run.

@@ -215,12 +215,21 @@ pub struct Family {
 impl Family {
     /// Kilobytes of memory that they have besides the guest's, which is a file that they share.
     pub fn private_memory(&self) -> u64 {
+        self.kilobytes("RssAnon:")
+    }
+
+    /// Kilobytes of the host's page tables for them.
+    pub fn page_tables(&self) -> u64 {
+        self.kilobytes("VmPTE:")
+    }
+
+    fn kilobytes(&self, name: &str) -> u64 {
         let all =
             [self.keeper, self.gateway, self.guest].into_iter().flatten().chain(self.stubs.iter().copied());
         let of = |process: Process| {
             // One that has just ended has none.
             let status = fs::read_to_string(format!("/proc/{}/status", process.number)).unwrap_or_default();
-            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
             line.trim().trim_end_matches(" kB").parse().unwrap_or(0)
         };
         all.map(of).sum()

@@ -307,7 +307,7 @@ fn ephemeral(
     // The sandbox has ended before anything is reported about it.
     sandbox.end(ended).into_iter().for_each(output::note);
     match keeper_failure {
-        Some(failure) => Err(format!("The sandbox's keeper could not {}", escape::text(&failure)).into()),
+        Some(failure) => Err(escape::text(&failure).into()),
         None => result?.code,
     }
 }

@@ -177,7 +177,7 @@ impl Ephemeral {
             unrecorded.iter().for_each(output::note);
         }
         let (times, mut done) = match (finished, keeper_failure) {
-            (Err(_), Some(failure)) => return Err(format!("The sandbox's keeper could not {failure}").into()),
+            (Err(_), Some(failure)) => return Err(failure.into()),
             (finished, _) => finished?,
         };
         // The command's own exit code does not change.

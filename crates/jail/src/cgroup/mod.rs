@@ -182,6 +182,11 @@ impl Cgroup {
         &self.enforced
     }
 
+    /// Whether a group limits the memory of all processes together.
+    pub fn limits_memory(&self) -> bool {
+        is_held(&self.enforced.memory)
+    }
+
     /// What stops and continues the processes, if this machine lets us have it.
     pub fn freezer(&self) -> Option<&CgroupFreezer> {
         self.freezer.as_ref()

@@ -148,6 +148,9 @@ impl Monitor {
     fn turn(&mut self, state: &mut Loop) {
         let now = Instant::now();
         self.keep_time(state, now);
+        if state.ended.is_some() {
+            return;
+        }
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.supervisor.sandbox.connection.fd(), self.connection_events(state)),
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
@@ -210,7 +213,9 @@ impl Monitor {
         let pending = pending.chain(state.waiting.iter().map(|waiting| waiting.until)).min();
         let stopping = state.stopping.as_ref().filter(|_| !state.overdue).map(|(_, until)| *until);
         let limits = if state.stopping.is_some() { [None, None] } else { self.limits(state) };
-        let others = [pending, stopping, self.pause_due(state), self.supervisor.due()];
+        // While nothing of the guest runs, nothing is watched.
+        let memory = self.supervisor.memory_due().filter(|_| !state.pause.frozen());
+        let others = [pending, stopping, self.pause_due(state), self.supervisor.due(), memory];
         limits.into_iter().chain(others).flatten().min()
     }
 
@@ -226,6 +231,12 @@ impl Monitor {
         state.pending.retain(|client| client.until > now);
         state.waiting.retain(|waiting| waiting.until > now);
         answer_settled(self.supervisor.keep_time(now));
+        if !state.pause.frozen()
+            && let Some(cause) = self.supervisor.check_memory(now)
+        {
+            state.ended = Some(cause);
+            return;
+        }
         if let Some((why, until)) = &mut state.stopping {
             if *until <= now && !state.overdue {
                 state.overdue = true;

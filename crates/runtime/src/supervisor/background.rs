@@ -1,11 +1,11 @@
 //! The supervisor of an ephemeral sandbox: the main thread talks to the guest, another thread watches the
-//! network.
+//! network and the host memory.
 
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use bathy_client::wait::poll_until;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::journal::{Journal, Unrecorded};
+use super::memory::MemoryWatch;
 use super::network::{Gateways, NetworkWatch};
 use super::spool::Sink;
 use crate::sys;
@@ -21,7 +22,7 @@ use crate::sys;
 /// The polling interval for the sandbox's end while events wait to be recorded.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The journal of a sandbox, and the thread that watches its network if it has one.
+/// The journal of a sandbox, and the thread that watches its network and memory, if either has to be.
 #[derive(Debug)]
 pub struct BackgroundSupervisor<S = Log> {
     journal: Arc<Mutex<Journal<S>>>,
@@ -40,11 +41,13 @@ struct End {
     is_expected: AtomicBool,
     /// The sandbox has ended, and its gateway is about to.
     has_come: AtomicBool,
+    /// Why it was killed, if it had too much memory.
+    excess: OnceLock<String>,
     wake: OwnedFd,
 }
 
 impl<S: Sink + Send + 'static> BackgroundSupervisor<S> {
-    /// A sandbox without a network, so far.
+    /// A sandbox that nothing is watched of, so far.
     pub fn new(journal: Journal<S>) -> Self {
         Self { journal: Arc::new(Mutex::new(journal)), watcher: None }
     }
@@ -57,19 +60,29 @@ impl<S: Sink + Send + 'static> BackgroundSupervisor<S> {
         lock(&self.journal).begin(what)
     }
 
-    /// Watches the sandbox's network, if it has one, until [`Self::finish`].
+    /// Watches the sandbox's network, if it has one, and its memory, if no group limits it, until
+    /// [`Self::finish`].
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn watch<G: Gateways + Send + 'static>(&mut self, network: Option<G>) -> io::Result<()> {
-        if let Some(gateways) = network {
-            let watch = NetworkWatch::new(gateways).without_keeper();
-            self.watcher = Some(Watcher::start(watch, Arc::clone(&self.journal))?);
+    pub fn watch<G: Gateways + Send + 'static>(
+        &mut self,
+        network: Option<G>,
+        memory: Option<MemoryWatch>,
+    ) -> io::Result<()> {
+        if network.is_some() || memory.is_some() {
+            let network = network.map(|gateways| NetworkWatch::new(gateways).without_keeper());
+            self.watcher = Some(Watcher::start(network, memory, Arc::clone(&self.journal))?);
         }
         Ok(())
     }
 
-    /// From now on the gateway's end is expected.
+    /// Why the sandbox was killed, if its guest's processes had too much host memory.
+    pub fn excess(&self) -> Option<&str> {
+        self.watcher.as_ref()?.end.excess.get().map(String::as_str)
+    }
+
+    /// From now on the sandbox's end is expected.
     pub fn expect_end(&self) {
         if let Some(watcher) = &self.watcher {
             watcher.end.is_expected.store(true, Ordering::Relaxed);
@@ -93,12 +106,13 @@ impl<S: Sink + Send + 'static> BackgroundSupervisor<S> {
 
 impl Watcher {
     fn start<S: Sink + Send + 'static, G: Gateways + Send + 'static>(
-        network: NetworkWatch<Infallible, G>,
+        network: Option<NetworkWatch<Infallible, G>>,
+        memory: Option<MemoryWatch>,
         journal: Arc<Mutex<Journal<S>>>,
     ) -> io::Result<Self> {
         let end = Arc::new(End::new()?);
-        let work = Work { end: Arc::clone(&end), network, journal };
-        let builder = thread::Builder::new().name("network".to_owned());
+        let work = Work { end: Arc::clone(&end), network, memory, journal };
+        let builder = thread::Builder::new().name("supervisor".to_owned());
         let thread = sys::apart_from_signals(|| builder.spawn(move || work.run()))?;
         Ok(Self { end, thread })
     }
@@ -107,14 +121,20 @@ impl Watcher {
 impl End {
     fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { is_expected: AtomicBool::new(false), has_come: AtomicBool::new(false), wake })
+        Ok(Self {
+            is_expected: AtomicBool::new(false),
+            has_come: AtomicBool::new(false),
+            excess: OnceLock::new(),
+            wake,
+        })
     }
 }
 
 /// The state of the thread.
 struct Work<S, G> {
     end: Arc<End>,
-    network: NetworkWatch<Infallible, G>,
+    network: Option<NetworkWatch<Infallible, G>>,
+    memory: Option<MemoryWatch>,
     journal: Arc<Mutex<Journal<S>>>,
 }
 
@@ -122,25 +142,47 @@ impl<S: Sink, G: Gateways> Work<S, G> {
     fn run(mut self) {
         while !self.end.has_come.load(Ordering::Relaxed) {
             if self.end.is_expected.load(Ordering::Relaxed) {
-                self.network.expect_end();
+                self.memory = None;
+                self.network.iter_mut().for_each(NetworkWatch::expect_end);
             }
+            self.check_memory();
             let mut journal = lock(&self.journal);
-            if self.network.fd(&journal).is_some() {
-                self.network.on_messages(&mut journal);
-            }
             let now = Instant::now();
+            if let Some(network) = &mut self.network
+                && network.fd(&journal).is_some()
+            {
+                network.on_messages(&mut journal);
+            }
             journal.retry(now);
-            self.network.keep_time(&mut journal, None, now);
-            let (due, fd) = (self.due(&journal), self.network.fd(&journal));
+            if let Some(network) = &mut self.network {
+                network.keep_time(&mut journal, None, now);
+            }
+            let due = self.due(&journal);
+            let fd = self.network.as_ref().and_then(|network| network.fd(&journal));
             drop(journal);
             wait(&self.end, fd, due);
         }
-        self.network.drain(&mut lock(&self.journal));
+        if let Some(network) = &mut self.network {
+            network.drain(&mut lock(&self.journal));
+        }
+    }
+
+    /// Kills the sandbox if its guest's processes have too much host memory.
+    fn check_memory(&mut self) {
+        let Some(memory) = &mut self.memory else { return };
+        let Some(excess) = memory.check(Instant::now()) else { return };
+        lock(&self.journal).note(excess.event());
+        // The main thread looks for it when the keeper has ended.
+        let _ = self.end.excess.set(excess.to_string());
+        memory.kill();
+        self.memory = None;
     }
 
     /// When something is to be done without a wake-up.
     fn due(&self, journal: &Journal<S>) -> Option<Instant> {
-        let due = [journal.due(), self.network.due(journal)].into_iter().flatten().min();
+        let network = self.network.as_ref().and_then(|network| network.due(journal));
+        let memory = self.memory.as_ref().map(MemoryWatch::due);
+        let due = [journal.due(), network, memory].into_iter().flatten().min();
         if journal.is_empty() {
             return due;
         }
@@ -174,7 +216,7 @@ mod tests {
     fn scene_with(disk: &Disk, count: usize) -> (BackgroundSupervisor<Disk>, Vec<OwnedFd>, Started) {
         let (sockets, gateways, started) = Sockets::new(count);
         let mut background = BackgroundSupervisor::new(journal(disk));
-        background.watch(Some(sockets)).unwrap();
+        background.watch(Some(sockets), None).unwrap();
         (background, gateways, started)
     }
 

@@ -1,12 +1,14 @@
-//! Supervises a sandbox: starts it, records what crosses its boundary, watches its network and ends it.
+//! Supervises a sandbox: starts it, records what crosses its boundary, watches its network and its host
+//! memory, and ends it.
 //!
 //! The monitor of a persistent sandbox is a [`Supervisor`] behind a socket, in one event loop. `bathy run`
 //! and `bathy code` do the same in their own process: their main thread talks to the guest, so another thread
-//! watches the network ([`BackgroundSupervisor`]).
+//! watches the rest ([`BackgroundSupervisor`]).
 
 mod background;
 mod changes;
 mod journal;
+mod memory;
 pub mod network;
 mod restarts;
 mod spool;
@@ -23,6 +25,7 @@ use crate::launch::Sandbox;
 pub use background::BackgroundSupervisor;
 pub use changes::SettledChange;
 pub use journal::{Journal, Observer, Subject, Unrecorded};
+pub use memory::MemoryWatch;
 use network::{NetworkWatch, SandboxGateways};
 pub use spool::Sink;
 
@@ -34,6 +37,7 @@ pub struct Supervisor<W> {
     pub sandbox: Sandbox,
     pub journal: Journal,
     network: Option<NetworkWatch<W>>,
+    memory: Option<MemoryWatch>,
     ports: Vec<PublishedPort>,
 }
 
@@ -41,7 +45,8 @@ impl<W> Supervisor<W> {
     /// Supervises a sandbox that has been [started](Sandbox::start).
     pub fn new((sandbox, network): (Sandbox, Option<SandboxGateways>), journal: Journal) -> Self {
         let ports = network.as_ref().map(SandboxGateways::ports).unwrap_or_default();
-        Self { sandbox, journal, network: network.map(NetworkWatch::new), ports }
+        let memory = sandbox.memory_watch();
+        Self { sandbox, journal, network: network.map(NetworkWatch::new), memory, ports }
     }
 
     /// The published ports with their assigned numbers.
@@ -71,6 +76,19 @@ impl<W> Supervisor<W> {
         self.journal.retry(now);
         let Some(network) = &mut self.network else { return Vec::new() };
         network.keep_time(&mut self.journal, Some(&mut self.sandbox.connection), now)
+    }
+
+    /// When [`Self::check_memory`] has something to do, unless the sandbox is paused.
+    pub fn memory_due(&self) -> Option<Instant> {
+        self.memory.as_ref().map(MemoryWatch::due)
+    }
+
+    /// Kills the sandbox if its guest's processes have too much host memory, and returns the cause.
+    pub fn check_memory(&mut self, now: Instant) -> Option<String> {
+        let excess = self.memory.as_mut()?.check(now)?;
+        self.journal.note(excess.event());
+        self.sandbox.kill();
+        Some(excess.to_string())
     }
 
     /// Changes the network policy. `waiter` is returned as [`SettledChange`], at once or later.
