@@ -8,6 +8,10 @@ out=$(realpath "${1:?usage: build.sh OUT}")
 . "$here/../../../guest/mirror.sh"
 SUITE=bookworm
 
+# Python imports what lies beside a program, and meson runs programs from this folder: in /tmp any user can put something there.
+mkdir tmp
+export TMPDIR=$PWD/tmp
+
 need meson meson
 need ninja-build ninja
 need pkg-config pkg-config
