@@ -19,6 +19,33 @@ const FORMAT: &str = "1";
 /// Layers' files and the index are padded to this on the disk.
 const ALIGNMENT: u64 = 4096;
 
+/// Bytes of all trees of an image, encoded: all of them are in memory while its index is made.
+const MOST_TREES: u64 = 256 << 20;
+/// Bytes of all layers of an image, unpacked.
+const MOST_CONTENT: u64 = 128 << 30;
+
+/// What is left for the further layers of an image. A layer's limits are its own, and an image may have many.
+struct Budget {
+    trees: u64,
+    content: u64,
+}
+
+impl Budget {
+    fn of_an_image() -> Self {
+        Self { trees: MOST_TREES, content: MOST_CONTENT }
+    }
+
+    /// Takes one layer's share. If there is not so much left, the limit that is exceeded.
+    fn take(&mut self, tree: u64, content: u64) -> Result<(), (&'static str, u64)> {
+        self.trees = self.trees.checked_sub(tree).ok_or(("descriptions of files", MOST_TREES))?;
+        self.content = self.content.checked_sub(content).ok_or(("content", MOST_CONTENT))?;
+        Ok(())
+    }
+}
+
+/// A layer's plain archive, its tree, and the tree's size as bytes.
+type StoredLayer = (File, LayerTree, u64);
+
 /// Where a layer's plain archive is.
 fn layer_file(layer: &Layer) -> PathBuf {
     let diff_id = &layer.diff_id;
@@ -81,10 +108,11 @@ impl Images {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Vec<ImagePart>, ImagesError> {
         let (mut files, mut trees) = (Vec::new(), Vec::new());
+        let mut budget = Budget::of_an_image();
         let count = pulled.layers.len();
         for (layer, number) in pulled.layers.iter().zip(1..) {
             let unpacked = self.stored_layer(layer)?;
-            let (file, tree) = match unpacked {
+            let (file, tree, encoded) = match unpacked {
                 Some(unpacked) => unpacked,
                 None => {
                     progress(&format!("unpacking layer {number} of {count} of {}", pulled.record.reference));
@@ -97,6 +125,12 @@ impl Images {
                     })?
                 }
             };
+            let size = file.metadata().map_err(|error| self.failed(self.store.root(), error))?.len();
+            budget.take(encoded, size).map_err(|(what, limit)| ImagesError::TooLarge {
+                image: Box::new(pulled.record.reference.clone()),
+                what,
+                limit,
+            })?;
             files.push(file);
             trees.push(tree);
         }
@@ -105,8 +139,8 @@ impl Images {
         placed(all).map_err(|error| self.failed(self.store.root(), error))
     }
 
-    /// A layer's file and tree, if both are there.
-    fn stored_layer(&self, layer: &Layer) -> Result<Option<(File, LayerTree)>, ImagesError> {
+    /// A layer's file and tree with its encoded size, if both are there.
+    fn stored_layer(&self, layer: &Layer) -> Result<Option<StoredLayer>, ImagesError> {
         let open = |file: PathBuf| {
             let path = self.store.root().join(file);
             sealed::open_or_remove(&path).map_err(|error| self.failed(&path, error))
@@ -116,10 +150,11 @@ impl Images {
         let mut bytes = Vec::new();
         let path = self.store.root().join(tree_file(layer));
         tree.read_to_end(&mut bytes).map_err(|error| self.failed(&path, error))?;
-        Ok(LayerTree::decode(&bytes).ok().map(|tree| (file, tree)))
+        let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        Ok(LayerTree::decode(&bytes).ok().map(|tree| (file, tree, size)))
     }
 
-    fn unpack_layer(&self, layer: &Layer, _lock: &Unpacking) -> Result<(File, LayerTree), LayerFailure> {
+    fn unpack_layer(&self, layer: &Layer, _lock: &Unpacking) -> Result<StoredLayer, LayerFailure> {
         let blob = self.store.open_blob(&layer.blob.digest).map_err(ImagesError::from)?;
         let unpacker = Unpacker::find().map_err(|error| ImagesError::Program(Box::new(error)))?;
         let path = self.store.root().join(layer_file(layer));
@@ -147,7 +182,8 @@ impl Images {
             Ok((Digest::of(&unpacked.encoded), ()))
         };
         sealed::create(&path, write).map_err(|error| self.failed(&path, error))?;
-        Ok((file, unpacked.tree))
+        let size = u64::try_from(unpacked.encoded.len()).unwrap_or(u64::MAX);
+        Ok((file, unpacked.tree, size))
     }
 
     /// A blob that cannot be unpacked is removed: the disk may have changed it, and then the next pull fetches it again.
@@ -219,5 +255,21 @@ impl From<io::Error> for IndexFailure {
 impl From<bathy_unpack::IndexError> for IndexFailure {
     fn from(error: bathy_unpack::IndexError) -> Self {
         Self::Index(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c4_the_layers_of_an_image_share_its_limits() {
+        let mut budget = Budget::of_an_image();
+        let (tree, content) = (MOST_TREES / 2, MOST_CONTENT / 4);
+        assert_eq!(budget.take(tree, content), Ok(()));
+        assert_eq!(budget.take(tree, content), Ok(()), "exactly as much as there is");
+        assert_eq!(budget.take(1, content), Err(("descriptions of files", MOST_TREES)));
+        assert_eq!(Budget::of_an_image().take(0, MOST_CONTENT), Ok(()));
+        assert_eq!(Budget::of_an_image().take(0, MOST_CONTENT + 1), Err(("content", MOST_CONTENT)));
     }
 }

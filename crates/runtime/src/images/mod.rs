@@ -62,6 +62,8 @@ pub enum ImagesError {
     NoSpace(PathBuf),
     #[error("Cannot access {0}")]
     Access(PathBuf, #[source] io::Error),
+    #[error("The layers of {image} have more {what} than an image may have: {} MiB", .limit >> 20)]
+    TooLarge { image: Box<Reference>, what: &'static str, limit: u64 },
     #[error("The environment of {image} has {bytes} bytes; the most is {MAX_ENVIRONMENT}")]
     Environment { image: Reference, bytes: usize },
     #[error(transparent)]
