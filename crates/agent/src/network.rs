@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use bathy_protocol::network::{
@@ -71,7 +71,8 @@ fn name_resolvers() -> io::Result<()> {
         fs::remove_file(RESOLVERS)?;
     }
     if let Some(folder) = Path::new(RESOLVERS).parent() {
-        fs::create_dir_all(folder)?;
+        // An image need not have it. The agent has no umask.
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let mut file =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(RESOLVERS)?;

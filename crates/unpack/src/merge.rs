@@ -13,9 +13,9 @@ const MOST_NAMES: usize = 8_000_000;
 pub enum MergeError {
     #[error("The image's layers have more than {MOST_NAMES} names")]
     TooManyNames,
-    #[error("In layer {layer}, \"{name}\" is a hard link to \"{target}\", which is no file of a lower layer")]
+    #[error("In layer {}, \"{name}\" is a hard link to \"{target}\", which is no file of a lower layer", layer + 1)]
     LinkToMissing { layer: usize, name: String, target: String },
-    #[error("The tree of layer {0} is damaged")]
+    #[error("The tree of layer {} is damaged", .0 + 1)]
     Damaged(usize),
 }
 

@@ -72,6 +72,7 @@ fn an_image_needs_nothing_of_ours() {
     assert_eq!(run(&["--", "id", "-u"]), "0\n");
     let listed = run(&["--", "ls", "/", "/proc/self/fd", "/etc/resolv.conf", "/dev/null", "/tmp"]);
     assert!(listed.contains("/etc/resolv.conf\n") && listed.contains("busybox\n"), "{listed}");
+    assert_eq!(run(&["--", "stat", "-c", "%a", "/etc"]), "755\n", "users of the guest write nothing there");
     let ran = scene.home.json(&[
         "run",
         "--json",

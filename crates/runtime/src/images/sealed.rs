@@ -57,9 +57,19 @@ pub enum Found {
     Absent,
 }
 
+/// Opens a regular file. A pipe in its place would be waited for, and a link may lead anywhere.
+fn open_file(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is no regular file. Remove it: it is made anew"))
+    }
+}
+
 /// Opens a file if it is certainly what it was.
 pub fn open(path: &Path) -> io::Result<Found> {
-    let file = match File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+    let file = match open_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Absent),
         opened => opened?,
     };
@@ -144,7 +154,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 fn read_seal(path: &Path) -> io::Result<Option<Seal>> {
     let mut text = Vec::new();
-    match File::open(with_suffix(path, SEAL)) {
+    match open_file(&with_suffix(path, SEAL)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?.take(MAX_SEAL).read_to_end(&mut text)?,
     };
@@ -263,6 +273,24 @@ mod tests {
         write(&path, b"some").unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(open(&link).is_err());
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let pipe = |path: &Path| {
+            let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+            rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).unwrap();
+        };
+        pipe(&path);
+        assert!(open(&path).unwrap_err().to_string().contains("no regular file"));
+        fs::remove_file(&path).unwrap();
+        write(&path, b"some").unwrap();
+        let seal = with_suffix(&path, SEAL);
+        fs::remove_file(&seal).unwrap();
+        pipe(&seal);
+        assert!(open(&path).is_err());
     }
 
     #[test]

@@ -207,10 +207,18 @@ impl Limits {
                 self.processes.as_ref(),
             ),
             lowered("log size", [usual.log_size, asked.log_size, spec.log_size], self.log_size.as_ref()),
+            self.other_image(&usual.image, &asked.image, &spec.image),
         ]
         .into_iter()
         .flatten()
         .collect()
+    }
+
+    /// A sentence on another image than the usual one, which the operator does not allow.
+    fn other_image(&self, usual: &str, asked: &str, image: &str) -> Option<String> {
+        let is_by = |list: &&Limit<_>| !is_allowed(list, Image::parse(usual).ok(), None);
+        let list = self.images.iter().find(is_by).filter(|_| asked == usual && image != usual)?;
+        Some(format!("The default image is {image} instead of {usual}, by {list}"))
     }
 
     /// Refuses values above a ceiling and fills in open limits.

@@ -94,6 +94,17 @@ fn a_default_that_a_ceiling_lowers_is_reported() {
 }
 
 #[test]
+fn another_image_in_place_of_the_default_one_is_reported() {
+    let policy = policy(&["[ceiling]\nimages = [\"example.org/a/tools:1\"]"]).unwrap();
+    let notes = policy.lowered(&SandboxSpec::default(), &policy.defaults());
+    let expected =
+        "The default image is example.org/a/tools:1 instead of default, by `images` in [ceiling] of";
+    assert!(notes.len() == 1 && notes[0].starts_with(expected), "{notes:?}");
+    let asked = SandboxSpec { image: "example.org/a/tools:1".to_owned(), ..SandboxSpec::default() };
+    assert_eq!(policy.lowered(&asked, &asked), Vec::<String>::new());
+}
+
+#[test]
 fn a_quota_of_every_processor_is_no_limit() {
     let policy = policy(&["[ceiling]\ncpu_quota = 1\n"]).unwrap();
     assert_eq!(policy.apply(SandboxSpec::default()).unwrap().spec, SandboxSpec::default());

@@ -156,7 +156,7 @@ fn hard_links_to_what_no_layer_has_are_refused() {
         let layers = [&lower, &upper].map(|archive| unpack(archive, Layout::Tar).unwrap());
         let error = disk_of(&layers).err().unwrap();
         let wanted =
-            format!("In layer 1, \"b\" is a hard link to \"{target}\", which is no file of a lower layer");
+            format!("In layer 2, \"b\" is a hard link to \"{target}\", which is no file of a lower layer");
         assert_eq!(error.to_string(), wanted);
     }
 }
