@@ -113,7 +113,9 @@ pub enum ClientError {
     Denied { registry: String, message: String },
     #[error("{registry} has no repository {repository}")]
     UnknownRepository { registry: String, repository: String },
-    #[error("{registry} has the repository {repository}, but nothing called {target} in it")]
+    #[error(
+        "{registry} has nothing called {target} in {repository}: no such tag or digest, or no such repository"
+    )]
     UnknownTag { registry: String, repository: String, target: String },
     #[error("{registry} has no {what}{message}")]
     NotFound { registry: String, what: String, message: String },

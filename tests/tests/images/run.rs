@@ -134,7 +134,7 @@ fn what_is_missing_is_named() {
     let never = home.fails(&["run", "--pull", "never", "--image", &other, "--", "true"], 125);
     assert!(never.contains("is not on this machine") && never.contains("bathy pull"), "{never}");
     let absent = home.fails(&["pull", "--insecure", &other], 125);
-    assert!(absent.contains("has the repository busy, but nothing called 2"), "{absent}");
+    assert!(absent.contains("has nothing called 2 in busy:"), "{absent}");
     let outside = home.fails(&["pull", "--insecure", "registry.invalid/x"], 125);
     assert!(outside.contains("not on this machine"), "{outside}");
     let recipe = home.fails(&["pull", "default"], 125);
