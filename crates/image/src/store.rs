@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::recipe::{Recipe, RecipeError};
+use crate::stamp::Stamp;
 use crate::trust::{self, TrustError};
 
 const MANIFEST: &str = "manifest.json";
@@ -61,25 +62,8 @@ pub struct Manifest {
     pub files: BTreeMap<String, String>,
 }
 
-/// The metadata of a file's inode at the time when its digest was verified.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    size: u64,
-    inode: u64,
-    changed: (i64, i64),
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    fn of(path: &Path) -> io::Result<Self> {
-        let data = fs::metadata(path)?;
-        Ok(Self {
-            size: data.size(),
-            inode: data.ino(),
-            changed: (data.ctime(), data.ctime_nsec()),
-            modified: (data.mtime(), data.mtime_nsec()),
-        })
-    }
+fn stamp(path: &Path) -> io::Result<Stamp> {
+    fs::metadata(path).map(Stamp::from)
 }
 
 /// A usable entry of the cache.
@@ -132,7 +116,7 @@ impl ImageCache {
         let Some(folder) = self.find(recipe) else { return CacheState::Absent };
         let Some(manifest) = read_json::<Manifest>(&folder.join(MANIFEST)) else { return CacheState::Absent };
         let stamps: BTreeMap<String, Stamp> = read_json(&folder.join(STAMP)).unwrap_or_default();
-        let untouched = |name: &String| Stamp::of(&folder.join(name)).ok().as_ref() == stamps.get(name);
+        let untouched = |name: &String| stamp(&folder.join(name)).ok().as_ref() == stamps.get(name);
         let usable = manifest.files.keys().all(|name| stamps.contains_key(name) && untouched(name));
         let artifact = Artifact { folder, manifest };
         if usable { CacheState::Usable(artifact) } else { CacheState::Unverified(artifact) }
@@ -173,7 +157,7 @@ impl ImageCache {
         for (name, digest) in &artifact.manifest.files {
             let path = artifact.path(name);
             // The stamp is taken first, so that a change during hashing is detected.
-            match Stamp::of(&path).and_then(|stamp| Ok((stamp, hash(&path)?))) {
+            match stamp(&path).and_then(|stamp| Ok((stamp, hash(&path)?))) {
                 Ok((stamp, found)) if found == *digest => stamps.insert(name, stamp),
                 Ok(_) => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

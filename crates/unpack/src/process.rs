@@ -63,7 +63,7 @@ pub fn run(inherit: impl Fn(i32) -> OwnedFd) -> ExitCode {
         Ok(tree) => (TREE, tree),
         Err(error) => (FAILURE, chain(&error).into_bytes()),
     };
-    // If nobody reads it, nobody waits for it.
+    // A reader that has closed the pipe waits for no answer.
     match answer.write_all(&[kind]).and_then(|()| answer.write_all(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

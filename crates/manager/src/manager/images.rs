@@ -195,7 +195,7 @@ impl Manager {
     pub fn remove_images(&mut self, names: &[String]) -> Result<u64, ManagerError> {
         let images = self.images()?;
         let store = images.store();
-        // Nobody makes a sandbox meanwhile.
+        // No sandbox is made meanwhile.
         let alone = store.alone().map_err(ImagesError::from)?;
         let needs = self.needs()?;
         for name in names {
@@ -229,7 +229,7 @@ impl Manager {
         let mut removed = Vec::new();
         for record in store.references().map_err(ImagesError::from)? {
             let is_needed = needs.iter().any(|need| need.is_of(&record));
-            // The name that a sandbox gave; nobody else names both.
+            // The name that a sandbox gave: only that has both.
             let is_pin = record.reference.tag().is_some() && record.reference.digest().is_some();
             if !is_needed && (all || is_pin) {
                 store.remove_reference(&record.reference).map_err(ImagesError::from)?;

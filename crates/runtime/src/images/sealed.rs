@@ -6,9 +6,10 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use bathy_image::Stamp;
 use bathy_registry::Digest;
 use bathy_registry::digest::Hasher;
 use serde::{Deserialize, Serialize};
@@ -24,27 +25,6 @@ const BUFFER: usize = 256 << 10;
 struct Seal {
     digest: Digest,
     stamp: Stamp,
-}
-
-/// The metadata of a file's inode when its digest was verified.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    size: u64,
-    inode: u64,
-    changed: (i64, i64),
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
-        let data = file.metadata()?;
-        Ok(Self {
-            size: data.size(),
-            inode: data.ino(),
-            changed: (data.ctime(), data.ctime_nsec()),
-            modified: (data.mtime(), data.mtime_nsec()),
-        })
-    }
 }
 
 /// What is at a path.
@@ -74,7 +54,7 @@ pub fn open(path: &Path) -> io::Result<Found> {
         opened => opened?,
     };
     match read_seal(path)? {
-        Some(seal) if seal.stamp == Stamp::of(&file)? => Ok(Found::Whole(file)),
+        Some(seal) if seal.stamp == Stamp::from(file.metadata()?) => Ok(Found::Whole(file)),
         _ => Ok(Found::Changed),
     }
 }
@@ -163,7 +143,7 @@ fn read_seal(path: &Path) -> io::Result<Option<Seal>> {
 }
 
 fn write_seal(path: &Path, file: &File, digest: Digest) -> io::Result<()> {
-    let seal = serde_json::to_vec(&Seal { digest, stamp: Stamp::of(file)? })?;
+    let seal = serde_json::to_vec(&Seal { digest, stamp: Stamp::from(file.metadata()?) })?;
     let (target, new) = (with_suffix(path, SEAL), with_suffix(path, &format!("{SEAL}{UNFINISHED}")));
     let write = || {
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
